@@ -1,0 +1,106 @@
+"""Names that cross a process border: the API group, labels, annotations, ports, managers, conditions and reasons.
+
+A name is written here once and imported everywhere else; manifests are checked against it by a test.
+"""
+
+from typing import Final
+
+GROUP: Final = "serving.kvasir.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "InferenceService"
+PLURAL: Final = "inferenceservices"
+SINGULAR: Final = "inferenceservice"
+SHORT_NAME: Final = "infsvc"
+CATEGORY: Final = "inference"
+
+SYSTEM_NAMESPACE: Final = "kvasir-system"
+OPERATOR: Final = "kvasir-operator"
+GATEWAY: Final = "kvasir-gateway"
+
+# Images by repository basename; the registry and the tag are the installation's choice.
+IMAGE_OPERATOR: Final = "kvasir-operator"
+IMAGE_GATEWAY: Final = "kvasir-gateway"
+IMAGE_RUNTIME: Final = "kvasir-runtime"
+IMAGE_RUNTIME_CPU: Final = "kvasir-runtime-cpu"
+
+# Field managers of server-side apply.
+MANAGER: Final = "kvasir-operator"
+STATUS_MANAGER: Final = "kvasir-operator-status"
+
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+PART_OF: Final = "kvasir"
+COMPONENT_RUNTIME: Final = "runtime"
+LABEL_SERVICE: Final = f"{GROUP}/service"
+LABEL_REVISION: Final = f"{GROUP}/revision"
+LABEL_ROLE: Final = f"{GROUP}/role"
+ROLE_SERVE: Final = "serve"
+ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+
+CONTAINER_RUNTIME: Final = "runtime"
+PORT_HTTP: Final = 8000
+PORT_HTTP_NAME: Final = "http"
+PORT_OPS: Final = 8001
+PORT_OPS_NAME: Final = "ops"
+PORT_GATEWAY: Final = 8080
+PORT_GATEWAY_STATE: Final = 8081
+PATH_STATE: Final = "/state"
+PATH_DRAIN: Final = "/drain"
+PATH_LIVEZ: Final = "/livez"
+PATH_READYZ: Final = "/readyz"
+PATH_STARTUPZ: Final = "/startupz"
+MODEL_MOUNT: Final = "/models"
+
+HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
+HEADER_CLUSTER: Final = "x-kvasir-cluster"
+HEADER_ROUTE_HASHES: Final = "x-kvasir-route-hashes"
+
+# Condition types. Ready is always present; the others only while True.
+CONDITION_READY: Final = "Ready"
+CONDITION_RECONCILING: Final = "Reconciling"
+CONDITION_STALLED: Final = "Stalled"
+CONDITION_METRICS_STALE: Final = "MetricsStale"
+CONDITION_CAPACITY_LIMITED: Final = "CapacityLimited"
+CONDITION_DEGRADED: Final = "Degraded"
+CONDITION_NAME_CONFLICT: Final = "NameConflict"
+
+REASONS: Final = {
+    "AllReplicasReady": "Every wanted replica is ready and runs the current revision.",
+    "MinimumAvailable": "Replicas of the current revision serve; more are on their way.",
+    "MinimumNotAvailable": "No replica of the service is ready yet.",
+    "ScaledToZero": "The service is asked to run no replica.",
+    "ModelLoading": "Replicas run and load the model.",
+    "ModelLoadFailed": "The runtime refused the model or its options and said why; a retry cannot cure it.",
+    "Unschedulable": "The scheduler finds no node for a replica.",
+    "InvalidSpec": "A field of the spec cannot be honoured; the message names it.",
+    "TooSmall": "The model's weights and the least KV cache do not fit the memory that was asked for.",
+    "NameConflict": "Another service already serves the same model name.",
+    "RollingOut": "Replicas of a new revision replace those of the old one.",
+    "Scaling": "The number of replicas is being changed.",
+    "Progressing": "Children of the service are being brought to the wanted state.",
+    "ProgressDeadlineExceeded": "The rollout made no progress for longer than its deadline.",
+    "CrashLooping": "Replicas start and die again and again.",
+    "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
+    "ReplicasFailing": "Some replicas fail while others serve.",
+}
+"""Reasons that conditions may carry, each with the sentence that explains it in the documentation."""
+
+EVENTS: Final = {
+    "ScaledUp": "The number of wanted replicas rose; the note says by which law and from which numbers.",
+    "ScaledDown": "The number of wanted replicas fell; the note says by which law and from which numbers.",
+    "ScalingHeld": "A change of replicas was held back because readings are missing.",
+    "RevisionCreated": "The spec asks for new pods; the note names the revision.",
+    "RolloutComplete": "Every replica runs the current revision.",
+    "DrainStarted": "A replica was asked to finish its work before it leaves.",
+    "Drained": "A replica finished its work, or its drain deadline passed.",
+    "ReplicaFailed": "A replica failed; the note quotes its last words.",
+    "InvalidSpec": "A field of the spec cannot be honoured.",
+    "ModelLoadFailed": "The runtime refused the model.",
+    "Ready": "The service became ready.",
+}
+"""Reasons of the events that the operator emits (events.k8s.io/v1), each with what it tells."""

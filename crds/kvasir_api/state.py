@@ -1,0 +1,131 @@
+"""The `/state` document: what a runtime pod says about its KV cache, queue and speed, and what a gateway says.
+
+Written by the engine once a step and served on the `ops` port; read by the autoscaler, the endpoint picker and
+dashboards. Readers ignore fields they do not know, because old and new pods live side by side, and a document that
+cannot be decoded is no reading, never zero. Counted in whole blocks; tokens are blocks times block_size.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+Phase = Literal["starting", "loading", "warming", "ready", "draining"]
+
+
+class Kv(msgspec.Struct, frozen=True, kw_only=True):
+    """KV cache in tokens. pinned + cached + free = capacity, always.
+
+    pinned: referenced by live sequences. cached: evictable, kept for prefix hits. free: holds nothing.
+    """
+
+    capacity_tokens: int = 0
+    pinned_tokens: int = 0
+    cached_tokens: int = 0
+    free_tokens: int = 0
+    block_size: int = 16
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the process started; a reader takes differences and treats a decrease as a restart.
+
+    arrivals: requests accepted. completions: requests ended for any reason but abort. kv_token_seconds: sum over ended
+    requests of the integral of pinned tokens over time, so E[kv_token_seconds per request] is this over completions.
+    uncached_prompt_tokens: prompt tokens that had to be computed, by arrival. prefix_hit_tokens of prefix_query_tokens
+    prompt tokens were found in the prefix cache.
+    """
+
+    arrivals: int = 0
+    completions: int = 0
+    aborts: int = 0
+    prompt_tokens: int = 0
+    uncached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    kv_token_seconds: float = 0.0
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured speed; 0 until something was measured.
+
+    prefill_tokens_per_s: exponential mean over steps that were bound by prompt chunks.
+    decode_step_s: exponential mean of the seconds of a step that computed only single tokens.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot of one runtime pod.
+
+    step: number of the last engine step. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
+    waiting_uncached_tokens: prompt tokens of waiting requests that are not in the prefix cache.
+    remaining_tokens: tokens that running sequences may still generate (bounded by max_tokens), a drain estimate.
+    prefix_digest: hex route hashes of resident prefixes, most recently used first, bounded.
+    device, kernels: what really serves, for example cpu and reference. message: why the phase is what it is.
+    """
+
+    schema: int = SCHEMA
+    role: Literal["serve"] = "serve"
+    model: str = ""
+    revision: str = ""
+    phase: Phase = "starting"
+    progress_fraction: float = 0.0
+    eta_s: float = -1.0
+    message: str = ""
+    step: int = 0
+    heartbeat_age_s: float = 0.0
+    kv: Kv = Kv()
+    running: int = 0
+    waiting: int = 0
+    waiting_uncached_tokens: int = 0
+    remaining_tokens: int = 0
+    max_sequences: int = 0
+    max_model_len: int = 0
+    totals: Totals = Totals()
+    rates: Rates = Rates()
+    prefix_digest: tuple[str, ...] = ()
+    device: str = ""
+    kernels: str = ""
+
+
+class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway knows of one service: requests it holds, forwards and had to refuse (a counter).
+
+    held_bytes: request bytes of held requests. last_request_age_s: seconds since the last request for it, -1 never.
+    """
+
+    namespace: str
+    name: str
+    held: int = 0
+    held_bytes: int = 0
+    inflight: int = 0
+    requests: int = 0
+    refused: int = 0
+    last_request_age_s: float = -1.0
+
+
+class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
+    """One snapshot of one gateway pod."""
+
+    schema: int = SCHEMA
+    role: Literal["gateway"] = "gateway"
+    services: tuple[ServiceDemand, ...] = ()
+
+
+def encode(state: State | GatewayState) -> bytes:
+    """Compact JSON."""
+    return msgspec.json.encode(state)
+
+
+def decode(document: bytes) -> State:
+    """A runtime's document. Unknown fields are ignored; raises msgspec.ValidationError or DecodeError otherwise."""
+    return msgspec.json.decode(document, type=State)
+
+
+def decode_gateway(document: bytes) -> GatewayState:
+    """A gateway's document, with the errors of decode()."""
+    return msgspec.json.decode(document, type=GatewayState)

@@ -1,0 +1,81 @@
+"""One step of the engine as data: what the scheduler decides and what the runner answers.
+
+A plan is a delta to the runner's rows, serialisable, so that it can be sent to every rank, recorded and replayed.
+The runner owns the rows: token ids, block tables, sampling parameters and computed lengths live there between steps,
+and sampled ids are appended to a row by the runner itself, so a plan never has to carry them.
+"""
+
+import msgspec
+
+from kvasir_runtime.wire import Sampling
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence takes a row. tokens are all ids known when it is (re-)admitted: the prompt, and after a preemption
+    what was generated so far. blocks hold its first positions; computed_tokens of them are already in the cache
+    (prefix hits), a multiple of the block size. prompt_tokens is the length of the original prompt.
+    """
+
+    row: int
+    request_id: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    computed_tokens: int
+    blocks: tuple[int, ...]
+    sampling: Sampling
+
+
+class Grow(msgspec.Struct, frozen=True):
+    """Blocks appended to the block table of a row."""
+
+    row: int
+    blocks: tuple[int, ...]
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute positions start .. start + num_tokens of a row. samples: the last of them is the last known token (known
+    to the runner by then, even if it is still in flight), so the logits of it give the next one. min_tokens_left > 0 forbids EOS and stop ids.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    samples: bool
+    min_tokens_left: int = 0
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Copy the contents of one block to another before anything is computed."""
+
+    source: int
+    target: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Applied in this order: leaves, joins, grows, copies, then all chunks in one forward pass."""
+
+    step: int
+    leaves: tuple[int, ...] = ()
+    joins: tuple[Join, ...] = ()
+    grows: tuple[Grow, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the forward pass."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """Tokens that one sampling chunk gave: one now, several with speculation, in order."""
+
+    row: int
+    tokens: tuple[int, ...]
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks."""
+
+    step: int
+    sampled: tuple[Sampled, ...]

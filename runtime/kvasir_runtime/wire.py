@@ -1,0 +1,128 @@
+"""Messages between the API process and the engine process, the only language the two share.
+
+They travel as msgpack over a local socket (never pickle), are addressed by client, and are decoded into these
+frozen structs with their types checked. This module knows nothing of HTTP, tensors or scheduling.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kvasir_api.state import State
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the next token is drawn. Every value is already validated and complete; None does not occur.
+
+    temperature 0 means greedy, and then seed, top_k, top_p and min_p have no effect. top_k 0 means off.
+    The draw is a function of (seed, position) alone, so batch neighbours cannot change it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt to continue. Lengths and ids were checked against the model before it was sent.
+
+    salt separates prefix-cache contents of tenants; route_hashes are the chained hashes of the request's text
+    pieces, in order, which the engine publishes for resident prefixes.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    salt: bytes = b""
+    route_hashes: tuple[bytes, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Take this request into the queue."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Forget this request at the next step and free its blocks; no event follows. Unknown ids are ignored.
+
+    reason "stop" tells that a stop string ended it (a success), "abort" that the client went away.
+    """
+
+    request_id: str
+    reason: Literal["stop", "abort"] = "abort"
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """The pod is leaving: report phase draining from now on. Running and waiting requests are finished."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Stop the engine process now."""
+
+
+ToEngine = Submit | Abort | Drain | Shutdown
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did for one request: zero or more tokens, and on the last event why it ended.
+
+    stop_token_id is the id that ended it (EOS or a stop id), which is not among token_ids.
+    cached_tokens counts prompt tokens found in the prefix cache at first admission; set on every event.
+    message explains finish_reason "error".
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    cached_tokens: int = 0
+    message: str = ""
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """All that one step has to say to one client; sent with no events as a heartbeat when idle (about 1 s)."""
+
+    events: tuple[Event, ...]
+    state: State
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Where the start is: phase loading or warming, fraction 0..1, seconds still expected (-1 unknown)."""
+
+    phase: Literal["starting", "loading", "warming"]
+    progress_fraction: float
+    eta_s: float = -1.0
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine takes requests. Facts for the banner, the metrics and status; seconds by phase of the start."""
+
+    device: str
+    kernels: str
+    dtype: str
+    block_size: int
+    capacity_tokens: int
+    max_model_len: int
+    max_sequences: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    load_s: float
+    warm_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot go on (damaged model, no memory, a bug); one line for a person. The process exits after it."""
+
+    message: str
+
+
+FromEngine = Step | Progress | Ready | Failed
