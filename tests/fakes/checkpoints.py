@@ -1,0 +1,178 @@
+"""Writes tiny random checkpoints in Hugging Face's layout: every family, one file or shards, with a real tokenizer.
+
+Used by the model and runner tests (beside `transformers` as the oracle), the server's tests and the e2e tests. It must
+not import our packages: the oracle reads the same files, so a wrong name here would be seen by both.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EOS_TOKEN_ID = 0
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TRAINING_TEXT = (
+    "The operator watches the services and writes what it wants; the engine reads a plan and answers with tokens.\n"
+    "A block of the cache is pinned, cached or free, and the three always sum to the capacity.\n"
+    "The gateway chooses the pod that already holds the prefix of the request, unless its queue is too long.\n"
+    "One step is in flight; the scheduler takes blocks, the runner launches, and the results are committed.\n"
+)
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+FAMILIES = tuple(ARCHITECTURES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model small enough to run thousands of tokens a second anywhere. extra is merged into config.json last."""
+
+    family: str = "llama"
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    intermediate_size: int = 96
+    vocab_size: int = 320
+    max_position_embeddings: int = 4096
+    tied: bool = False
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+    std: float = 0.08
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def write(folder: Path, shape: Shape | None = None, *, num_shards: int = 1) -> Path:
+    """Write one complete checkpoint into folder (made if needed) and return it. The same shape gives the same bytes."""
+    shape = shape or Shape()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_json(shape)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": EOS_TOKEN_ID, "bos_token_id": EOS_TOKEN_ID})
+    write_weights(folder, random_weights(shape), num_shards=num_shards)
+    write_tokenizer(folder, shape.vocab_size, shape.max_position_embeddings)
+    return folder
+
+
+def config_json(shape: Shape) -> dict[str, Any]:
+    """The config.json of a shape, with the keys that the family's real checkpoints carry."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[shape.family]],
+        "model_type": shape.family,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": shape.tied,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "bos_token_id": EOS_TOKEN_ID,
+        "eos_token_id": EOS_TOKEN_ID,
+        "torch_dtype": str(shape.dtype).removeprefix("torch."),
+    }
+    if shape.family == "qwen2":
+        del config["head_dim"]  # Qwen2 has none: it is hidden_size / num_attention_heads
+    if shape.family in ("qwen2", "qwen3"):
+        config |= {"use_sliding_window": False, "max_window_layers": shape.num_layers, "sliding_window": None}
+    if shape.family == "mistral":
+        config["sliding_window"] = None
+    return config | shape.extra
+
+
+def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
+    """Seeded normal weights under the names of the family's checkpoints. Norms are near 1, biases are not zero."""
+    generator = torch.Generator().manual_seed(shape.seed)
+
+    def normal(*size: int, mean: float = 0.0) -> torch.Tensor:
+        return (torch.randn(*size, generator=generator) * shape.std + mean).to(shape.dtype)
+
+    hidden, heads, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    weights = {"model.embed_tokens.weight": normal(shape.vocab_size, hidden)}
+    bias = shape.family == "qwen2" or shape.extra.get("attention_bias", False)
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}."
+        weights[prefix + "input_layernorm.weight"] = normal(hidden, mean=1.0)
+        weights[prefix + "post_attention_layernorm.weight"] = normal(hidden, mean=1.0)
+        for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
+            weights[f"{prefix}self_attn.{name}.weight"] = normal(rows, hidden)
+            if bias:
+                weights[f"{prefix}self_attn.{name}.bias"] = normal(rows)
+        weights[prefix + "self_attn.o_proj.weight"] = normal(hidden, heads)
+        if shape.family == "llama" and bias:
+            weights[prefix + "self_attn.o_proj.bias"] = normal(hidden)
+        if shape.family == "qwen3":
+            weights[prefix + "self_attn.q_norm.weight"] = normal(shape.head_dim, mean=1.0)
+            weights[prefix + "self_attn.k_norm.weight"] = normal(shape.head_dim, mean=1.0)
+        weights[prefix + "mlp.gate_proj.weight"] = normal(shape.intermediate_size, hidden)
+        weights[prefix + "mlp.up_proj.weight"] = normal(shape.intermediate_size, hidden)
+        weights[prefix + "mlp.down_proj.weight"] = normal(hidden, shape.intermediate_size)
+    weights["model.norm.weight"] = normal(hidden, mean=1.0)
+    if not shape.tied:
+        weights["lm_head.weight"] = normal(shape.vocab_size, hidden)
+    return weights
+
+
+def write_weights(folder: Path, weights: dict[str, torch.Tensor], *, num_shards: int = 1) -> None:
+    """Write model.safetensors, or num_shards files and their index."""
+    if num_shards == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(weights)
+    index: dict[str, str] = {}
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
+        part = {name: weights[name] for name in names[shard::num_shards]}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, file)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def write_tokenizer(folder: Path, vocab_size: int = 320, model_max_length: int = 4096) -> Tokenizer:
+    """Train a byte-level BPE of at most vocab_size ids (every byte has one) and write it with a chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    end = SPECIAL_TOKENS[EOS_TOKEN_ID]
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model_max_length,
+            "bos_token": end,
+            "eos_token": end,
+            "pad_token": end,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    _write_json(folder / "special_tokens_map.json", {"bos_token": end, "eos_token": end, "pad_token": end})
+    return tokenizer
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")
