@@ -1,0 +1,101 @@
+# Kvasir: one place for every command. `make` alone prints this list.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Torch in several test processes at once must not ask for more threads than there are cores.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Extra arguments for pytest: make test PYTEST_ARGS="-k scheduler"
+PYTEST_ARGS ?=
+IMAGE_PREFIX ?= kvasir
+IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: help setup demo demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench images deploy clean
+
+help:  ## Print this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.project  ## Fill .venv with everything, from the pinned list (a second run is instant)
+
+$(VENV)/.uv: constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found: install Python 3.11 or newer, or say make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $$($(PYTHON) -V) is too old: Kvasir needs 3.11 or newer, say make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "setup: making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "setup: installing uv, checked by hash"
+	@awk '/^[^ ]/ {keep = /^uv==/} keep' constraints.txt | $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement /dev/stdin
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.uv constraints.txt
+	@echo "setup: installing the pinned packages, checked by hash (the first time several GB with torch)"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --require-hashes --requirement constraints.txt
+	@touch $@
+
+$(VENV)/.project: $(VENV)/.packages pyproject.toml
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup  ## Start a local cluster, serve a tiny model, stream a chat answer, watch it scale
+	@$(BIN)/kvasir demo
+
+demo-down:  ## Stop what the demo left running
+	@test ! -x $(BIN)/kvasir || $(BIN)/kvasir local down
+
+test: setup  ## Run every test: the unit suites on two workers, then end to end on a real control plane
+	@mkdir -p .kvasir
+	@$(MAKE) test-unit 2>&1 | tee .kvasir/test-unit.log
+	@$(MAKE) test-e2e 2>&1 | tee .kvasir/test-e2e.log
+	@echo; echo "unit        $$(tail -n 1 .kvasir/test-unit.log)"; echo "end to end  $$(tail -n 1 .kvasir/test-e2e.log)"
+
+test-unit: setup  ## Run only what needs no control plane
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS)
+
+test-e2e: setup  ## Run only what needs the control plane
+	@$(TEST_ENV) $(BIN)/python -m pytest -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+
+check: fmt-check lint types floors fresh  ## Everything that reads the code without running it
+
+.PHONY: fmt-check
+fmt-check: setup
+	@$(BIN)/ruff format --check --quiet . || { echo "error: not formatted: run make fmt" >&2; $(BIN)/ruff format --check .; exit 1; }
+
+fmt: setup  ## Format, and fix what ruff can fix safely
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+lint: setup  ## Lint
+	@$(BIN)/ruff check .
+
+types: setup  ## Check the types (mypy, strict)
+	@$(BIN)/mypy
+
+floors: setup  ## Check who may import whom
+	@$(BIN)/lint-imports
+
+fresh: setup  ## Check that the generated files are fresh
+	@$(BIN)/python -m kvasir_api.generate --check
+
+generate: setup  ## Write the CRD, the tables in the docs and the other generated files
+	@$(BIN)/python -m kvasir_api.generate
+
+lock: setup  ## Write constraints.txt anew from pyproject.toml: versions and hashes, no address
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-header --quiet --output-file constraints.txt
+
+bench: setup  ## Measure on this machine (see docs/benchmarks)
+	@$(BIN)/python -m pytest tests/bench $(PYTEST_ARGS)
+
+images:  ## Build the container images (needs docker or podman)
+	@for name in operator gateway runtime runtime-cpu; do \
+	  docker build --file images/$$name.Dockerfile --tag $(IMAGE_PREFIX)/$$name:$(IMAGE_TAG) .; \
+	done
+
+deploy:  ## Install CRD, operator and gateway into the cluster that kubectl points to
+	@kubectl apply --server-side --kustomize manifests/base
+
+clean: demo-down  ## Stop the local cluster; remove its state, caches and .venv
+	@rm -rf $(VENV) .kvasir .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
