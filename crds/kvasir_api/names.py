@@ -104,3 +104,8 @@ EVENTS: Final = {
     "Ready": "The service became ready.",
 }
 """Reasons of the events that the operator emits (events.k8s.io/v1), each with what it tells."""
+
+EXIT_REFUSED: Final = 1
+"""Exit code of `kvasir serve` when the model or the options are refused: a retry cannot cure it."""
+REFUSAL_PREFIX: Final = "kvasir: "
+"""The one line that explains EXIT_REFUSED starts with this; it reaches the operator as the container's termination message."""

@@ -1,0 +1,99 @@
+"""The command `kvasir`: it collects its subcommands from the entry-point group `kvasir.commands`.
+
+A package that is not installed brings no subcommand, so the runtime image has `serve` and the operator image `operator`.
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_args, get_origin
+
+import click
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from kvasir_api import __version__, options
+
+GROUP = "kvasir.commands"
+
+
+class Commands(click.Group):
+    """Subcommands loaded when they are asked for, so that `kvasir local` never imports torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the installed subcommands."""
+        return sorted(_entries())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, imported now; None when there is none of that name."""
+        entry = _entries().get(cmd_name)
+        command = entry.load() if entry else None
+        return command if isinstance(command, click.Command) else None
+
+
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="kvasir")
+def main() -> None:
+    """Kvasir serves large language models: one engine, on a laptop or on Kubernetes."""
+
+
+class Fraction(click.ParamType):
+    """A number 0.01..0.99 on the command line, integer percent in the options."""
+
+    name = "fraction"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Percent, rounded; the bounds are those of the declaration. ints are percent already (the default)."""
+        if isinstance(value, int):
+            return value
+        try:
+            return round(float(value) * 100)
+        except ValueError:
+            self.fail(f"{value!r} is not a number between 0.01 and 0.99", param, ctx)
+
+
+def click_options(model: type[BaseModel], *, skip: frozenset[str] = frozenset()) -> list[click.Option]:
+    """One click option per field of an options model, with help, default, unit and bounds from the declaration."""
+    return [_click_option(name, info) for name, info in model.model_fields.items() if name not in skip]
+
+
+def _click_option(name: str, info: FieldInfo) -> click.Option:
+    flag = options.flag(name)
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    unit = f" [{extra['x-unit']}]" if "x-unit" in extra and name != "memory_percent" else ""
+    kwargs: dict[str, Any] = {
+        "help": f"{info.description}{unit}",
+        "default": info.default,
+        "show_default": info.default not in ("", ()),
+    }
+    if "x-metavar" in extra:
+        kwargs["metavar"] = extra["x-metavar"]
+    if info.annotation is bool:
+        return click.Option([f"{flag}/--no-{flag[2:]}", name], **kwargs)
+    if name == "memory_percent":
+        return click.Option([flag, name], **{**kwargs, "type": Fraction(), "show_default": "0.9"})
+    kwargs.update(_click_type(info))
+    return click.Option([flag, name], **kwargs)
+
+
+def _click_type(info: FieldInfo) -> dict[str, Any]:
+    annotation = info.annotation
+    if choices := get_args(annotation) if get_origin(annotation) is not tuple else ():
+        return {"type": click.Choice(choices)} if isinstance(choices[0], str) else {"type": click.Choice([*choices])}
+    if get_origin(annotation) is tuple:
+        return {"type": str, "multiple": True}
+    if annotation is int:
+        bounds = {key: getattr(m, key) for m in info.metadata for key in ("ge", "le") if hasattr(m, key)}
+        return {"type": click.IntRange(bounds.get("ge"), bounds.get("le"))}
+    return {"type": str}
+
+
+def describe(error: ValidationError) -> str:
+    """One line for a person: each wrong option by its flag or field and what is wrong with it."""
+    parts = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        parts.append(f"{where}: {item['msg']}" if where else item["msg"].removeprefix("Value error, "))
+    return "; ".join(parts)

@@ -1,0 +1,154 @@
+"""Runtime options, declared once: `spec.runtime`, pod arguments, `kvasir serve --help` and the docs table derive from here.
+
+An option is a pydantic field with a description, a default, bounds and a unit. `RuntimeOptions` are a user's to set in
+an InferenceService; `ServeOptions` adds what only the process needs. Nothing here starts, reads or prints anything.
+"""
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+BlockSize = Literal[8, 16, 32, 64, 128]
+
+MAX_CONTEXT: Final = 16_777_216
+
+
+class Options(BaseModel):
+    """Base of all option models: frozen, strict about unknown names, camelCase in YAML, snake_case in Python."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+def option(default: Any, description: str, *, unit: str = "", flag: str = "", metavar: str = "", **bounds: Any) -> Any:
+    """A field with what help, schema and docs need. flag overrides the name derived from the field's."""
+    extra = {"x-unit": unit, "x-flag": flag, "x-metavar": metavar}
+    return Field(default, description=description, json_schema_extra={k: v for k, v in extra.items() if v}, **bounds)
+
+
+class RuntimeOptions(Options):
+    """How the engine runs the model. A change makes a new revision."""
+
+    dtype: Dtype = option(
+        "auto", "Type of weights and activations; auto follows the checkpoint and what the device computes well."
+    )
+    max_model_len: int = option(
+        0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT
+    )
+    kv_cache_tokens: int = option(
+        0,
+        "Size of the KV cache; 0 takes what memoryPercent leaves after the weights.",
+        unit="tokens",
+        ge=0,
+        le=1_000_000_000,
+    )
+    memory_percent: int = option(
+        90,
+        "Share of the device's memory (of the container's limit on a CPU) that weights, activations and KV cache may take.",
+        unit="percent",
+        flag="memory-fraction",
+        ge=1,
+        le=99,
+    )
+    block_size: BlockSize = option(
+        16, "Tokens in one block of the KV cache, the unit of sharing and eviction.", unit="tokens"
+    )
+    prefix_cache: bool = option(
+        True, "Keep the KV cache of finished prompts and reuse it for requests with the same prefix."
+    )
+    max_batch_tokens: int = option(
+        0,
+        "Tokens computed in one step over all requests; 0 takes 512 on a CPU and 8192 on CUDA.",
+        unit="tokens",
+        ge=0,
+        le=1_048_576,
+    )
+    max_sequences: int = option(
+        256, "Requests that run at the same time; the others wait.", unit="requests", ge=1, le=4096
+    )
+    max_waiting: int = option(
+        1024,
+        "Requests that may wait for a place; further ones get 429 with Retry-After.",
+        unit="requests",
+        ge=1,
+        le=100_000,
+    )
+
+    @property
+    def memory_fraction(self) -> float:
+        """memory_percent as 0..1."""
+        return self.memory_percent / 100
+
+    @model_validator(mode="after")
+    def _batch_holds_a_block(self) -> Self:
+        if 0 < self.max_batch_tokens < self.block_size:
+            raise ValueError(f"maxBatchTokens {self.max_batch_tokens} is less than blockSize {self.block_size}")
+        return self
+
+
+Port = Annotated[int, Ge(0), Le(65535)]
+
+
+class ServeOptions(RuntimeOptions):
+    """What `kvasir serve` takes besides: addresses, names, access, logs. The operator sets these for a pod."""
+
+    model: str = option(..., "Directory of a Hugging Face checkpoint (safetensors), or a hub name.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Name that clients use for the model; may be repeated. Default: the last part of MODEL.", metavar="NAME"
+    )
+    host: str = option("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
+    port: Port = option(8000, "Port for clients (/v1, /health, /metrics); 0 takes a free one.", metavar="PORT")
+    ops_port: Port = option(
+        8001,
+        "Port for the control plane (probes, /state, drain); keep clients away from it. 0 takes a free one.",
+        metavar="PORT",
+    )
+    device: Device = option("auto", "Where to compute; auto takes CUDA when there is a device.")
+    api_key: tuple[str, ...] = option(
+        (),
+        "Key that clients must send as a bearer token; may be repeated. Prefer the variable KVASIR_API_KEY.",
+        metavar="KEY",
+    )
+    cors_origin: tuple[str, ...] = option(
+        (), "Origin that browsers may call from; may be repeated, * allows all.", metavar="ORIGIN"
+    )
+    max_body_bytes: int = option(
+        16_777_216, "Largest request body; longer ones get 413.", unit="bytes", ge=1024, le=1_073_741_824
+    )
+    drain_timeout: int = option(
+        600, "After SIGTERM, how long running requests may take to finish.", unit="seconds", ge=0, le=86_400
+    )
+    log_format: Literal["text", "json"] = option("text", "Form of log lines.")
+    trace: str = option("", "File to record every step's plan into, for replay.", metavar="FILE")
+    revision: str = option("", "Name of the revision this pod belongs to; reported in /state.", metavar="NAME")
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field of ServeOptions, for example --max-model-len."""
+    extra = ServeOptions.model_fields[name].json_schema_extra
+    given = extra.get("x-flag") if isinstance(extra, dict) else None
+    return f"--{given or name.replace('_', '-')}"
+
+
+def arguments(options: RuntimeOptions) -> tuple[str, ...]:
+    """Flags that reproduce options, only those that differ from their defaults, in the order of declaration."""
+    args: list[str] = []
+    for name, info in type(options).model_fields.items():
+        value = getattr(options, name)
+        if value == info.default or name == "model":
+            continue
+        args += _flag_values(name, value)
+    return tuple(args)
+
+
+def _flag_values(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [flag(name) if value else f"--no-{flag(name)[2:]}"]
+    if isinstance(value, tuple):
+        return [part for item in value for part in (flag(name), str(item))]
+    if name == "memory_percent" and isinstance(value, int):
+        return [flag(name), f"{value / 100:g}"]
+    return [flag(name), str(value)]
