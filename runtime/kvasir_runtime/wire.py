@@ -45,6 +45,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     route_hashes: tuple[bytes, ...] = ()
 
 
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a client, sent as soon as its socket exists, also while the engine still loads.
+
+    From then on the client gets Progress, Ready or Failed (the latest at once) and every Step.
+    """
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Take this request into the queue."""
 
@@ -69,7 +76,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the engine process now."""
 
 
-ToEngine = Submit | Abort | Drain | Shutdown
+ToEngine = Hello | Submit | Abort | Drain | Shutdown
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

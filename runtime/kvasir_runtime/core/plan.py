@@ -12,8 +12,10 @@ from kvasir_runtime.wire import Sampling
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence takes a row. tokens are all ids known when it is (re-)admitted: the prompt, and after a preemption
-    what was generated so far. blocks hold its first positions; computed_tokens of them are already in the cache
-    (prefix hits), a multiple of the block size. prompt_tokens is the length of the original prompt.
+    what was generated so far. blocks hold its first positions (all of tokens, at least); computed_tokens of them are
+    already in the cache (prefix hits), a multiple of the block size and fewer than all. Blocks are numbered from 0 to
+    num_blocks - 1; a block for padding, if the runner wants one, comes on top. prompt_tokens is the length of the
+    original prompt.
     """
 
     row: int
@@ -34,7 +36,9 @@ class Grow(msgspec.Struct, frozen=True):
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Compute positions start .. start + num_tokens of a row. samples: the last of them is the last known token (known
-    to the runner by then, even if it is still in flight), so the logits of it give the next one. min_tokens_left > 0 forbids EOS and stop ids.
+    to the runner by then, even if it is still in flight), so the logits of it give the next one.
+
+    min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
     """
 
     row: int
@@ -52,7 +56,12 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: leaves, joins, grows, copies, then all chunks in one forward pass."""
+    """One step. Applied in this order: leaves, joins, grows, copies, then all chunks in one forward pass.
+
+    A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
+    flight: results belong to the plan, not to who holds the row when they are collected. After a failed step every
+    row leaves, so a leave of a row that nobody holds is ignored.
+    """
 
     step: int
     leaves: tuple[int, ...] = ()
