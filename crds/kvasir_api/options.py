@@ -23,9 +23,18 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
-def option(default: Any, description: str, *, unit: str = "", flag: str = "", metavar: str = "", **bounds: Any) -> Any:
+def option(
+    default: Any,
+    description: str,
+    *,
+    unit: str = "",
+    flag: str = "",
+    metavar: str = "",
+    date_time: bool = False,
+    **bounds: Any,
+) -> Any:
     """A field with what help, schema and docs need. flag overrides the name derived from the field's."""
-    extra = {"x-unit": unit, "x-flag": flag, "x-metavar": metavar}
+    extra = {"x-unit": unit, "x-flag": flag, "x-metavar": metavar, "format": "date-time" if date_time else ""}
     return Field(default, description=description, json_schema_extra={k: v for k, v in extra.items() if v}, **bounds)
 
 

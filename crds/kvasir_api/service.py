@@ -1,0 +1,330 @@
+"""InferenceService `serving.kvasir.dev/v1alpha1`: the resource that a user writes, as pydantic models.
+
+The CRD is generated from these models (schema.py), and the operator parses resources into them; a field exists here only
+if changing it changes a pod, a route or the status. Integers only: floats drift in GitOps diffs.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from kvasir_api.options import RuntimeOptions, option
+
+MAX_REPLICAS: Final = 1000
+LABEL_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+DNS_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
+
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
+LabelKey = Annotated[str, StringConstraints(pattern=KEY_PATTERN, max_length=316)]
+Name = Annotated[str, StringConstraints(pattern=DNS_PATTERN, min_length=1, max_length=253)]
+
+
+class Part(BaseModel):
+    """Base of the spec's parts: camelCase in YAML, snake_case in Python, unknown fields ignored as the API server prunes them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+def rules(*pairs: tuple[str, str] | tuple[str, str, str]) -> ConfigDict:
+    """CEL rules of an object: (rule, message) or (rule, message, field path)."""
+    written: list[Any] = [
+        {"rule": p[0], "message": p[1], **({"fieldPath": p[2]} if len(p) == 3 else {})} for p in pairs
+    ]
+    return ConfigDict(json_schema_extra={"x-kubernetes-validations": written})
+
+
+class Model(Part):
+    """Which model, and under which name clients ask for it."""
+
+    model_config = rules(
+        (
+            "self.uri.startsWith('pvc://') || self.uri.startsWith('file:///')",
+            "model.uri must be pvc://CLAIM/PATH (a PersistentVolumeClaim of this namespace) or file:///PATH (a directory of the node that the operator allows)",
+            ".uri",
+        ),
+        (
+            "!self.uri.startsWith('pvc://') || self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?$')",
+            "model.uri of form pvc://CLAIM/PATH needs a claim name of lower-case letters, digits and '-', and a path of letters, digits, '.', '_' and '-'",
+            ".uri",
+        ),
+        ("!self.uri.contains('/../') && !self.uri.endsWith('/..')", "model.uri must not climb with '..'", ".uri"),
+    )
+
+    uri: str = option(
+        ...,
+        "Where the model's directory (Hugging Face layout, safetensors) is: pvc://CLAIM/PATH or file:///PATH below a directory that the operator allows.",
+        min_length=7,
+        max_length=1024,
+    )
+    served_name: str = option(
+        "",
+        "Name that clients put into the field model of a request; default: the name of this object. Unique over all services of a gateway.",
+        max_length=253,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._/:-]*)?$",
+    )
+
+
+class Accelerator(Part):
+    """GPUs of one replica."""
+
+    resource_name: str = option(
+        "nvidia.com/gpu",
+        "Extended resource that the device plugin offers.",
+        max_length=253,
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
+    )
+    count: int = option(
+        0, "GPUs of one replica; 0 serves on the CPU. The engine uses one GPU so far.", unit="devices", ge=0, le=1
+    )
+
+
+class Resources(Part):
+    """What one replica asks of its node."""
+
+    accelerator: Accelerator = option(Accelerator(), "GPUs of one replica.")
+    cpu: Quantity = option(
+        "2", "Processor cores requested for one replica; also the engine's number of threads on a CPU.", unit="cores"
+    )
+    memory: Quantity = option("4Gi", "Memory of one replica, as request and limit.", unit="bytes")
+
+
+class ScaleUp(Part):
+    """How fast replicas may be added."""
+
+    percent: int = option(
+        100, "At most this share of the present replicas is added in one period.", unit="percent", ge=1, le=1000
+    )
+    pods: int = option(
+        4, "At least this many replicas may be added in one period.", unit="replicas", ge=1, le=MAX_REPLICAS
+    )
+    period_seconds: int = option(60, "Length of the period.", unit="seconds", ge=1, le=3600)
+
+
+class ScaleDown(Part):
+    """How fast replicas may be removed."""
+
+    window_seconds: int = option(
+        300,
+        "The largest demand of this long counts, so that a short lull removes nothing.",
+        unit="seconds",
+        ge=0,
+        le=86_400,
+    )
+    percent: int = option(
+        25,
+        "At most this share of the present replicas is removed in one period, but always one.",
+        unit="percent",
+        ge=1,
+        le=100,
+    )
+    period_seconds: int = option(60, "Length of the period.", unit="seconds", ge=1, le=3600)
+
+
+class Autoscaling(Part):
+    """Bounds and targets of the built-in autoscaler; without this block spec.replicas rules."""
+
+    model_config = rules(
+        (
+            "self.minReplicas <= self.maxReplicas",
+            "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
+            ".minReplicas",
+        ),
+        (
+            "self.kvReleasePercent < self.kvTargetPercent",
+            "autoscaling.kvReleasePercent must be below autoscaling.kvTargetPercent: between them nothing is scaled",
+            ".kvReleasePercent",
+        ),
+    )
+
+    min_replicas: int = option(1, "Never fewer replicas than this.", unit="replicas", ge=1, le=MAX_REPLICAS)
+    max_replicas: int = option(4, "Never more replicas than this.", unit="replicas", ge=1, le=MAX_REPLICAS)
+    kv_target_percent: int = option(
+        85, "Replicas are added when pinned KV cache would exceed this share.", unit="percent", ge=10, le=95
+    )
+    kv_release_percent: int = option(
+        70, "A replica is removed only if the others stay below this share.", unit="percent", ge=5, le=90
+    )
+    backlog_horizon_seconds: int = option(
+        0,
+        "Waiting prompts shall be computed within this time; 0 takes the larger of 60 and half a cold start.",
+        unit="seconds",
+        ge=0,
+        le=3600,
+    )
+    scale_up: ScaleUp = option(ScaleUp(), "How fast replicas may be added.")
+    scale_down: ScaleDown = option(ScaleDown(), "How fast replicas may be removed.")
+
+
+class Drain(Part):
+    """How a replica leaves."""
+
+    timeout_seconds: int = option(
+        600, "How long a leaving replica may finish its requests before it is stopped.", unit="seconds", ge=0, le=86_400
+    )
+
+
+class Rollout(Part):
+    """How a new revision replaces the old one."""
+
+    max_surge: int = option(
+        1, "Replicas above the wanted number while a revision is replaced.", unit="replicas", ge=1, le=100
+    )
+    progress_deadline_seconds: int = option(
+        1800, "A rollout without progress for this long is Stalled.", unit="seconds", ge=10, le=86_400
+    )
+
+
+class Toleration(Part):
+    """A taint that the pods bear, as in a pod's spec."""
+
+    key: str = option("", "Key of the taint; empty with operator Exists matches all.", max_length=316)
+    operator: Literal["Equal", "Exists"] = option("Equal", "How key and value are compared.")
+    value: str = option("", "Value of the taint.", max_length=63)
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = option(
+        "", "Effect of the taint; empty matches all."
+    )
+    toleration_seconds: int | None = option(
+        None, "With NoExecute: how long the pod stays; absent means for ever.", unit="seconds", ge=0, le=86_400
+    )
+
+
+class SecretReference(Part):
+    """A secret of the same namespace."""
+
+    name: Name = option(..., "Name of the secret.")
+
+
+class Pod(Part):
+    """The few knobs of a pod that a user may turn."""
+
+    node_selector: dict[LabelKey, LabelValue] = option({}, "Labels a node must have.", max_length=32)
+    tolerations: list[Toleration] = option([], "Taints that the pods bear.", max_length=32)
+    image_pull_secrets: list[SecretReference] = option([], "Secrets for pulling the runtime's image.", max_length=8)
+
+
+class Spec(Part):
+    """What the user wants."""
+
+    model_config = rules(
+        (
+            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+            "spec.replicas has no effect while spec.autoscaling is set: change autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling to scale by hand",
+            ".replicas",
+        ),
+    )
+
+    model: Model = option(..., "Which model, and under which name clients ask for it.")
+    replicas: int = option(
+        1,
+        "Number of replicas while spec.autoscaling is absent; what kubectl scale writes.",
+        unit="replicas",
+        ge=0,
+        le=MAX_REPLICAS,
+    )
+    autoscaling: Autoscaling | None = option(
+        None, "Lets the operator choose the number of replicas; absent means spec.replicas rules."
+    )
+    resources: Resources = option(Resources(), "What one replica asks of its node.")
+    runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
+    rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")
+    drain: Drain = option(Drain(), "How a replica leaves.")
+    pod: Pod = option(Pod(), "Where the pods may run and how their image is pulled.")
+
+
+class Condition(Part):
+    """One condition, as in metav1.Condition."""
+
+    type: str = option(..., "Type of the condition in CamelCase.", max_length=316)
+    status: Literal["True", "False", "Unknown"] = option(..., "Whether the condition holds.")
+    reason: str = option(..., "One word that a machine can act upon.", min_length=1, max_length=1024)
+    message: str = option("", "A sentence for a person, with the numbers.", max_length=32_768)
+    last_transition_time: str = option(..., "When the status changed last, RFC 3339.", date_time=True)
+    observed_generation: int = option(0, "Generation of the spec that this was computed from.", ge=0)
+
+
+class Counts(Part):
+    """Replicas by what they are doing."""
+
+    starting: int = option(0, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0)
+    loading: int = option(0, "Pods that load or warm the model.", unit="replicas", ge=0)
+    ready: int = option(0, "Pods that take requests.", unit="replicas", ge=0)
+    draining: int = option(0, "Pods that finish their requests before they leave.", unit="replicas", ge=0)
+    failed: int = option(0, "Pods that fail.", unit="replicas", ge=0)
+    unschedulable: int = option(0, "Pods for which the scheduler finds no node.", unit="replicas", ge=0)
+
+
+class Decision(Part):
+    """One change of the wanted number of replicas and why."""
+
+    time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
+    from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0)
+    to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0)
+    law: str = option(..., "The law that bound: kv, backlog, prefill, floor, ceiling, manual.", max_length=64)
+    reason: str = option(..., "The sentence with the numbers.", max_length=1024)
+
+
+class AutoscalingStatus(Part):
+    """What the autoscaler thinks, rounded so that status is written rarely."""
+
+    desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0)
+    raw_replicas: int = option(0, "Replicas demanded before windows, rate limits and bounds.", unit="replicas", ge=0)
+    binding_law: str = option("", "The law that gave rawReplicas.", max_length=64)
+    limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)
+    message: str = option("", "The last decision in one sentence.", max_length=1024)
+    decisions: list[Decision] = option([], "The last changes, newest first.", max_length=10)
+
+
+class Capacity(Part):
+    """What one replica can hold."""
+
+    kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0)
+    prefill_tokens_per_second: int = option(0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0)
+    device: str = option("", "Device and kernels that really serve.", max_length=253)
+
+
+class RolloutStatus(Part):
+    """Which revisions there are."""
+
+    current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
+    updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0)
+    last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
+
+
+class Address(Part):
+    """Where clients call."""
+
+    url: str = option("", "Base URL of the OpenAI API for this service.", max_length=2048)
+
+
+class Status(Part):
+    """What the operator observed."""
+
+    observed_generation: int = option(0, "Generation of the spec that this status was computed from.", ge=0)
+    conditions: list[Condition] = Field(
+        [],
+        description="Ready is always present; Reconciling, Stalled and faults only while they are True.",
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    selector: str = option("", "Label selector of the pods, for the scale subresource.", max_length=1024)
+    replicas: int = option(0, "Pods that exist.", unit="replicas", ge=0)
+    ready_replicas: int = option(0, "Pods that take requests.", unit="replicas", ge=0)
+    desired_replicas: int = option(0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0)
+    model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
+    counts: Counts = option(Counts(), "Replicas by what they are doing.")
+    capacity: Capacity = option(Capacity(), "What one replica can hold.")
+    autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler thinks; absent while it is off.")
+    rollout: RolloutStatus = option(RolloutStatus(), "Which revisions there are.")
+    address: Address = option(Address(), "Where clients call.")
+
+
+class InferenceService(Part):
+    """A large language model served by replicas of Kvasir's engine behind one name."""
+
+    spec: Spec = option(..., "What the user wants.")
+    status: Status = option(Status(), "What the operator observed.")
