@@ -49,7 +49,7 @@ test: setup  ## Run every test: the unit suites on two workers, then end to end 
 	@mkdir -p .kvasir
 	@$(MAKE) test-unit 2>&1 | tee .kvasir/test-unit.log
 	@$(MAKE) test-e2e 2>&1 | tee .kvasir/test-e2e.log
-	@echo; echo "unit        $$(tail -n 1 .kvasir/test-unit.log)"; echo "end to end  $$(tail -n 1 .kvasir/test-e2e.log)"
+	@echo; tail -qn 1 .kvasir/test-unit.log .kvasir/test-e2e.log
 
 test-unit: setup  ## Run only what needs no control plane
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS)
