@@ -18,11 +18,11 @@ GROUP = "kvasir.commands"
 class Commands(click.Group):
     """Subcommands loaded when they are asked for, so that `kvasir local` never imports torch."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names of the installed subcommands."""
         return sorted(_entries())
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """The subcommand, imported now; None when there is none of that name."""
         entry = _entries().get(cmd_name)
         command = entry.load() if entry else None
@@ -39,7 +39,7 @@ def main() -> None:
     """Kvasir serves large language models: one engine, on a laptop or on Kubernetes."""
 
 
-class Fraction(click.ParamType):
+class Fraction(click.ParamType[int]):
     """A number 0.01..0.99 on the command line, integer percent in the options."""
 
     name = "fraction"

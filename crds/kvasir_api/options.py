@@ -41,6 +41,18 @@ def option(
 class RuntimeOptions(Options):
     """How the engine runs the model. A change makes a new revision."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                {
+                    "rule": "self.maxBatchTokens == 0 || self.maxBatchTokens >= self.blockSize",
+                    "message": "runtime.maxBatchTokens must be 0 or at least runtime.blockSize",
+                    "fieldPath": ".maxBatchTokens",
+                }
+            ]
+        }
+    )
+
     dtype: Dtype = option(
         "auto", "Type of weights and activations; auto follows the checkpoint and what the device computes well."
     )

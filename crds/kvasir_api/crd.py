@@ -1,0 +1,104 @@
+"""The CustomResourceDefinition of InferenceService, built from the models. Pure; written to a file by generate.py."""
+
+from typing import Any, Final
+
+from kvasir_api import names
+from kvasir_api.schema import structural
+from kvasir_api.service import InferenceService
+
+MAX_BYTES: Final = 64_000
+"""Larger definitions break client-side kubectl apply and are slow to read for every client."""
+
+
+def definition() -> dict[str, Any]:
+    """The whole CRD as a document."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}", "labels": {names.LABEL_PART_OF: names.PART_OF}},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+                "categories": [names.CATEGORY],
+            },
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> dict[str, Any]:
+    return {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": _columns(),
+        "schema": {"openAPIV3Schema": _schema()},
+    }
+
+
+def _schema() -> dict[str, Any]:
+    schema = structural(InferenceService)
+    schema["properties"] = {
+        "apiVersion": {"type": "string", "description": f"Version of this representation: {names.API_VERSION}."},
+        "kind": {"type": "string", "description": f"Kind of this object: {names.KIND}."},
+        "metadata": {
+            "type": "object",
+            "description": "Standard object metadata.",
+            "properties": {
+                "name": {"type": "string", "description": "Name of the service, a DNS label.", "maxLength": 52}
+            },
+        },
+        **schema["properties"],
+    }
+    # The server fills defaults of spec only; a default status would make an unobserved object look observed.
+    schema["properties"]["status"].pop("default", None)
+    _strip_defaults(schema["properties"]["status"])
+    schema["x-kubernetes-validations"] = [
+        {
+            "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$')",
+            "message": "metadata.name must be a DNS label of at most 52 characters that starts with a letter: pods and services are named after it",
+        }
+    ]
+    return schema
+
+
+def _strip_defaults(node: dict[str, Any]) -> None:
+    for child in node.get("properties", {}).values():
+        child.pop("default", None)
+        child["description"] = child["description"].split(" Default: ")[0]
+        _strip_defaults(child)
+    if "items" in node:
+        _strip_defaults(node["items"])
+
+
+def _columns() -> list[dict[str, Any]]:
+    def column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
+        return {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": 1 if wide else 0}
+
+    ready = f".status.conditions[?(@.type=='{names.CONDITION_READY}')]"
+    return [
+        column("Model", "string", ".status.modelName", "Name that clients ask for."),
+        column("Ready", "string", f"{ready}.status", "Whether the service serves."),
+        column("Replicas", "integer", ".status.readyReplicas", "Replicas that take requests."),
+        column("Desired", "integer", ".status.desiredReplicas", "Replicas wanted."),
+        column("GPU", "integer", ".spec.resources.accelerator.count", "GPUs of one replica."),
+        column("Reason", "string", f"{ready}.reason", "Why it is ready or not."),
+        column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
+        column("Law", "string", ".status.autoscaling.bindingLaw", "Law behind the number of replicas.", wide=True),
+        column("Device", "string", ".status.capacity.device", "Device and kernels that serve.", wide=True),
+        column("URL", "string", ".status.address.url", "Base URL for clients.", wide=True),
+    ]

@@ -1,0 +1,127 @@
+"""Does a model fit? Weights and KV cache predicted from its config alone, before any memory is taken.
+
+Pure arithmetic on the fields of a Hugging Face config.json, for dense decoder models. The runtime refuses with these numbers
+before it loads; plan and operator use the same functions, so that there is one forecast.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
+"""Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
+gate-up (2x intermediate), its product, and the float32 copies that norms make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a decoder. parameters counts every weight once (tied embeddings once)."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_positions: int
+    parameters: int
+    dtype: str
+
+    def weights_bytes(self, dtype: str) -> int:
+        """Bytes of all weights in dtype (float32, bfloat16, float16)."""
+        return self.parameters * BYTES[dtype]
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Verdict with the numbers behind it. concurrency: requests of the longest length that fit at once."""
+
+    verdict: Literal["Fits", "TooSmall"]
+    weights_bytes: int
+    activation_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+    concurrency: float
+    message: str
+
+
+def shape(config: Mapping[str, Any]) -> Shape:
+    """Sizes from a config.json. Raises ValueError that names a missing or senseless field."""
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
+    intermediate = _count(config, "intermediate_size")
+    kv_heads = _count(config, "num_key_value_heads", heads)
+    head_dim = _count(config, "head_dim", max(hidden // heads, 1))
+    query, key = heads * head_dim, kv_heads * head_dim
+    family = str(config.get("model_type", ""))
+    bias = query + 2 * key if (config.get("attention_bias") or family == "qwen2") else 0
+    norms = 2 * hidden + (2 * head_dim if family == "qwen3" else 0)
+    layer = hidden * (2 * query + 2 * key) + 3 * hidden * intermediate + bias + norms
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=vocabulary,
+        max_positions=_count(config, "max_position_embeddings", 2048),
+        parameters=layers * layer + embeddings + hidden,
+        dtype=_dtype(config),
+    )
+
+
+def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    value = config.get(field)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"config.json: {field} is {value!r}, expected a positive integer")
+    return value
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    named = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return named if named in BYTES else "float32"
+
+
+def fit(
+    model: Shape, *, memory_bytes: int, memory_fraction: float, dtype: str, max_model_len: int, max_batch_tokens: int
+) -> Fit:
+    """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
+
+    memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
+    the model's own longest).
+    """
+    longest = max_model_len or model.max_positions
+    weights, per_token = model.weights_bytes(dtype), model.kv_bytes_per_token(dtype)
+    activations = (
+        max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
+    )
+    left = int(memory_bytes * memory_fraction) - weights - activations
+    kv_tokens = max(left // per_token, 0)
+    enough = kv_tokens >= longest
+    numbers = (
+        f"weights {_gib(weights)} + activations {_gib(activations)} + KV cache of one request of {longest} tokens "
+        f"{_gib(longest * per_token)} against {_gib(int(memory_bytes * memory_fraction))} usable of {_gib(memory_bytes)}"
+    )
+    return Fit(
+        verdict="Fits" if enough else "TooSmall",
+        weights_bytes=weights,
+        activation_bytes=activations,
+        kv_bytes_per_token=per_token,
+        kv_tokens=kv_tokens,
+        concurrency=kv_tokens / longest,
+        message=numbers,
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,82 @@
+"""Options are declared once; flags, arguments and help derive from the declaration."""
+
+import click
+import pytest
+from pydantic import ValidationError
+
+from kvasir_api import command, options
+from kvasir_api.options import RuntimeOptions, ServeOptions
+
+CHANGED = {
+    "dtype": "float32",
+    "max_model_len": 4096,
+    "kv_cache_tokens": 1024,
+    "memory_percent": 85,
+    "block_size": 32,
+    "prefix_cache": False,
+    "max_batch_tokens": 256,
+    "max_sequences": 7,
+    "max_waiting": 3,
+    "served_model_name": ("a", "b"),
+    "host": "127.0.0.2",
+    "port": 9000,
+    "ops_port": 9001,
+    "device": "cpu",
+    "api_key": ("k",),
+    "cors_origin": ("*",),
+    "max_body_bytes": 2048,
+    "drain_timeout": 5,
+    "log_format": "json",
+    "trace": "plans.bin",
+    "revision": "r1",
+}
+
+
+def _parsed(arguments: list[str]) -> ServeOptions:
+    found: dict[str, object] = {}
+    serve = click.Command(
+        "serve",
+        params=list(command.click_options(ServeOptions, skip=frozenset({"model"}))),
+        callback=lambda **values: found.update(values),
+    )
+    serve.main(arguments, standalone_mode=False)
+    return ServeOptions.model_validate({"model": "m", **found})
+
+
+def test_changed_covers_every_option() -> None:
+    assert set(CHANGED) == set(ServeOptions.model_fields) - {"model"}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGED))
+def test_arguments_reproduce_each_option(name: str) -> None:
+    given = ServeOptions.model_validate({"model": "m", name: CHANGED[name]})
+    arguments = list(options.arguments(given))
+    assert arguments, f"{name} gives no argument"
+    assert _parsed(arguments) == given
+
+
+def test_defaults_need_no_arguments() -> None:
+    assert options.arguments(RuntimeOptions()) == ()
+    assert _parsed([]) == ServeOptions(model="m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--memory-fraction", "much"], "not a number"),
+        (["--block-size", "17"], "block-size"),
+        (["--max-sequences", "0"], "max-sequences"),
+        (["--port", "70000"], "port"),
+        (["--dtype", "int3"], "dtype"),
+    ],
+)
+def test_bad_argument_is_named(arguments: list[str], words: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        _parsed(arguments)
+    assert words in caught.value.format_message()
+
+
+def test_contradiction_is_described_in_one_line() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ServeOptions(model="m", max_batch_tokens=8, block_size=16)
+    assert command.describe(caught.value) == "maxBatchTokens 8 is less than blockSize 16"

@@ -1,0 +1,35 @@
+"""The /state document: old and new readers and writers live side by side."""
+
+import json
+
+import msgspec
+import pytest
+
+from kvasir_api import state
+from kvasir_api.state import GatewayState, Kv, ServiceDemand, State
+
+
+def test_round_trip() -> None:
+    document = State(
+        model="m",
+        phase="ready",
+        kv=Kv(capacity_tokens=64, pinned_tokens=16, cached_tokens=16, free_tokens=32),
+        prefix_digest=("ab",),
+    )
+    assert state.decode(state.encode(document)) == document
+    gateway = GatewayState(services=(ServiceDemand(namespace="n", name="s", inflight=3),))
+    assert state.decode_gateway(state.encode(gateway)) == gateway
+
+
+def test_unknown_field_is_ignored_and_missing_one_defaults() -> None:
+    assert state.decode(b'{"phase":"ready","from_the_future":{"a":1}}').phase == "ready"
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b'{"phase":"dancing"}', b'{"running":"3"}'])
+def test_bad_document_is_no_reading(document: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        state.decode(document)
+
+
+def test_every_field_is_written() -> None:
+    assert set(json.loads(state.encode(State()))) == set(State.__struct_fields__)
