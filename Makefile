@@ -11,7 +11,9 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Extra arguments for pytest: make test PYTEST_ARGS="-k scheduler"
 PYTEST_ARGS ?=
-IMAGE_PREFIX ?= kvasir
+# make images DOCKER=podman IMAGE_REGISTRY=registry.example/team/
+DOCKER ?= docker
+IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: help setup demo demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench images deploy clean
@@ -90,7 +92,7 @@ bench: setup  ## Measure on this machine (see docs/benchmarks)
 
 images:  ## Build the container images (needs docker or podman)
 	@for name in operator gateway runtime runtime-cpu; do \
-	  docker build --file images/$$name.Dockerfile --tag $(IMAGE_PREFIX)/$$name:$(IMAGE_TAG) .; \
+	  $(DOCKER) build --file images/$$name.Dockerfile --tag $(IMAGE_REGISTRY)kvasir-$$name:$(IMAGE_TAG) .; \
 	done
 
 deploy:  ## Install CRD, operator and gateway into the cluster that kubectl points to
