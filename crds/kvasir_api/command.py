@@ -25,8 +25,26 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """The subcommand, imported now; None when there is none of that name."""
         entry = _entries().get(cmd_name)
-        command = entry.load() if entry else None
-        return command if isinstance(command, click.Command) else None
+        return load(entry) if entry else None
+
+
+def load(entry: EntryPoint) -> click.Command | None:
+    """The command of an entry point; where its extra is not installed, one that says so; None when it is no command."""
+    try:
+        command = entry.load()
+    except ModuleNotFoundError as error:
+        return _absent(entry.name, error.name or str(error))
+    return command if isinstance(command, click.Command) else None
+
+
+def _absent(name: str, module: str) -> click.Command:
+    sentence = f"Not in this installation: there is no module {module}."
+
+    def refuse() -> None:
+        raise click.ClickException(sentence)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    return click.Command(name, callback=refuse, help=sentence, context_settings=settings)
 
 
 def _entries() -> dict[str, EntryPoint]:

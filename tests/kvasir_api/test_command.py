@@ -1,0 +1,32 @@
+"""The command `kvasir` in installations that hold only some of its packages."""
+
+from importlib.metadata import EntryPoint
+
+from click.testing import CliRunner
+
+from kvasir_api import command
+
+
+def entry(value):
+    return EntryPoint(name="serve", value=value, group=command.GROUP)
+
+
+def test_command_of_an_absent_package_says_what_is_missing():
+    absent = command.load(entry("no_such_package.commands:serve"))
+    result = CliRunner().invoke(absent, ["model", "--port", "1", "--help"])
+    assert result.exit_code == 1
+    assert result.output == "Error: Not in this installation: there is no module no_such_package.\n"
+
+
+def test_what_is_no_command_is_not_taken_for_one():
+    assert command.load(entry("json:dumps")) is None
+
+
+def test_installed_command_is_loaded():
+    assert command.load(entry("kvasir_api.command:main")) is command.main
+
+
+def test_help_lists_what_is_not_installed_too():
+    result = CliRunner().invoke(command.main, ["--help"])
+    assert result.exit_code == 0
+    assert "serve" in result.output
