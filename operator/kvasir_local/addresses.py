@@ -1,0 +1,99 @@
+"""Finds loopback ports and pod networks that nobody uses. Called when a cluster starts; it keeps nothing.
+
+Ports lie below Linux' range for outgoing connections (32768 and up), so that none of those takes a port between the
+moment it is found free and the moment its member listens.
+"""
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+from typing import Final
+
+from kvasir_local.errors import LocalClusterError, PortTakenError
+from kvasir_local.members import APISERVER, HOST, Network
+
+_LOWEST: Final = 20_000
+_HIGHEST: Final = 32_000
+_LISTEN: Final = "0A"
+
+
+def free_ports(count: int, *, seed: int | None = None) -> list[int]:
+    """`count` different ports on 127.0.0.1 that were free a moment ago."""
+    candidates = list(range(_LOWEST, _HIGHEST))
+    random.Random(seed).shuffle(candidates)
+    found: list[int] = []
+    for port in candidates:
+        if is_free(port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise LocalClusterError(f"only {len(found)} free ports between {_LOWEST} and {_HIGHEST}, {count} are needed")
+
+
+def choose(*, apiserver: int | None = None) -> Network:
+    """Ports and pod network for one cluster; the API server's port may be given and is then refused when taken."""
+    if apiserver is not None:
+        check_free(apiserver, APISERVER)
+    etcd, etcd_peer, chosen, controller_manager, scheduler = free_ports(5)
+    return Network(
+        etcd=etcd,
+        etcd_peer=etcd_peer,
+        apiserver=apiserver if apiserver is not None else chosen,
+        controller_manager=controller_manager,
+        scheduler=scheduler,
+        pod_network=free_pod_network(),
+    )
+
+
+def check_free(port: int, member: str) -> None:
+    """Raises PortTakenError, with the holder where it can be seen."""
+    if is_free(port):
+        return
+    holder = holder_of(port)
+    by = f" by {holder}" if holder else ""
+    raise PortTakenError(f"port {port} on {HOST}, wanted for {member}, is taken{by}")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not matter
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def holder_of(port: int) -> str | None:
+    """`pid N (name)` of the process that listens on the port; None when it is another user's."""
+    inodes = {inode for _, listening, inode in _listeners() if listening == port}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for descriptor in (entry / "fd").iterdir():
+                if str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]") in inodes:
+                    return f"pid {entry.name} ({(entry / 'comm').read_text().strip()})"
+    return None
+
+
+def free_pod_network(*, seed: int | None = None) -> str:
+    """Two octets `127.A` so that no process listens in 127.A.0.0/16 now: each node gets one /24 of it."""
+    used = {address.split(".")[1] for address, _, _ in _listeners() if address.startswith("127.")}
+    free = [str(second) for second in range(16, 255) if str(second) not in used]
+    if not free:
+        raise LocalClusterError("every 127.A.0.0/16 from 127.16 to 127.254 has a listener: no network for pods is left")
+    return f"127.{random.Random(seed).choice(free)}"
+
+
+def _listeners() -> list[tuple[str, int, str]]:
+    """(address, port, socket inode) of every listening IPv4 TCP socket."""
+    rows = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        columns = line.split()
+        if columns[3] == _LISTEN:
+            address, port = columns[1].split(":")
+            dotted = socket.inet_ntoa(bytes.fromhex(address)[::-1])
+            rows.append((dotted, int(port, 16), columns[9]))
+    return rows

@@ -1,0 +1,73 @@
+"""Provides the binaries of the control plane: those of KUBEBUILDER_ASSETS, or of the per-user cache, or built into it.
+
+Called by `stack` and by the tests' fixtures. Two that need a build at once do not build twice: the second waits.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kvasir_local import buildplan, gobuild
+from kvasir_local.errors import MissingToolError
+from kvasir_local.members import BINARIES
+from kvasir_local.say import Say
+
+ASSETS: Final = "KUBEBUILDER_ASSETS"
+_POLL_S: Final = 0.2
+
+
+def provide(*, say: Say, environment: Mapping[str, str] = os.environ) -> Path:
+    """The directory that holds every one of members.BINARIES. MissingToolError when that cannot be had."""
+    assets = environment.get(ASSETS)
+    if assets:
+        absent = missing(Path(assets))
+        if not absent:
+            return Path(assets)
+        say.done(f"{ASSETS}={assets} lacks {', '.join(absent)}; using our own build")
+    wanted = cache_root(environment) / buildplan.CACHE_NAME
+    if not missing(wanted):
+        return wanted
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        raise MissingToolError(
+            f"the local cluster is built for linux on x86_64, this is {sys.platform} on {os.uname().machine}"
+        )
+    _build_once(wanted, say)
+    return wanted
+
+
+def missing(directory: Path) -> list[str]:
+    """Names of the binaries that are not there or cannot be executed."""
+    return [name for name in BINARIES if not os.access(directory / name, os.X_OK)]
+
+
+def cache_root(environment: Mapping[str, str]) -> Path:
+    """The per-user cache of this project, by the XDG convention."""
+    base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvasir"
+
+
+def _build_once(wanted: Path, say: Say) -> None:
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    with (wanted.parent / f".{wanted.name}.lock").open("a") as lock:
+        started = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # ends with the other one, who has a deadline for each step
+                say.waiting(f"another process builds {wanted.name}… {time.monotonic() - started:.0f} s")
+                time.sleep(_POLL_S)
+        if not missing(wanted):
+            return
+        work = wanted.parent / f".{wanted.name}.work"
+        shutil.rmtree(work, ignore_errors=True)  # of a builder that was killed
+        shutil.rmtree(wanted, ignore_errors=True)
+        try:
+            gobuild.build(work, say=say).rename(wanted)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)

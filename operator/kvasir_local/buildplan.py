@@ -1,0 +1,74 @@
+"""What to build from which Go module, with which flags, and how long that took where it was measured.
+
+Pure: `gobuild` runs it. Versions here, in gomod/*/go.mod and in the name of the cache directory change together; a test
+compares them.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_local import members
+
+KUBERNETES: Final = "v1.34.2"
+ETCD: Final = "v3.6.5"
+LEAST_GO: Final = (1, 24)
+"""go.mod of Kubernetes v1.34 asks for it."""
+CACHE_NAME: Final = f"kubernetes-{KUBERNETES}-linux-amd64"
+
+_VERSION_PACKAGES: Final = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One `go build`. module: a directory below gomod/; expected_s: on two cores, everything cold."""
+
+    binary: str
+    module: str
+    package: str
+    flags: tuple[str, ...]
+    expected_s: int
+
+
+def steps() -> tuple[Step, ...]:
+    """In this order: kube-apiserver compiles most of what the others share, so it pays for all."""
+    expected_s = {
+        members.APISERVER: 226,
+        members.CONTROLLER_MANAGER: 57,
+        members.SCHEDULER: 8,
+        members.KUBECTL: 30,
+    }
+    etcd = Step(
+        binary=members.ETCD,
+        module="etcd",
+        package="go.etcd.io/etcd/server/v3",
+        flags=("-trimpath", "-ldflags", "-s -w"),
+        expected_s=25,
+    )
+    kubernetes = tuple(
+        Step(
+            binary=binary,
+            module="kubernetes",
+            package=f"k8s.io/kubernetes/cmd/{binary}",
+            flags=("-trimpath", "-tags", "providerless", "-ldflags", _version_flags()),
+            expected_s=seconds,
+        )
+        for binary, seconds in expected_s.items()
+    )
+    return (etcd, *kubernetes)
+
+
+def go_version(text: str) -> tuple[int, int] | None:
+    """Major and minor of what `go env GOVERSION` prints, `go1.26.8`; None for anything else, such as a devel build."""
+    numbers = text.strip().removeprefix("go").split(".")
+    try:
+        return int(numbers[0]), int(numbers[1])
+    except (ValueError, IndexError):
+        return None
+
+
+def _version_flags() -> str:
+    """Without these, clients see v0.0.0-master and refuse or warn."""
+    major, minor, _ = KUBERNETES.removeprefix("v").split(".")
+    values = {"gitVersion": KUBERNETES, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    settings = [f"-X {package}.{name}={value}" for package in _VERSION_PACKAGES for name, value in values.items()]
+    return " ".join(["-s", "-w", *settings])

@@ -1,0 +1,12 @@
+//go:build tools
+
+// Package tools names the commands that the local cluster builds, so that
+// "go mod tidy" keeps their modules in go.mod and go.sum.
+package tools
+
+import (
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
+	_ "k8s.io/kubernetes/cmd/kube-scheduler"
+	_ "k8s.io/kubernetes/cmd/kubectl"
+)

@@ -1,0 +1,57 @@
+"""Where the files of one local cluster lie. Decides paths only; it creates nothing and reads nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Paths below one state directory. `root` is absolute: members run with other working directories."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The admin's kubeconfig, the one that people use."""
+        return self.root / "kubeconfig"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.logs / "audit.log"
+
+    @property
+    def pki(self) -> Path:
+        return self.root / "pki"
+
+    @property
+    def config(self) -> Path:
+        """Kubeconfigs of the members, the audit policy, the token file."""
+        return self.root / "config"
+
+    @property
+    def etcd(self) -> Path:
+        return self.root / "etcd"
+
+    @property
+    def overlay(self) -> Path:
+        """The generated kustomization that `up` applies."""
+        return self.root / "overlay"
+
+    def log(self, member: str) -> Path:
+        return self.logs / f"{member.replace('/', '-')}.log"
+
+    def node(self, name: str) -> Path:
+        """The state directory that is handed to one process node."""
+        return self.root / "nodes" / name

@@ -1,0 +1,116 @@
+"""Fixtures that several test folders share: one real control plane per test run, on loopback.
+
+The first test that wants it starts it (the binaries are built once per user if need be); with several workers all share
+it; it ends with the run, even when the run is killed. A test that uses it is marked `e2e` by that alone.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvasir_local import binaries
+from kvasir_local.control_plane import ControlPlane
+from kvasir_local.record import Node
+from kvasir_local.say import Terminal
+
+if TYPE_CHECKING:
+    from kubernetes import client
+
+NODE = Node(name="kvasir-0", index=0, fake_gpus=4)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("e2e")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds before any test runs, since a first build takes longer than a test may."""
+    wanted = any(item.get_closest_marker("e2e") for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        with _on_screen(session.config):
+            binaries.provide(say=Terminal())
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if _run_pid(session.config) != os.getpid():
+        return  # a worker: the others may still need the cluster
+    state_dir = _state_dir(session.config)
+    if state_dir.exists():
+        ControlPlane(state_dir=state_dir).stop()
+        if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+            shutil.rmtree(state_dir)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    logs = _state_dir(config) / "logs"
+    if logs.exists():
+        terminalreporter.write_line(f"logs of the local cluster: {logs}")
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> ControlPlane:
+    """etcd, API server, controllers, scheduler: `.kubeconfig`, `.kubectl`, `.layout.audit_log`; no node."""
+    with _on_screen(pytestconfig):
+        found = ControlPlane(
+            state_dir=_state_dir(pytestconfig),
+            binaries=binaries.provide(say=Terminal()),
+            owner=_run_pid(pytestconfig),
+        )
+        found.start()
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster_node(cluster: ControlPlane) -> ControlPlane:
+    """The same with one Ready process node, NODE, that claims four GPUs."""
+    cluster.start_node(NODE)
+    cluster.await_node(NODE.name)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def api(cluster: ControlPlane) -> Iterator["client.ApiClient"]:
+    """A client of the `cluster` as its administrator."""
+    from kubernetes import config  # a second to import: only the runs that need it pay
+
+    with config.new_client_from_config(config_file=os.fspath(cluster.kubeconfig)) as found:
+        yield found
+
+
+@pytest.fixture
+def namespace(api: "client.ApiClient") -> Iterator[str]:
+    """A fresh namespace whose default service account exists; deleted afterwards, without waiting for its end."""
+    from kubernetes import client
+
+    core = client.CoreV1Api(api)
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    core.create_namespace({"metadata": {"name": name}})
+    deadline = time.monotonic() + 20
+    while not any(found.metadata.name == "default" for found in core.list_namespaced_service_account(name).items):
+        assert time.monotonic() < deadline, f"no default service account in namespace {name} after 20 s"
+        time.sleep(0.02)
+    yield name
+    core.delete_namespace(name)
+
+
+def _run_pid(config: pytest.Config) -> int:
+    """The process that is the whole run: with xdist the parent of the workers."""
+    return os.getppid() if hasattr(config, "workerinput") else os.getpid()
+
+
+def _state_dir(config: pytest.Config) -> Path:
+    return Path(tempfile.gettempdir()) / f"kvasir-test-{_run_pid(config)}"
+
+
+def _on_screen(config: pytest.Config):
+    return config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()

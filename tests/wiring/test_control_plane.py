@@ -1,0 +1,100 @@
+"""The control plane as the other tests get it: what its users may rely on."""
+
+import json
+import subprocess
+
+from kubernetes import client
+
+from kvasir_local import audit, members
+from kvasir_local.control_plane import ControlPlane
+
+
+def kubectl(cluster: ControlPlane, *arguments: str, stdin: str | None = None) -> str:
+    result = subprocess.run(
+        [*cluster.kubectl, *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_member_answers(cluster):
+    answers = cluster.answers()
+    assert {*members.MEMBERS, "guard"} <= answers.keys()
+    assert [(name, answer.text) for name, answer in answers.items() if not answer.ok] == []
+
+
+def test_kubectl_and_server_are_the_same_release(cluster):
+    versions = json.loads(kubectl(cluster, "version", "--output=json"))
+    assert versions["clientVersion"]["gitVersion"] == versions["serverVersion"]["gitVersion"]
+
+
+def test_a_namespace_gets_its_account_and_the_clusters_ca(api, namespace):
+    core = client.CoreV1Api(api)
+    ca = core.read_namespaced_config_map("kube-root-ca.crt", namespace)
+    assert ca.data["ca.crt"].startswith("-----BEGIN CERTIFICATE-----")
+
+
+def test_a_service_account_token_is_accepted_and_limited_by_rbac(cluster, api, namespace):
+    core = client.CoreV1Api(api)
+    request = {"spec": {"expirationSeconds": 600}}
+    token = core.create_namespaced_service_account_token("default", namespace, request).status.token
+    said = subprocess.run(
+        [
+            *cluster.kubectl[:1],
+            f"--server=https://127.0.0.1:{cluster.state.network.apiserver}",
+            f"--certificate-authority={cluster.layout.pki / 'ca.crt'}",
+            "--kubeconfig=/dev/null",
+            f"--token={token}",
+            "get",
+            "pods",
+            f"--namespace={namespace}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert f'User "system:serviceaccount:{namespace}:default" cannot list resource "pods"' in said.stderr
+
+
+def test_the_audit_log_says_who_wrote_what(cluster, api, namespace):
+    core = client.CoreV1Api(api)
+    _, mark = audit.read(cluster.layout.audit_log)
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "marked"}, "data": {"a": "1"}})
+    core.read_namespaced_config_map("marked", namespace)
+    written, _ = audit.read(cluster.layout.audit_log, since=mark)
+    of_ours = [write for write in written if write.name == "marked"]
+    assert [(write.user, write.verb, write.resource, write.namespace, write.code) for write in of_ours] == [
+        ("kvasir-admin", "create", "configmaps", namespace, 201)
+    ]
+
+
+def test_deployments_make_pods_and_deletion_collects_them(cluster, api, namespace):
+    pod = {
+        "metadata": {"labels": {"app": "x"}},
+        "spec": {"containers": [{"name": "c", "image": "none"}], "nodeSelector": {"nowhere": "1"}},
+    }
+    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "x"}}, "template": pod}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": spec}
+    kubectl(cluster, "apply", "--server-side", f"--namespace={namespace}", "--filename=-", stdin=json.dumps(deployment))
+    kubectl(
+        cluster,
+        "wait",
+        f"--namespace={namespace}",
+        "deployment/x",
+        "--for=jsonpath={.status.replicas}=2",
+        "--timeout=30s",
+    )
+    kubectl(cluster, "delete", f"--namespace={namespace}", "deployment/x", "--cascade=foreground", "--timeout=30s")
+    assert client.CoreV1Api(api).list_namespaced_pod(namespace).items == []
+
+
+def test_secrets_are_the_owners_alone(cluster):
+    loose = [
+        path
+        for path in cluster.layout.root.rglob("*")
+        if path.suffix in {".key", ".csv", ".kubeconfig"} or path.name == "kubeconfig"
+        if path.stat().st_mode & 0o077
+    ]
+    assert loose == []
+    assert cluster.layout.root.stat().st_mode & 0o077 == 0
