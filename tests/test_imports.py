@@ -32,7 +32,7 @@ print(",".join(sorted(unwanted & {name.partition(".")[0] for name in sys.modules
 
 
 def modules_of(package: str) -> list[str]:
-    """The package and all modules in it, by name, without importing any; commands start on import, so they are out."""
+    """The package and all modules in it, by name, without importing any; what is run and not imported is left out."""
     folder = ROOT / HOMES[package] / package
     found = [package]
     stack = [(folder, package)]
@@ -42,7 +42,7 @@ def modules_of(package: str) -> list[str]:
             found.append(f"{prefix}.{module.name}")
             if module.ispkg:
                 stack.append((place / module.name, f"{prefix}.{module.name}"))
-    return [name for name in found if not name.endswith("__main__")]
+    return [name for name in found if not name.endswith(("__main__", "demo.train"))]
 
 
 def loaded(python: Path | str, names: list[str], unwanted: str) -> str:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from kvasir_api import crd, metrics
+from kvasir_api.options import ServeOptions, flag
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [ROOT / path for path in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
@@ -136,6 +139,16 @@ def test_generated_files_are_fresh():
     check = [sys.executable, "-m", "kvasir_api.generate", "--check"]
     result = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_field_option_and_metric_is_in_the_reference():
+    page = (ROOT / "docs" / "reference.md").read_text()
+    schema = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    wanted = [f"spec.{name}" for name in schema["spec"]["properties"]]
+    wanted += [flag(name) for name in ServeOptions.model_fields if name != "model"]
+    wanted += [metric.name for metric in (*metrics.RUNTIME, *metrics.OPERATOR, *metrics.GATEWAY)]
+    missing = [name for name in wanted if f"| `{name}` |" not in page]
+    assert not missing, report(missing)
 
 
 def test_every_pure_room_is_under_the_contract():
