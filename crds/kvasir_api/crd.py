@@ -55,13 +55,7 @@ def _schema() -> dict[str, Any]:
     schema["properties"] = {
         "apiVersion": {"type": "string", "description": f"Version of this representation: {names.API_VERSION}."},
         "kind": {"type": "string", "description": f"Kind of this object: {names.KIND}."},
-        "metadata": {
-            "type": "object",
-            "description": "Standard object metadata.",
-            "properties": {
-                "name": {"type": "string", "description": "Name of the service, a DNS label.", "maxLength": 52}
-            },
-        },
+        "metadata": {"type": "object"},  # the API server's own schema; it forbids saying more here
         **schema["properties"],
     }
     # The server fills defaults of spec only; a default status would make an unobserved object look observed.
