@@ -4,7 +4,7 @@ They travel as msgpack over a local socket (never pickle), are addressed by clie
 frozen structs with their types checked. This module knows nothing of HTTP, tensors or scheduling.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,6 +43,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sampling: Sampling
     salt: bytes = b""
     route_hashes: tuple[bytes, ...] = ()
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process is told when it is started: one JSON document on its standard input.
+
+    address: where its ROUTER socket binds, ipc:// in a private directory. model: an existing directory. options: the
+    fields of ServeOptions by their Python names, without model and without secrets. The input stays open for the life
+    of the API process, so its end tells the engine that nobody is left to serve.
+    """
+
+    address: str
+    model: str
+    options: dict[str, Any]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
