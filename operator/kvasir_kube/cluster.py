@@ -1,0 +1,59 @@
+"""The shell's view of the API server: the few verbs that Kvasir uses, as a protocol that fakes implement in tests."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from kvasir_kube.kinds import Json, Kind
+
+WatchVerb = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Objects of a list and the resourceVersion from which a watch goes on."""
+
+    items: tuple[Json, ...]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """One line of a watch. A bookmark carries nothing but its resourceVersion."""
+
+    verb: WatchVerb
+    obj: Json
+
+
+class Cluster(Protocol):
+    """Verbs on objects as plain JSON. All raise KubeError and its kinds."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json:
+        """One object. NotFoundError when there is none."""
+        ...
+
+    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
+        """All objects of a kind, in one namespace or in all, that match a label selector."""
+        ...
+
+    def watch(
+        self, kind: Kind, namespace: str = "", selector: str = "", *, resource_version: str
+    ) -> AsyncGenerator[WatchEvent, None]:
+        """Changes since resource_version until the server ends the stream. ExpiredError when it is too old."""
+        ...
+
+    async def create(self, kind: Kind, obj: Json) -> Json:
+        """Create an object. ConflictError when it exists."""
+        ...
+
+    async def apply(self, kind: Kind, obj: Json, *, manager: str, subresource: str = "") -> Json:
+        """Server-side apply of our whole intent, taking over fields that others own."""
+        ...
+
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
+        """JSON merge patch; None removes a field."""
+        ...
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:
+        """Delete an object, only if its uid is still this one. An absent object is fine."""
+        ...

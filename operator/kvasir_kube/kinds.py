@@ -1,0 +1,90 @@
+"""The Kubernetes kinds that Kvasir touches and where they live in the API; called by every shell that names an object.
+
+Objects themselves stay plain JSON dictionaries: the generated models of the client library cost memory and time that a
+level-triggered reader of a few fields does not need.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvasir_api import names
+
+Json = dict[str, Any]
+Key = tuple[str, str]
+"""Namespace and name of an object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One resource of the API. group is empty for the core group."""
+
+    group: str = ""
+    version: str = "v1"
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """What an object of this kind carries as apiVersion."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path of a collection over all namespaces or in one, of one object, or of its subresource."""
+        parts = ["/apis" if self.group else "/api", self.api_version]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/".join(parts)
+
+
+INFERENCE_SERVICE: Final = Kind(group=names.GROUP, version=names.VERSION, kind=names.KIND, plural=names.PLURAL)
+DEPLOYMENT: Final = Kind(group="apps", kind="Deployment", plural="deployments")
+CONTROLLER_REVISION: Final = Kind(group="apps", kind="ControllerRevision", plural="controllerrevisions")
+POD: Final = Kind(kind="Pod", plural="pods")
+SERVICE: Final = Kind(kind="Service", plural="services")
+CLAIM: Final = Kind(kind="PersistentVolumeClaim", plural="persistentvolumeclaims")
+EVENT: Final = Kind(group="events.k8s.io", kind="Event", plural="events")
+NAMESPACE: Final = Kind(kind="Namespace", plural="namespaces", namespaced=False)
+
+
+def key(obj: Json) -> Key:
+    """Namespace (empty for cluster-wide objects) and name."""
+    metadata = obj.get("metadata") or {}
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def uid(obj: Json) -> str:
+    """The object's uid, empty when it has none yet."""
+    return str((obj.get("metadata") or {}).get("uid") or "")
+
+
+def labels(obj: Json) -> dict[str, str]:
+    """The object's labels; never None."""
+    return (obj.get("metadata") or {}).get("labels") or {}
+
+
+def annotations(obj: Json) -> dict[str, str]:
+    """The object's annotations; never None."""
+    return (obj.get("metadata") or {}).get("annotations") or {}
+
+
+def resource_version(obj: Json) -> int:
+    """The resourceVersion as a number, -1 when it is absent or opaque.
+
+    Kubernetes declares it comparable since 1.35; with etcd it always was.
+    """
+    text = str((obj.get("metadata") or {}).get("resourceVersion") or "")
+    return int(text) if text.isdigit() else -1
+
+
+def slim(obj: Json) -> Json:
+    """The object without managedFields and the last-applied annotation: most of its bytes, read by nobody here."""
+    metadata = dict(obj.get("metadata") or {})
+    metadata.pop("managedFields", None)
+    notes = metadata.get("annotations")
+    if notes and "kubectl.kubernetes.io/last-applied-configuration" in notes:
+        metadata["annotations"] = {
+            k: v for k, v in notes.items() if k != "kubectl.kubernetes.io/last-applied-configuration"
+        }
+    return {**obj, "metadata": metadata}

@@ -1,0 +1,34 @@
+"""Paths and small readers of objects."""
+
+import pytest
+
+from kvasir_kube import kinds
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "path"),
+    [
+        (kinds.POD, ("a", "p"), "/api/v1/namespaces/a/pods/p"),
+        (kinds.POD, (), "/api/v1/pods"),
+        (kinds.DEPLOYMENT, ("a",), "/apis/apps/v1/namespaces/a/deployments"),
+        (
+            kinds.INFERENCE_SERVICE,
+            ("a", "m", "status"),
+            "/apis/serving.kvasir.dev/v1alpha1/namespaces/a/inferenceservices/m/status",
+        ),
+        (kinds.NAMESPACE, ("ignored", "a"), "/api/v1/namespaces/a"),
+    ],
+)
+def test_path_follows_group_and_scope(kind, args, path):
+    assert kind.path(*args) == path
+
+
+def test_slim_drops_what_nobody_reads():
+    notes = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "own": "1"}
+    obj = {"metadata": {"name": "a", "managedFields": [{}], "annotations": notes}, "spec": {}}
+    assert kinds.slim(obj) == {"metadata": {"name": "a", "annotations": {"own": "1"}}, "spec": {}}
+
+
+@pytest.mark.parametrize(("version", "number"), [("12", 12), ("", -1), ("opaque", -1)])
+def test_resource_version_is_a_number_or_unknown(version, number):
+    assert kinds.resource_version({"metadata": {"resourceVersion": version}}) == number

@@ -1,0 +1,72 @@
+"""A mirror follows what happens, relists when its place is too old, and goes on after errors."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from fakes.cluster import FakeCluster
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import POD
+from kvasir_kube.mirror import Mirror
+
+
+def pod(name, **labels):
+    return {"metadata": {"namespace": "a", "name": name, "labels": labels}}
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition is a look at plain data
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(mirror):
+    task = asyncio.create_task(mirror.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def names(mirror):
+    return sorted(name for _, name in mirror.objects)
+
+
+async def test_mirror_follows_list_and_watch():
+    cluster, changes = FakeCluster(), []
+    await cluster.put(POD, pod("one"))
+    mirror = Mirror(cluster, POD, on_change=changes.append)
+    async with running(mirror):
+        await mirror.synced.wait()
+        assert names(mirror) == ["one"]
+        await cluster.put(POD, pod("two"))
+        await until(lambda: names(mirror) == ["one", "two"])
+        await cluster.drop(POD, "a", "one")
+        await until(lambda: names(mirror) == ["two"])
+    assert changes == [("a", "one"), ("a", "two"), ("a", "one")]
+
+
+async def test_mirror_lists_again_when_its_place_is_too_old():
+    cluster, changes = FakeCluster(), []
+    await cluster.put(POD, pod("one"))
+    mirror = Mirror(cluster, POD, on_change=changes.append)
+    async with running(mirror):
+        await mirror.synced.wait()
+        cluster.expired = True
+        del cluster.objects["pods"]["a", "one"]
+        await cluster.wake()
+        await until(lambda: not mirror.objects)
+    assert changes == [("a", "one"), ("a", "one")]
+
+
+async def test_mirror_goes_on_after_an_error():
+    cluster = FakeCluster()
+    cluster.errors["list"] = [KubeError("refused", retry_after_s=0.0)]
+    mirror = Mirror(cluster, POD, selector="app=x")
+    async with running(mirror):
+        await mirror.synced.wait()
+        await cluster.put(POD, pod("one", app="x"))
+        await cluster.put(POD, pod("other", app="y"))
+        await until(lambda: names(mirror) == ["one"])
+    assert mirror.silence_s() < 5
