@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 
 demo: setup  ## Start a local cluster, serve a tiny model, stream a chat answer, watch it scale
 	@$(BIN)/kvasir demo
+
+demo-model: setup  ## Train the demo's model anew (two minutes; the result is part of the repository)
+	@$(BIN)/python -m kvasir_local.demo.train operator/kvasir_local/demo/model
 
 demo-down:  ## Stop what the demo left running
 	@test ! -x $(BIN)/kvasir || $(BIN)/kvasir local down

@@ -1,0 +1,96 @@
+"""`kvasir demo`: the whole product on this machine, from nothing to a service that scales, in one command."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import click
+from openai import AsyncOpenAI
+from rich.console import Console
+
+from kvasir_kube.client import Client, configuration
+from kvasir_kube.errors import KubeError
+from kvasir_kube.readings import Reader
+from kvasir_local import install, stack
+from kvasir_local.control_plane import ControlPlane
+from kvasir_local.demo import walk
+from kvasir_local.demo.load import Load
+from kvasir_local.demo.table import Screen
+from kvasir_local.demo.view import View
+from kvasir_local.errors import LocalClusterError
+from kvasir_local.say import Terminal
+
+ROOT: Final = Path(__file__).parents[3]
+SAMPLE: Final = ROOT / "manifests" / "samples" / "tiny.yaml"
+NAMESPACE: Final = "default"
+
+
+@click.command()
+@click.option("--load-seconds", default=60.0, show_default=True, help="How long the load lasts.")
+@click.option("--streams", default=32, show_default=True, help="Streams that the load keeps open at once.")
+@click.option(
+    "--state-dir",
+    default=".kvasir",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the local cluster keeps its state.",
+)
+def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
+    """Start a local cluster, serve a tiny model, stream an answer, and watch a load scale it up and down."""
+    console = Console()
+    started = time.monotonic()
+    try:
+        wish = stack.Wish(manifests=install.find_manifests())
+        cluster = stack.up(state_dir, wish, say=Terminal())
+        console.print(f"[green]✓[/] local cluster, operator and gateway run ({time.monotonic() - started:.0f} s)")
+        plan = walk.Plan(load_s=load_seconds, streams=streams)
+        asyncio.run(_walk(str(cluster.kubeconfig), console, plan, started))
+    except (walk.DemoError, LocalClusterError, KubeError) as error:
+        console.print(f"[red]✗[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("\n[yellow]interrupted: stopping the local cluster[/]")
+        ControlPlane(state_dir=state_dir, say=Terminal()).stop()
+        sys.exit(130)
+    _next_steps(console, state_dir)
+
+
+async def _walk(kubeconfig: str, console: Console, plan: walk.Plan, started: float) -> None:
+    async with Client(await configuration(kubeconfig)) as cluster, aiohttp.ClientSession() as session:
+        await walk.put_model(cluster, SAMPLE, namespace=NAMESPACE, deadline_s=plan.bound_s)
+        name = await walk.apply_service(cluster, SAMPLE, namespace=NAMESPACE)
+        console.print(f"[green]✓[/] applied {SAMPLE.relative_to(ROOT)}: InferenceService {NAMESPACE}/{name}")
+        view = View(cluster=cluster, reader=Reader(session), namespace=NAMESPACE, name=name)
+        address = await walk.until_ready(view, console, deadline_s=plan.ready_s)
+        console.print(f"[green]✓[/] {name} is Ready at {address}")
+        async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=120.0) as client:
+            first_s = await walk.chat(client, name, console)
+            console.print(
+                f"[green]✓[/] first token {1000 * first_s:.0f} ms after asking, "
+                f"{time.monotonic() - started:.0f} s after the start"
+            )
+            load = Load(client=client, model=name, streams=plan.streams)
+            with Screen(console) as screen:
+                most, last = await walk.scale_up_and_down(view, load, screen, plan)
+        console.print(
+            f"[green]✓[/] scaled up to {most} and back down to {last}; "
+            f"{load.tally.finished} streams finished, {load.tally.broken} broken, {load.tally.refused} retried"
+        )
+
+
+def _next_steps(console: Console, state_dir: Path) -> None:
+    console.print(
+        "\nThe stack is still running. Try:\n"
+        f"    export KUBECONFIG={state_dir}/kubeconfig\n"
+        "    kubectl get infsvc,pods\n"
+        "    kubectl describe infsvc tiny\n"
+        "    kubectl logs deploy/$(kubectl get deploy -o name | head -1 | cut -d/ -f2)\n"
+        "    curl -s http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\\n"
+        '         -d \'{"model": "tiny", "messages": [{"role": "user", "content": "What is a block?"}]}\'\n'
+        "    make demo-down",
+        highlight=False,
+        soft_wrap=True,
+    )
