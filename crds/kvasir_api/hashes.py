@@ -1,0 +1,111 @@
+"""The two prefix hashes: of blocks of tokens, known to the engine, and of pieces of request text, known to the gateway.
+
+Both are chained, so that equal hashes mean equal prefixes, and both begin at a root that holds the adapter and the
+salt, so that tenants with different salts never share. Neither depends on the process, the machine or the release of
+Python: gateways and pods of different builds must agree. Nothing here knows a tokenizer, a cache or a route.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Final
+
+BLOCK_HASH_BYTES: Final = 32
+"""Wide, because a collision would show one tenant another's cache."""
+ROUTE_HASH_BYTES: Final = 8
+"""Narrow, because thousands of them travel in digests and a collision only misroutes one request."""
+PIECE_BYTES: Final = 256
+
+_FIELD: Final = "\x1f"
+_RECORD: Final = "\x1e"
+
+
+def block_root(*, adapter: str = "", salt: bytes = b"") -> bytes:
+    """Parent of a sequence's first block: what must be equal besides the tokens for KV to be shared."""
+    return blake2b(_framed(adapter.encode(), salt), digest_size=BLOCK_HASH_BYTES, person=b"kvasir-block").digest()
+
+
+def block_hash(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
+    """Identity of one full block, chained so that equal hashes mean equal prefixes.
+
+    parent: block_root() or the hash of the block before. tokens: all ids of the block, each below 2**32. extra: what
+    else decides its KV, for example the hash of an image that lies in it.
+    """
+    packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    return blake2b(parent + packed + extra, digest_size=BLOCK_HASH_BYTES).digest()
+
+
+def extend_block_hashes(hashes: list[bytes], tokens: Sequence[int], *, root: bytes, block_size: int) -> None:
+    """Append the hashes of the full blocks of tokens that hashes does not hold yet, in place.
+
+    hashes[i] belongs to tokens[i * block_size : (i + 1) * block_size]; a partial last block gets none, since it is
+    never shared.
+    """
+    parent = hashes[-1] if hashes else root
+    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = block_hash(parent, tokens[start : start + block_size])
+        hashes.append(parent)
+
+
+def route_hashes(text: str, *, model: str, adapter: str = "", salt: bytes = b"") -> tuple[bytes, ...]:
+    """Chained hashes of the full 256-byte pieces of a request's text in UTF-8; empty for a shorter text.
+
+    text: request_text() of the body. Two requests with n equal leading hashes have at least n * 256 equal leading
+    bytes, the same model, adapter and salt.
+    """
+    seed = _framed(model.encode(), adapter.encode(), salt)
+    parent = blake2b(seed, digest_size=ROUTE_HASH_BYTES, person=b"kvasir-route").digest()
+    encoded = text.encode("utf-8", "surrogatepass")
+    hashes = []
+    for start in range(0, len(encoded) - PIECE_BYTES + 1, PIECE_BYTES):
+        piece = encoded[start : start + PIECE_BYTES]
+        parent = blake2b(parent + piece, digest_size=ROUTE_HASH_BYTES).digest()
+        hashes.append(parent)
+    return tuple(hashes)
+
+
+def request_text(body: Mapping[str, object]) -> str:
+    """Canonical text of a decoded completion or chat body, in the order in which templates lay it out.
+
+    Tools come first, since chat templates put them before the conversation. Only what shapes the prompt counts:
+    sampling parameters, user and stream do not. Never raises on odd types, since the gateway calls it before anybody
+    validated the body; what is not text is written as sorted JSON.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list | tuple):
+        return _text(body.get("prompt"))
+    parts = [_text(body[name]) + _RECORD for name in ("tools", "chat_template_kwargs") if body.get(name)]
+    parts += [_message(message) + _RECORD for message in messages]
+    return "".join(parts)
+
+
+def _message(message: object) -> str:
+    if not isinstance(message, Mapping):
+        return _text(message)
+    rest = {key: value for key, value in message.items() if key not in {"role", "content"} and value is not None}
+    fields = [_text(message.get("role")), _text(message.get("content"))]
+    return _FIELD.join([*fields, _text(rest)] if rest else fields)
+
+
+def _text(value: object) -> str:
+    """A string as it is, text parts of a content list joined, None as nothing, anything else as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(part, Mapping) for part in value):
+        return "".join(_part(part) for part in value)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _part(part: Mapping[str, object]) -> str:
+    text = part.get("text")
+    if isinstance(text, str) and part.get("type", "text") == "text":
+        return text
+    return json.dumps(part, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _framed(*fields: bytes) -> bytes:
+    """Fields with their lengths before them, so that no two different lists give the same bytes."""
+    return b"".join(struct.pack("<I", len(field)) + field for field in fields)

@@ -1,0 +1,162 @@
+"""Who holds which block of KV: pinned by live sequences, cached for prefix hits, or free. Knows nothing of tensors.
+
+The scheduler is the only caller. A block is pinned while somebody refers to it. Released, it becomes cached when it
+was published (full, computed, known by its hash) and free otherwise; cached blocks are given away again, least
+recently used first, when free ones run out. Every operation on a block is O(1).
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1 with reference counts, an index by hash and an order of eviction.
+
+    Invariant: num_pinned + num_cached + num_free == num_blocks. Blocks released while a launched plan still names
+    them stay pinned until that plan is collected (`release` with a step, then `settle`).
+    """
+
+    __slots__ = (
+        "_cached",
+        "_free",
+        "_hash_of",
+        "_index",
+        "_leaving",
+        "_refs",
+        "evictions",
+        "num_blocks",
+        "num_leaving",
+    )
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks is {num_blocks}, expected at least 1")
+        self.num_blocks = num_blocks
+        self.evictions = 0
+        self.num_leaving = 0
+        self._refs = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._index: dict[bytes, int] = {}
+        self._leaving: deque[tuple[int, Sequence[int]]] = deque()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody refers to and a prefix hit may still revive."""
+        return len(self._cached)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that a live sequence or a plan in flight refers to."""
+        return self.num_blocks - len(self._free) - len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that take() could give now: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    def can_take(self, count: int, sharing: Iterable[int] = ()) -> bool:
+        """Whether take(count) succeeds after share(sharing)."""
+        revived = sum(1 for block in sharing if not self._refs[block])
+        return count <= self.num_available - revived
+
+    def take(self, count: int) -> list[int]:
+        """Pin count blocks of undefined content: free ones first, then the least recently used cached ones.
+
+        Raises ValueError when fewer are available: ask can_take() first.
+        """
+        if count > self.num_available:
+            raise ValueError(f"{count} blocks wanted, {self.num_available} available")
+        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in taken:
+            self._refs[block] = 1
+        return taken
+
+    def lookup(self, hashes: Sequence[bytes], limit: int) -> list[int]:
+        """Blocks that hold the longest known prefix of a chain of hashes, at most limit of them. Pins nothing."""
+        found = []
+        for position in range(min(limit, len(hashes))):
+            block = self._index.get(hashes[position])
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def is_resident(self, block_hash: bytes) -> bool:
+        """Whether a prefix hit on this hash is possible now."""
+        return block_hash in self._index
+
+    def share(self, blocks: Iterable[int]) -> int:
+        """Pin blocks that lookup() gave. Returns how many of them nobody else had pinned."""
+        revived = 0
+        for block in blocks:
+            if not self._refs[block]:
+                del self._cached[block]
+                revived += 1
+            self._refs[block] += 1
+        return revived
+
+    def publish(self, block: int, block_hash: bytes) -> bool:
+        """Let others find a full, computed, pinned block under its hash.
+
+        False where another block already answers to that hash: tables are append-only, so equal blocks that were
+        computed side by side are not merged; the second copy becomes free when it is released.
+        """
+        if not self._refs[block]:
+            raise ValueError(f"block {block} is published but nobody holds it")
+        if block_hash in self._index or self._hash_of[block] is not None:
+            return False
+        self._index[block_hash] = block
+        self._hash_of[block] = block_hash
+        return True
+
+    def release(self, blocks: Sequence[int], step: int | None = None) -> None:
+        """Give up one reference to each block of a sequence, in the order of its table.
+
+        step: the last launched plan that names them, if it was not collected yet; they stay pinned until settle(step).
+        """
+        if step is None:
+            self._drop(blocks)
+        elif blocks:
+            self._leaving.append((step, blocks))
+            self.num_leaving += len(blocks)
+
+    def settle(self, step: int) -> None:
+        """Every plan up to step was collected: what only they named is no longer pinned."""
+        while self._leaving and self._leaving[0][0] <= step:
+            _, blocks = self._leaving.popleft()
+            self.num_leaving -= len(blocks)
+            self._drop(blocks)
+
+    def references(self, block: int) -> int:
+        """How many hold a block; 0 for cached and free ones."""
+        return self._refs[block]
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        # Last block first: it is evicted first, so that a prefix outlives what follows it.
+        for block in reversed(blocks):
+            count = self._refs[block] - 1
+            if count < 0:
+                raise ValueError(f"block {block} is released but nobody holds it")
+            self._refs[block] = count
+            if count:
+                continue
+            if self._hash_of[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        block_hash = self._hash_of[block]
+        if block_hash is not None:
+            del self._index[block_hash]
+        self._hash_of[block] = None
+        self.evictions += 1
+        return block

@@ -1,0 +1,57 @@
+"""Counters since the start, and what one sequence adds to them when it ends."""
+
+from dataclasses import dataclass
+
+from kvasir_api.state import Totals
+from kvasir_runtime.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Counters:
+    """The mutable form of `kvasir_api.state.Totals`, which explains every field."""
+
+    arrivals: int = 0
+    completions: int = 0
+    aborts: int = 0
+    prompt_tokens: int = 0
+    uncached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    kv_token_seconds: float = 0.0
+
+    def arrived(self, sequence: Sequence) -> None:
+        """Counted with what the prefix cache held at arrival."""
+        self.arrivals += 1
+        self.prompt_tokens += sequence.prompt_tokens
+        self.uncached_prompt_tokens += sequence.uncached_estimate
+
+    def admitted(self, sequence: Sequence, cached_tokens: int) -> None:
+        """First admission: what was asked of the prefix cache and what it gave."""
+        self.prefix_query_tokens += sequence.prompt_tokens
+        self.prefix_hit_tokens += cached_tokens
+
+    def ended(self, sequence: Sequence, *, aborted: bool, block_size: int) -> None:
+        """Aborted requests leave no kv_token_seconds, so that the quotient by completions is a mean over answers."""
+        if aborted:
+            self.aborts += 1
+            return
+        self.completions += 1
+        self.kv_token_seconds += sequence.kv_block_seconds * block_size
+
+    @property
+    def totals(self) -> Totals:
+        """What `/state` reports."""
+        return Totals(
+            arrivals=self.arrivals,
+            completions=self.completions,
+            aborts=self.aborts,
+            prompt_tokens=self.prompt_tokens,
+            uncached_prompt_tokens=self.uncached_prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            preemptions=self.preemptions,
+            kv_token_seconds=self.kv_token_seconds,
+        )

@@ -1,0 +1,42 @@
+"""What a plan may use: the settings of the scheduler, fixed for the life of the engine."""
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of tokens, sequences and blocks. A struct, since the trace stores it for the replay.
+
+    max_batch_tokens: query tokens of one step. max_sequences: rows of the runner. max_model_len: prompt plus answer.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_batch_tokens: int
+    max_sequences: int
+    max_model_len: int
+    prefix_cache: bool = True
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len is {self.max_model_len}, expected at least 2")
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest prompt plus answer of one sequence alone in the cache.
+
+        The last token of an answer is never computed, so it needs no place.
+        """
+        return min(self.max_model_len, self.capacity_tokens + 1)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)

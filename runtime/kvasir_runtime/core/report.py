@@ -1,0 +1,47 @@
+"""The scheduler's share of the `/state` document, from what it holds after a step. Called by the scheduler alone."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from kvasir_api.state import Kv, Rates, State, Totals
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.sequence import Sequence
+from kvasir_runtime.core.waiting import Waiting
+
+
+def filled(
+    state: State,
+    *,
+    step: int,
+    limits: Limits,
+    pool: BlockPool,
+    waiting: Waiting,
+    running: Collection[Sequence],
+    totals: Totals,
+    rates: Rates,
+    prefix_digest: tuple[str, ...],
+) -> State:
+    """state with the cache, the queue, the counters and the digest filled in; who and where it is stays as given."""
+    size = limits.block_size
+    return msgspec.structs.replace(
+        state,
+        step=step,
+        kv=Kv(
+            capacity_tokens=limits.capacity_tokens,
+            pinned_tokens=pool.num_pinned * size,
+            cached_tokens=pool.num_cached * size,
+            free_tokens=pool.num_free * size,
+            block_size=size,
+        ),
+        running=len(running),
+        waiting=len(waiting),
+        waiting_uncached_tokens=waiting.uncached_tokens,
+        remaining_tokens=sum(sequence.remaining for sequence in running),
+        max_sequences=limits.max_sequences,
+        max_model_len=limits.max_model_len,
+        totals=totals,
+        rates=rates,
+        prefix_digest=prefix_digest,
+    )

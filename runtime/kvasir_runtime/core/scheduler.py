@@ -1,0 +1,325 @@
+"""What the engine computes next: one rule under a token budget, running sequences first, then arrivals in order.
+
+Called by the engine's loop and by the replay. It knows neither clock nor device: time is given, plans and results are
+plain data, and the same calls in the same order give the same plans. Up to any number of plans may be launched before
+the first is collected; lengths are projected, and what a launched plan names is not reused before it is collected.
+"""
+
+from collections import deque
+
+from kvasir_api.hashes import block_root, extend_block_hashes
+from kvasir_api.state import State
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.digest import PrefixDigest
+from kvasir_runtime.core.draft import Draft, Entry
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import Grow, Join, Plan, Results
+from kvasir_runtime.core.rates import Speed
+from kvasir_runtime.core.report import filled
+from kvasir_runtime.core.sequence import Sequence, ending, new_sequence, refusal
+from kvasir_runtime.core.waiting import Waiting, uncached_estimate
+from kvasir_runtime.wire import Event, FinishReason, Request
+
+
+class Scheduler:
+    """Owns every request between submit() and its last event, every block and every row.
+
+    Order of calls: submit and abort at any time; plan() gives the next step or None; commit() takes the results of
+    the oldest launched plan.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pool = BlockPool(limits.num_blocks)
+        self.speed = Speed()
+        self._counters = Counters()
+        self._digest = PrefixDigest()
+        self._eos = frozenset(limits.eos_token_ids)
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting = Waiting()
+        self._running: dict[str, Sequence] = {}
+        # No more rows than tokens in a step, so that everybody who runs moves in every step.
+        self._rows = list(range(min(limits.max_sequences, limits.max_batch_tokens) - 1, -1, -1))
+        self._leaves: list[int] = []
+        self._launched: deque[tuple[Plan, list[Entry]]] = deque()
+        self._step = 0
+        self._collected = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request has not ended."""
+        return bool(self._sequences)
+
+    @property
+    def num_launched(self) -> int:
+        """Plans given out and not committed."""
+        return len(self._launched)
+
+    def submit(self, request: Request, now: float) -> Event | None:
+        """Queue a request. An event is the refusal of one that can never run; then nothing was queued."""
+        why = refusal(request, self.limits.max_sequence_tokens)
+        if not why and request.request_id in self._sequences:
+            why = f"a request with the id {request.request_id} has not ended yet"
+        if why:
+            return Event(request_id=request.request_id, finish_reason="error", message=why)
+        root = block_root(salt=request.salt)
+        sequence = new_sequence(request, root=root, limit=self.limits.max_sequence_tokens, eos=self._eos, now=now)
+        self._extend_hashes(sequence)
+        sequence.uncached_estimate = len(sequence.tokens) - len(self._hits(sequence)) * self.limits.block_size
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+        self._counters.arrived(sequence)
+        return None
+
+    def abort(self, request_id: str, now: float, *, success: bool = False) -> None:
+        """End a request at once, without an event; unknown ids are ignored, since it may just have ended.
+
+        success: a stop string ended it, so it counts as completed.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._end(sequence, now, aborted=not success)
+
+    def plan(self, now: float) -> Plan | None:
+        """The next step; None when nothing can be computed before a launched plan is collected, or at all."""
+        draft = Draft(step=self._step + 1, budget=self.limits.max_batch_tokens)
+        self._continue_running(draft, now)
+        if not draft.preempted and not draft.short:
+            self._admit(draft, now)
+        if not draft.chunks:
+            return None
+        plan = draft.plan(self._leaves)
+        self._leaves = []
+        self._step = draft.step
+        self._launched.append((plan, draft.entries))
+        return plan
+
+    def commit(self, results: Results, now: float) -> tuple[Event, ...]:
+        """Take in the results of the oldest launched plan: append, publish full blocks, end, free.
+
+        Raises ValueError when the results are not those of that plan.
+        """
+        plan, entries = self._launched[0] if self._launched else (None, [])
+        if plan is None or plan.step != results.step:
+            raise ValueError(f"results of step {results.step}, expected those of {plan.step if plan else 'none'}")
+        rows = [chunk.row for chunk in plan.chunks if chunk.samples]
+        if rows != [sampled.row for sampled in results.sampled]:
+            raise ValueError(f"results of step {results.step} are not one for each chunk that samples")
+        self._launched.popleft()
+        self._collected = plan.step
+        sampled = iter(results.sampled)
+        events = []
+        for entry in entries:
+            event = self._take_in(entry, next(sampled).tokens if entry.samples else (), now)
+            if event is not None:
+                events.append(event)
+        self.pool.settle(plan.step)
+        return tuple(events)
+
+    def fail_running(self, message: str, now: float) -> tuple[Event, ...]:
+        """A step failed: end everybody who has a row, forget every launched plan, go on with those who wait.
+
+        Blocks that were published before stay valid, since they were computed by steps that succeeded.
+        """
+        self._launched.clear()
+        self._collected = self._step
+        self.pool.settle(self._step)
+        events = []
+        for sequence in list(self._sequences.values()):
+            sequence.in_flight = 0
+            if sequence.phase == "running":
+                self._end(sequence, now, aborted=False)
+                events.append(self._event(sequence, finish_reason="error", message=message))
+        return tuple(events)
+
+    def report(self, state: State) -> State:
+        """The given document with everything filled in that the scheduler knows. Cost does not grow with the queue."""
+        self._waiting.refresh(self.pool, self.limits.block_size)
+        return filled(
+            state,
+            step=self._step,
+            limits=self.limits,
+            pool=self.pool,
+            waiting=self._waiting,
+            running=self._running.values(),
+            totals=self._counters.totals,
+            rates=self.speed.rates,
+            prefix_digest=self._digest.published(self.pool),
+        )
+
+    def _continue_running(self, draft: Draft, now: float) -> None:
+        """Let computed chase known for everybody who has a row, earliest arrival first."""
+        for sequence in list(self._running.values()):
+            count = min(sequence.known - sequence.computed, draft.budget)
+            # At its limit it ends when its last sample is collected, and the last token is never computed.
+            if count < 1 or sequence.phase != "running" or sequence.known >= sequence.limit:
+                continue
+            need = self.limits.blocks_for(sequence.computed + count) - len(sequence.blocks)
+            if need > 0:
+                if draft.short or not self._make_room(draft, sequence, need, now):
+                    draft.short = True
+                    continue
+                blocks = self.pool.take(need)
+                sequence.blocks += blocks
+                sequence.charge(sequence.charged + need, now)
+                draft.grows.append(Grow(sequence.row, tuple(blocks)))
+            draft.add(sequence, count)
+
+    def _make_room(self, draft: Draft, sequence: Sequence, need: int, now: float) -> bool:
+        """Preempt the latest arrivals until need blocks can be taken; False if the sequence itself has to wait."""
+        while not self.pool.can_take(need):
+            victim = next(reversed(self._running.values()))
+            # What a launched plan still names, or its collection will end, comes free without preempting anybody.
+            if self.pool.num_leaving or victim.known >= victim.limit:
+                return False
+            self._preempt(victim, now)
+            draft.preempted = True
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit(self, draft: Draft, now: float) -> None:
+        """Give rows to those who wait, in order of arrival, while budget, rows and blocks permit."""
+        while draft.budget and self._rows and len(self._waiting):
+            sequence = self._waiting.head
+            # A preempted sequence comes back only when nothing of it is in flight any more.
+            if sequence.last_step > self._collected:
+                return
+            hits = self._hits(sequence)
+            need = self.limits.blocks_for(len(sequence.tokens)) - len(hits)
+            # The whole prompt must fit, and then one block for each who runs: for block_size steps nobody is preempted.
+            if not self.pool.can_take(need + len(self._running), hits):
+                return
+            self._waiting.remove(sequence)
+            self._join(draft, sequence, hits, need, now)
+            draft.add(sequence, min(len(sequence.tokens) - sequence.computed, draft.budget))
+
+    def _join(self, draft: Draft, sequence: Sequence, hits: list[int], need: int, now: float) -> None:
+        revived = self.pool.share(hits)
+        sequence.blocks = hits + self.pool.take(need)
+        sequence.charge(revived + need, now)
+        sequence.computed = len(hits) * self.limits.block_size
+        sequence.published = len(hits)
+        sequence.row = self._rows.pop()
+        sequence.phase = "running"
+        self._running[sequence.request.request_id] = sequence
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed
+            self._counters.admitted(sequence, sequence.computed)
+        draft.joins.append(
+            Join(
+                row=sequence.row,
+                request_id=sequence.request.request_id,
+                tokens=tuple(sequence.tokens),
+                prompt_tokens=sequence.prompt_tokens,
+                computed_tokens=sequence.computed,
+                blocks=tuple(sequence.blocks),
+                sampling=sequence.request.sampling,
+            )
+        )
+
+    def _take_in(self, entry: Entry, tokens: tuple[int, ...], now: float) -> Event | None:
+        """What one chunk did. Nothing, if its sequence ended while the plan was in flight."""
+        sequence = entry.sequence
+        if sequence.phase == "ended":
+            return None
+        if sequence.phase == "running":
+            self._publish(sequence, entry)
+        if not entry.samples:
+            return None
+        if not tokens:
+            raise ValueError(f"no token sampled for row {sequence.row}")
+        sequence.in_flight -= 1
+        return self._append(sequence, tokens, now)
+
+    def _append(self, sequence: Sequence, tokens: tuple[int, ...], now: float) -> Event:
+        answered = len(sequence.tokens)
+        reason: FinishReason | None = None
+        stop_token_id = None
+        for token in tokens:
+            reason = ending(sequence, token)
+            if reason == "stop":
+                stop_token_id = token
+                break
+            sequence.tokens.append(token)
+            if reason is not None:
+                break
+        self._counters.generation_tokens += len(sequence.tokens) - answered
+        if reason is not None:
+            self._end(sequence, now, aborted=False)
+        return self._event(
+            sequence,
+            token_ids=tuple(sequence.tokens[answered:]),
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+        )
+
+    def _publish(self, sequence: Sequence, entry: Entry) -> None:
+        """Offer the blocks that this chunk filled to the prefix index; only computed and collected ones come here."""
+        full = entry.end // self.limits.block_size
+        if not self.limits.prefix_cache or full <= sequence.published:
+            return
+        self._extend_hashes(sequence)
+        for position in range(sequence.published, full):
+            self.pool.publish(sequence.blocks[position], sequence.hashes[position])
+        sequence.published = full
+        if entry.start < sequence.prompt_tokens <= entry.end:
+            prompt_blocks = sequence.prompt_tokens // self.limits.block_size
+            self._digest.note(sequence.request.route_hashes, sequence.hashes[:prompt_blocks])
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        """Take everything from a running sequence; it keeps its tokens and computes them again later."""
+        self._release(sequence, now)
+        sequence.phase = "waiting"
+        sequence.computed = sequence.published = 0
+        sequence.preemptions += 1
+        self._counters.preemptions += 1
+        self._extend_hashes(sequence)
+        sequence.uncached_estimate = uncached_estimate(sequence, self.pool, self.limits.block_size)
+        self._waiting.put_back(sequence)
+
+    def _end(self, sequence: Sequence, now: float, *, aborted: bool) -> None:
+        if sequence.phase == "running":
+            self._release(sequence, now)
+        else:
+            self._waiting.remove(sequence)
+        sequence.phase = "ended"
+        del self._sequences[sequence.request.request_id]
+        self._counters.ended(sequence, aborted=aborted, block_size=self.limits.block_size)
+
+    def _release(self, sequence: Sequence, now: float) -> None:
+        in_flight = sequence.last_step > self._collected
+        self.pool.release(sequence.blocks, sequence.last_step if in_flight else None)
+        sequence.blocks = []
+        sequence.charge(0, now)
+        self._rows.append(sequence.row)
+        self._leaves.append(sequence.row)
+        sequence.row = -1
+        del self._running[sequence.request.request_id]
+
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        if self.limits.prefix_cache:
+            extend_block_hashes(sequence.hashes, sequence.tokens, root=sequence.root, block_size=self.limits.block_size)
+
+    def _hits(self, sequence: Sequence) -> list[int]:
+        """Blocks that already hold the beginning of its tokens; never all, since one must be computed to go on."""
+        return self.pool.lookup(sequence.hashes, (len(sequence.tokens) - 1) // self.limits.block_size)
+
+    def _event(
+        self,
+        sequence: Sequence,
+        *,
+        token_ids: tuple[int, ...] = (),
+        finish_reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+        message: str = "",
+    ) -> Event:
+        return Event(
+            request_id=sequence.request.request_id,
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            cached_tokens=sequence.cached_tokens or 0,
+            message=message,
+        )

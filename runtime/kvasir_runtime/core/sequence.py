@@ -1,0 +1,108 @@
+"""One sequence between its arrival and its end: its lengths, its blocks, and when it has to stop.
+
+Two lengths drive everything: `computed` chases `known`. Both are projected: they count what launched plans will have
+done once they are collected, so that a plan can be made while another is still in flight.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvasir_runtime.wire import FinishReason, Request
+
+Phase = Literal["waiting", "running", "ended"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """State of one request inside the scheduler; mutable, never leaves the core.
+
+    tokens: prompt and collected answer. in_flight: samples launched and not collected. computed: positions whose KV
+    exists once every launched plan is collected. published: full blocks already offered to the prefix index.
+    limit: length of tokens at which it ends. hashes: of the full blocks of tokens, as far as they were needed.
+    charged: blocks it took or revived, the share of pinned blocks that it answers for.
+    """
+
+    request: Request
+    arrived: float
+    limit: int
+    root: bytes
+    tokens: list[int]
+    stops: frozenset[int]
+    hashes: list[bytes] = field(default_factory=list)
+    phase: Phase = "waiting"
+    row: int = -1
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    published: int = 0
+    in_flight: int = 0
+    last_step: int = -1
+    preemptions: int = 0
+    cached_tokens: int | None = None
+    uncached_estimate: int = 0
+    charged: int = 0
+    charged_since: float = 0.0
+    kv_block_seconds: float = 0.0
+
+    @property
+    def known(self) -> int:
+        """Tokens that the runner knows once every launched plan is collected."""
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt alone."""
+        return len(self.request.prompt)
+
+    @property
+    def generated(self) -> int:
+        """Length of the answer, samples in flight included."""
+        return len(self.tokens) + self.in_flight - len(self.request.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still generate, samples in flight excluded."""
+        return max(0, self.limit - len(self.tokens) - self.in_flight)
+
+    def charge(self, blocks: int, now: float) -> None:
+        """Change the share of pinned blocks it answers for, and carry the integral over time forward."""
+        self.kv_block_seconds += self.charged * max(0.0, now - self.charged_since)
+        self.charged = blocks
+        self.charged_since = now
+
+
+def new_sequence(request: Request, *, root: bytes, limit: int, eos: frozenset[int], now: float) -> Sequence:
+    """A sequence that just arrived. limit: most tokens, prompt included, that any sequence may have."""
+    sampling = request.sampling
+    own = frozenset(sampling.stop_token_ids)
+    return Sequence(
+        request=request,
+        arrived=now,
+        limit=min(limit, len(request.prompt) + sampling.max_tokens),
+        root=root,
+        tokens=list(request.prompt),
+        stops=own if sampling.ignore_eos else own | eos,
+        charged_since=now,
+    )
+
+
+def refusal(request: Request, limit: int) -> str:
+    """Why a request can never run, as a sentence; empty when it can."""
+    if not request.prompt:
+        return "the prompt is empty"
+    if request.sampling.max_tokens < 1:
+        return f"max_tokens is {request.sampling.max_tokens}, expected at least 1"
+    if len(request.prompt) >= limit:
+        return f"the prompt has {len(request.prompt)} tokens, and prompt and answer together may have {limit} here"
+    return ""
+
+
+def ending(sequence: Sequence, token: int) -> FinishReason | None:
+    """Whether a token, just collected and not yet appended, is the sequence's last one, and why.
+
+    "stop": EOS or a stop id, which does not become part of the answer. Before min_tokens the runner was forbidden to
+    draw one; if it did, it counts as text. "length": max_tokens, the model's length or the cache is reached.
+    """
+    answered = len(sequence.tokens) - len(sequence.request.prompt)
+    if token in sequence.stops and answered >= sequence.request.sampling.min_tokens:
+        return "stop"
+    return "length" if len(sequence.tokens) + 1 >= sequence.limit else None

@@ -1,0 +1,104 @@
+"""A runner without tensors that remembers in every slot which token was written there, and distrusts every plan.
+
+It samples from what it reads back through the block table, so that a block given to two sequences, freed too early or
+shared before it was computed changes the answer or fails at once.
+"""
+
+from dataclasses import dataclass, field
+
+from fakes.model import EOS, FakeModel
+from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
+
+
+@dataclass(slots=True)
+class Row:
+    """What a real runner keeps in tensors."""
+
+    join: Join
+    tokens: list[int]
+    blocks: list[int]
+    computed: int
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeRunner:
+    """Takes the arguments of a test and has the attributes of a real one. fail_steps: steps whose collection raises."""
+
+    model: FakeModel = field(default_factory=FakeModel)
+    num_blocks: int = 64
+    block_size: int = 4
+    max_model_len: int = 256
+    device: str = "cpu"
+    kernels: str = "fake"
+    dtype: str = "float32"
+    weights_bytes: int = 0
+    kv_bytes_per_token: int = 1
+    eos_token_ids: tuple[int, ...] = (EOS,)
+    max_rows: int = 256
+    max_batch_tokens: int = 1 << 20
+    fail_steps: frozenset[int] = frozenset()
+    rows: dict[int, Row] = field(default_factory=dict)
+    cache: dict[int, int] = field(default_factory=dict)
+    launched: list[Plan] = field(default_factory=list)
+    in_flight: int = 0
+
+    def launch(self, plan: Plan) -> Results:
+        """Applies the plan in its order; the handle is the result itself."""
+        assert plan.num_tokens <= self.max_batch_tokens
+        assert len(plan.chunks) == len({chunk.row for chunk in plan.chunks})
+        for row in plan.leaves:
+            self.rows.pop(row, None)
+        for join in plan.joins:
+            self._join(join)
+        for grow in plan.grows:
+            self.rows[grow.row].blocks += grow.blocks
+        for chunk in plan.chunks:
+            self._write(chunk)
+        self.launched.append(plan)
+        self.in_flight += 1
+        sampled = tuple(Sampled(chunk.row, (self._sample(chunk),)) for chunk in plan.chunks if chunk.samples)
+        return Results(step=plan.step, sampled=sampled)
+
+    def collect(self, handle: Results) -> Results:
+        """In order of launch."""
+        assert handle.step == self.launched[-self.in_flight].step
+        self.in_flight -= 1
+        if handle.step in self.fail_steps:
+            self.in_flight = 0
+            raise RuntimeError(f"step {handle.step} was told to fail")
+        return handle
+
+    def _join(self, join: Join) -> None:
+        assert join.row not in self.rows, f"row {join.row} is taken"
+        assert 0 <= join.row < self.max_rows
+        assert join.computed_tokens % self.block_size == 0
+        assert join.computed_tokens < len(join.tokens)
+        self.rows[join.row] = Row(join, list(join.tokens), list(join.blocks), join.computed_tokens)
+
+    def _write(self, chunk: Chunk) -> None:
+        row = self.rows[chunk.row]
+        assert chunk.num_tokens > 0
+        assert chunk.start == row.computed, "a chunk begins where the last one ended"
+        end = chunk.start + chunk.num_tokens
+        assert end <= len(row.tokens)
+        assert chunk.samples == (end == len(row.tokens))
+        for position in range(chunk.start, end):
+            block = row.blocks[position // self.block_size]
+            holders = sum(other.blocks.count(block) for other in self.rows.values())
+            assert holders == 1, f"block {block} is written while {holders} rows hold it"
+            self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]
+        row.computed = end
+
+    def _sample(self, chunk: Chunk) -> int:
+        row = self.rows[chunk.row]
+        places = (
+            row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+            for position in range(row.computed)
+        )
+        context = [self.cache.get(place, -1) for place in places]
+        assert context == row.tokens, f"the cache of {row.join.request_id} does not hold its tokens"
+        sampling = row.join.sampling
+        forbidden = {*self.eos_token_ids, *sampling.stop_token_ids} if chunk.min_tokens_left > 0 else ()
+        token = self.model.next_token(context, sampling.seed, forbidden)
+        row.tokens.append(token)
+        return token

@@ -1,0 +1,95 @@
+"""The hashes are a contract between builds: their values are written out here and may not change silently."""
+
+import pytest
+
+from kvasir_api import hashes
+
+
+def test_block_hash_is_fixed_for_ever():
+    root = hashes.block_root(adapter="a", salt=b"s")
+    assert root.hex() == "838e1d6f8c33e9f01ea6b5b8353da1ce63fdddeca9e06e808ef95bea6ba20eb6"
+    assert (
+        hashes.block_hash(root, (1, 2, 3, 4)).hex()
+        == "7970aabdb4cbf80a9f7677dcb15960fb895a76c57c9c8fb26b4658626d9d2245"
+    )
+
+
+def test_route_hash_is_fixed_for_ever():
+    assert [item.hex() for item in hashes.route_hashes("k" * 600, model="m")] == [
+        "7f3c993ec8535dcf",
+        "519c79e3e239a36e",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ({"adapter": "ab", "salt": b""}, {"adapter": "a", "salt": b"b"}),
+        ({"adapter": "", "salt": b""}, {"adapter": "", "salt": b"\x00"}),
+    ],
+)
+def test_roots_of_different_tenants_differ(left, right):
+    assert hashes.block_root(**left) != hashes.block_root(**right)
+
+
+def test_a_block_knows_everything_before_it():
+    root = hashes.block_root()
+    first, second = hashes.block_hash(root, (1, 2)), hashes.block_hash(root, (2, 1))
+    assert first != second
+    assert hashes.block_hash(first, (3, 4)) != hashes.block_hash(second, (3, 4))
+    assert hashes.block_hash(first, (3, 4)) != hashes.block_hash(first, (3, 4), b"image")
+
+
+def test_only_full_blocks_are_hashed_and_growth_continues_the_chain():
+    root, tokens = hashes.block_root(), list(range(11))
+    whole: list[bytes] = []
+    hashes.extend_block_hashes(whole, tokens, root=root, block_size=4)
+    grown: list[bytes] = []
+    for length in range(12):
+        hashes.extend_block_hashes(grown, tokens[:length], root=root, block_size=4)
+    assert len(whole) == 2
+    assert grown == whole
+    assert whole[1] == hashes.block_hash(hashes.block_hash(root, tokens[:4]), tokens[4:8])
+
+
+@pytest.mark.parametrize(("length", "pieces"), [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2)])
+def test_only_full_pieces_of_text_are_hashed(length, pieces):
+    assert len(hashes.route_hashes("x" * length, model="m")) == pieces
+
+
+def test_equal_beginnings_have_equal_route_hashes():
+    left = hashes.route_hashes("a" * 256 + "b" * 256 + "c" * 256, model="m")
+    right = hashes.route_hashes("a" * 256 + "b" * 256 + "d" * 256, model="m")
+    assert left[:2] == right[:2]
+    assert left[2] != right[2]
+    assert hashes.route_hashes("a" * 256, model="n")[0] != left[0]
+    assert hashes.route_hashes("a" * 256, model="m", salt=b"t")[0] != left[0]
+
+
+def test_lone_surrogates_from_json_do_not_break_route_hashes():
+    assert len(hashes.route_hashes("\ud800" * 256, model="m")) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": "once upon"}, "once upon"),
+        ({"prompt": [1, 2]}, "[1,2]"),
+        ({}, ""),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "user\x1fhi\x1e"),
+        ({"messages": [{"content": "hi", "role": "user", "name": None}], "stream": True}, "user\x1fhi\x1e"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}]},
+            "user\x1fab\x1e",
+        ),
+        ({"messages": [], "tools": [{"b": 1, "a": 2}]}, '{"a":2,"b":1}\x1e'),
+        ({"messages": ["odd", None, 3]}, "odd\x1e\x1e3\x1e"),
+        ({"messages": [{"role": 1, "content": {"x": 1}}]}, '1\x1f{"x":1}\x1e'),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]},
+            'assistant\x1f\x1f{"tool_calls":[{"id":"c"}]}\x1e',
+        ),
+    ],
+)
+def test_request_text_is_canonical_and_never_raises(body, text):
+    assert hashes.request_text(body) == text

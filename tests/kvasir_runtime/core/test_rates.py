@@ -1,0 +1,45 @@
+"""Measured speed: which steps count for what, and how fast the past is forgotten."""
+
+import pytest
+
+from kvasir_runtime.core.plan import Chunk, Plan
+from kvasir_runtime.core.rates import Speed
+
+
+def plan(*num_tokens):
+    return Plan(
+        step=1,
+        chunks=tuple(Chunk(row=row, start=0, num_tokens=count, samples=True) for row, count in enumerate(num_tokens)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunks", "prefill", "decode"),
+    [
+        ((100,), 200.0, 0.0),
+        ((1, 1, 1), 0.0, 0.5),
+        ((60, 1, 1), 124.0, 0.0),
+        ((2, 1, 1, 1, 1), 0.0, 0.0),
+        ((), 0.0, 0.0),
+    ],
+)
+def test_a_step_counts_for_what_bound_it(chunks, prefill, decode):
+    speed = Speed()
+    speed.observe(plan(*chunks), 0.5)
+    assert speed.rates.prefill_tokens_per_s == pytest.approx(prefill)
+    assert speed.rates.decode_step_s == pytest.approx(decode)
+
+
+def test_the_past_fades():
+    speed = Speed()
+    for _ in range(10):
+        speed.observe(plan(1), 1.0)
+    for _ in range(2000):
+        speed.observe(plan(1), 0.1)
+    assert speed.rates.decode_step_s == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_clock_that_stands_still_is_ignored():
+    speed = Speed()
+    speed.observe(plan(100), 0.0)
+    assert speed.rates.prefill_tokens_per_s == 0.0

@@ -1,0 +1,213 @@
+"""Any traffic, any cache, one or two plans in flight: hypothesis plays clients, the fake runner checks every block."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fakes.model import FakeModel
+from fakes.runner import FakeRunner
+from fakes.serving import Serving, request
+from kvasir_api.state import State
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.scheduler import Scheduler
+
+MODEL = FakeModel(table=(0, *range(1, 24)))
+# Prompts begin alike, so that prefixes are shared and diverge at every place.
+PROMPTS = st.builds(
+    lambda length, tail: [*range(1, length + 1), *tail],
+    st.integers(0, 20),
+    st.lists(st.integers(1, 3), max_size=4),
+)
+SAMPLING = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(1, 24),
+        "min_tokens": st.integers(0, 3),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.sampled_from([(), (3,), (3, 5)]),
+        "seed": st.integers(0, 1),
+        "salt": st.sampled_from([b"", b"s"]),
+    }
+)
+LIMITS = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(2, 14),
+        "block_size": st.sampled_from([1, 2, 4]),
+        "max_batch_tokens": st.integers(1, 24),
+        "max_sequences": st.integers(1, 5),
+        "max_model_len": st.integers(8, 40),
+        "prefix_cache": st.booleans(),
+        "eos_token_ids": st.just((0,)),
+    }
+)
+
+
+def served_with(limits, depth):
+    runner = FakeRunner(
+        model=MODEL,
+        max_batch_tokens=limits["max_batch_tokens"],
+        max_rows=limits["max_sequences"],
+        block_size=limits["block_size"],
+    )
+    return Serving(Scheduler(Limits(**limits)), runner, depth)
+
+
+def alone(made, limit):
+    """What the model says to a request that has a machine for itself, without any scheduler."""
+    tokens, sampling = list(made.prompt), made.sampling
+    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (0,))}
+    limit = min(limit, len(tokens) + sampling.max_tokens)
+    while len(tokens) < limit:
+        early = len(tokens) - len(made.prompt) < sampling.min_tokens
+        token = MODEL.next_token(tokens, sampling.seed, {0, *sampling.stop_token_ids} if early else ())
+        if token in stops and not early:
+            return tokens[len(made.prompt) :], "stop"
+        tokens.append(token)
+    return tokens[len(made.prompt) :], "length"
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Clients submit, leave and wait; every answer must be the one the request would get alone."""
+
+    @initialize(limits=LIMITS, depth=st.integers(1, 3))
+    def begin(self, limits, depth):
+        self.served = served_with(limits, depth)
+        self.requests = {}
+        self.aborted = set()
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING)
+    def submit(self, prompt, sampling):
+        made = request(f"r{len(self.requests)}", prompt, **sampling)
+        self.requests[made.request_id] = made
+        self.served.submit(made)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps):
+        for _ in range(steps):
+            self.served.step()
+            self.look_at_plans()
+
+    @rule(pick=st.integers(0, 99))
+    def abort(self, pick):
+        living = [name for name, answer in self.served.answers.items() if not answer.reason]
+        if living:
+            name = living[pick % len(living)]
+            self.served.scheduler.abort(name, self.served.now, success=pick % 2 == 0)
+            self.served.answers[name].reason = "aborted"
+            self.aborted.add(name)
+
+    @rule()
+    def fail(self):
+        self.served.flight.clear()
+        self.served.runner.in_flight = 0
+        for event in self.served.scheduler.fail_running("told to fail", self.served.now):
+            self.served.answers[event.request_id].reason = "aborted"
+            self.aborted.add(event.request_id)
+
+    @invariant()
+    def every_block_is_pinned_cached_or_free(self):
+        scheduler = self.served.scheduler
+        kv = scheduler.report(State()).kv
+        assert kv.pinned_tokens + kv.cached_tokens + kv.free_tokens == kv.capacity_tokens
+        assert min(kv.pinned_tokens, kv.cached_tokens, kv.free_tokens) >= 0
+        if not scheduler.has_work and not scheduler.num_launched:
+            assert kv.pinned_tokens == 0
+
+    def look_at_plans(self):
+        """Every plan is within the limits."""
+        limits = self.served.scheduler.limits
+        for plan in self.served.plans:
+            assert 0 < plan.num_tokens <= limits.max_batch_tokens
+            assert len(plan.chunks) <= limits.max_sequences
+        self.served.plans.clear()
+
+    def teardown(self):
+        if not hasattr(self, "served"):
+            return
+        self.served.finish()
+        limit = self.served.scheduler.limits.max_sequence_tokens
+        for name, made in self.requests.items():
+            answer = self.served.answers[name]
+            if name in self.aborted:
+                tokens, _ = alone(made, limit)
+                assert answer.tokens == tokens[: len(answer.tokens)]
+            elif answer.reason == "error":
+                assert not made.prompt or len(made.prompt) >= limit
+            else:
+                assert (answer.tokens, answer.reason) == alone(made, limit)
+        self.every_block_is_pinned_cached_or_free()
+        state = self.served.scheduler.report(State())
+        assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (0, 0, 0, 0)
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestScheduler = SchedulerMachine.TestCase
+
+
+def run(limits, traffic, depth):
+    served = served_with(limits, depth)
+    for number, (steps, prompt, sampling) in enumerate(traffic):
+        for _ in range(steps):
+            served.step()
+        served.submit(request(f"r{number}", prompt, **sampling))
+    served.finish()
+    return served
+
+
+TRAFFIC = st.lists(st.tuples(st.integers(0, 4), PROMPTS, SAMPLING), min_size=1, max_size=8)
+
+
+@given(limits=LIMITS, traffic=TRAFFIC)
+@settings(max_examples=60, deadline=None)
+def test_the_depth_of_the_pipeline_and_the_cache_do_not_change_an_answer(limits, traffic):
+    want = run(limits, traffic, depth=1).answers
+    cold = run({**limits, "prefix_cache": False}, traffic, depth=2).answers
+    deep = run(limits, traffic, depth=2).answers
+    assert [(a.tokens, a.reason) for a in want.values()] == [(a.tokens, a.reason) for a in cold.values()]
+    assert [(a.tokens, a.reason) for a in want.values()] == [(a.tokens, a.reason) for a in deep.values()]
+
+
+@given(limits=LIMITS, traffic=TRAFFIC, depth=st.integers(1, 2))
+@settings(max_examples=40, deadline=None)
+def test_the_same_trace_gives_the_same_plans(limits, traffic, depth):
+    first, second = run(limits, traffic, depth), run(limits, traffic, depth)
+    assert first.plans == second.plans
+
+
+@given(limits=LIMITS, traffic=TRAFFIC, depth=st.integers(2, 3))
+@settings(max_examples=40, deadline=None)
+def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(limits, traffic, depth):
+    served = served_with(limits, depth)
+    tables: dict[int, tuple[int, ...]] = {}
+    named: dict[int, int] = {}
+    arrivals = [request(f"r{number}", prompt, **sampling) for number, (_, prompt, sampling) in enumerate(traffic)]
+    while arrivals or served.scheduler.has_work or served.flight:
+        if arrivals:
+            served.submit(arrivals.pop(0))
+        before, collected = len(served.plans), len(served.plans) - len(served.flight)
+        served.step()
+        for plan in served.plans[before:]:
+            for block in fresh(plan, limits["block_size"]):
+                assert named.get(block, 0) <= collected, f"block {block} is still named by step {named[block]}"
+            follow(plan, tables, named)
+    assert not served.scheduler.num_launched
+
+
+def fresh(plan: Plan, block_size: int):
+    """Blocks that this plan takes for itself, prefix hits excepted."""
+    for join in plan.joins:
+        yield from join.blocks[join.computed_tokens // block_size :]
+    for grow in plan.grows:
+        yield from grow.blocks
+
+
+def follow(plan, tables, named):
+    for row in plan.leaves:
+        tables.pop(row, None)
+    for join in plan.joins:
+        tables[join.row] = join.blocks
+    for grow in plan.grows:
+        tables[grow.row] += grow.blocks
+    for chunk in plan.chunks:
+        for block in tables[chunk.row]:
+            named[block] = plan.step

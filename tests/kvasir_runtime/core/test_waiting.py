@@ -1,0 +1,65 @@
+"""The queue: order, leaving from the middle, and an estimate of work that stays cheap."""
+
+from fakes.serving import request
+from kvasir_api.hashes import extend_block_hashes
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.sequence import new_sequence
+from kvasir_runtime.core.waiting import WALKED_BLOCKS, Waiting, uncached_estimate
+
+
+def sequence(name="a", num_tokens=9):
+    made = new_sequence(request(name, range(num_tokens)), root=b"", limit=10_000, eos=frozenset(), now=0.0)
+    extend_block_hashes(made.hashes, made.tokens, root=b"", block_size=4)
+    made.uncached_estimate = num_tokens
+    return made
+
+
+def resident(pool, hashes):
+    for block, block_hash in zip(pool.take(len(hashes)), hashes, strict=True):
+        pool.publish(block, block_hash)
+
+
+def test_order_of_arrival_with_the_preempted_before_all():
+    queue, (first, second, third) = Waiting(), (sequence(name) for name in "abc")
+    queue.append(second)
+    queue.append(third)
+    queue.put_back(first)
+    assert [item.request.request_id for item in queue] == ["a", "b", "c"]
+    queue.remove(second)
+    assert queue.head is first
+    assert len(queue) == 2
+    assert queue.uncached_tokens == 18
+
+
+def test_the_estimate_follows_the_cache_up_and_down():
+    pool, made = BlockPool(8), sequence(num_tokens=17)
+    assert uncached_estimate(made, pool, 4) == 17
+    resident(pool, made.hashes[:3])
+    made.uncached_estimate = uncached_estimate(made, pool, 4)
+    assert made.uncached_estimate == 5
+    pool.release(pool.lookup(made.hashes, 9))
+    pool.take(8)
+    assert uncached_estimate(made, pool, 4) == 17
+
+
+def test_one_token_is_always_computed():
+    pool, made = BlockPool(8), sequence(num_tokens=8)
+    resident(pool, made.hashes)
+    assert uncached_estimate(made, pool, 4) == 4
+
+
+def test_a_long_walk_is_spread_over_several_estimates():
+    pool, made = BlockPool(200), sequence(num_tokens=801)
+    resident(pool, made.hashes)
+    made.uncached_estimate = uncached_estimate(made, pool, 4)
+    assert made.uncached_estimate == 801 - 4 * WALKED_BLOCKS
+
+
+def test_refresh_keeps_the_sum_right():
+    pool, queue, items = BlockPool(8), Waiting(), [sequence(name) for name in "abcdef"]
+    for item in items:
+        queue.append(item)
+    resident(pool, items[0].hashes)
+    queue.refresh(pool, 4)
+    assert queue.uncached_tokens == sum(item.uncached_estimate for item in items)
+    assert [item.uncached_estimate for item in items] == [1, 1, 1, 1, 9, 9]
