@@ -88,7 +88,7 @@ def form(question: str) -> str:
 
 
 def batches(tokenizer: Tokenizer, pairs: list[tuple[str, str]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless packed conversations: ids and targets, both (BATCH, LENGTH) int64, target -100 where nothing is learnt."""
+    """Endless packed conversations: ids and targets, both (BATCH, LENGTH) int64; target -100 in a prompt."""
 
     def stream() -> Iterator[tuple[int, int]]:
         while True:
