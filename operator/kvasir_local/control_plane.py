@@ -236,6 +236,11 @@ class ControlPlane:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One `up` or `down` at a time per state directory."""
+        if not self.layout.lock.exists() and (foreign := self.layout.occupied()):
+            raise StaleStateError(
+                f"{self.layout.root} holds {', '.join(foreign)}, which no local cluster put there; "
+                "choose another --state-dir"
+            )
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         deadline = time.monotonic() + LOCK_TIMEOUT_S + self._ready_timeout_s
         with self.layout.lock.open("a") as file:
@@ -314,10 +319,11 @@ def _is_other(process: Identity) -> bool:
 
 def _clear(layout: Layout) -> None:
     """Removes what describes the cluster; logs stay for whoever wants to know why it ended."""
-    for directory in (layout.etcd, layout.pki, layout.config, layout.overlay):
-        shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(layout.root / "nodes", ignore_errors=True)
-    layout.kubeconfig.unlink(missing_ok=True)
+    for path in layout.temporary():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _put_aside(logs: Path) -> None:

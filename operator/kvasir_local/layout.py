@@ -1,4 +1,4 @@
-"""Where the files of one local cluster lie. Decides paths only; it creates nothing and reads nothing."""
+"""Where the files of one local cluster lie. It creates nothing and reads no file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,3 +55,11 @@ class Layout:
     def node(self, name: str) -> Path:
         """The state directory that is handed to one process node."""
         return self.root / "nodes" / name
+
+    def temporary(self) -> tuple[Path, ...]:
+        """What describes a running cluster and is removed with it."""
+        return (self.etcd, self.pki, self.config, self.overlay, self.root / "nodes", self.kubeconfig)
+
+    def occupied(self) -> list[str]:
+        """Names below the root that a cluster would overwrite and that exist."""
+        return [path.name for path in (*self.temporary(), self.logs, self.state) if path.exists()]

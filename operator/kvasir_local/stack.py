@@ -1,0 +1,73 @@
+"""The whole local stack, by one state directory: control plane, process nodes, our manifests.
+
+Called by `cli` and by the demo. It only orders the steps; each step belongs to another module.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir_api.names import PORT_GATEWAY
+from kvasir_local import addresses, binaries, install
+from kvasir_local.control_plane import ControlPlane
+from kvasir_local.members import HOST
+from kvasir_local.record import Finding, Node
+from kvasir_local.say import Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What `up` is asked for.
+
+    nodes: how many process nodes at least; fake_gpus: how many GPUs each claims, None for those that are present;
+    manifests: the kustomization to install, None for none; apiserver_port: None for a free one.
+    """
+
+    nodes: int = 1
+    fake_gpus: int | None = None
+    manifests: Path | None = None
+    apiserver_port: int | None = None
+
+
+def gateway_url() -> str:
+    """Where clients reach every service of the local cluster."""
+    return f"http://{HOST}:{PORT_GATEWAY}"
+
+
+def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
+    """Brings everything up and returns when it is ready; joins and repairs what already runs.
+
+    Raises LocalClusterError. What a failed later step leaves running stays for inspection; an interrupted run takes
+    down what it has brought up itself.
+    """
+    cluster = ControlPlane(
+        state_dir=state_dir,
+        binaries=binaries.provide(say=say),
+        say=say,
+        apiserver_port=wish.apiserver_port,
+    )
+    found = cluster.examine().finding
+    if wish.manifests is not None and found in {Finding.NOTHING, Finding.STALE}:
+        addresses.check_free(PORT_GATEWAY, "the gateway")
+    try:
+        cluster.start()
+        _start_nodes(cluster, wish, say)
+        if wish.manifests is not None:
+            install.apply(cluster.kubectl, wish.manifests, say=say)
+            install.await_workloads(cluster.kubectl, say=say)
+    except KeyboardInterrupt:
+        if found in {Finding.NOTHING, Finding.STALE}:
+            say.done("interrupted: stopping what was started")
+            cluster.stop()
+        raise
+    return cluster
+
+
+def _start_nodes(cluster: ControlPlane, wish: Wish, say: Say) -> None:
+    known = {node.name: node for node in cluster.state.nodes}
+    names = [f"kvasir-{index}" for index in range(wish.nodes)]
+    nodes = [known.get(name) or Node(name=name, index=i, fake_gpus=wish.fake_gpus) for i, name in enumerate(names)]
+    for node in nodes:
+        cluster.start_node(node)
+    for node in nodes:
+        cluster.await_node(node.name)
+        say.done(f"node {node.name} is Ready")

@@ -1,0 +1,39 @@
+"""Ports and networks that nobody uses."""
+
+import os
+import socket
+
+import pytest
+
+from kvasir_local import addresses
+from kvasir_local.errors import PortTakenError
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_ports_differ_and_lie_below_those_of_outgoing_connections():
+    ports = addresses.free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(20_000 <= port < 32_000 for port in ports)
+
+
+def test_a_taken_port_is_refused_with_its_holder(taken):
+    with pytest.raises(
+        PortTakenError, match=rf"port {taken} .* wanted for kube-apiserver, is taken by pid {os.getpid()}"
+    ):
+        addresses.choose(apiserver=taken)
+
+
+def test_the_port_that_was_asked_for_is_used():
+    (port,) = addresses.free_ports(1)
+    assert addresses.choose(apiserver=port).apiserver == port
+
+
+def test_a_network_with_a_listener_is_not_chosen():
+    first = addresses.free_pod_network(seed=1)
+    with socket.create_server((f"{first}.255.254", 0)):
+        assert addresses.free_pod_network(seed=1) != first

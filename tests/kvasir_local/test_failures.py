@@ -1,0 +1,86 @@
+"""Members that die, hang or cannot start are said with their last words, and nothing is left running."""
+
+import socket
+import stat
+import time
+
+import pytest
+
+from kvasir_local import members, processes, record
+from kvasir_local.control_plane import ControlPlane
+from kvasir_local.errors import LocalClusterError, MemberFailedError, PortTakenError, StaleStateError
+from kvasir_local.layout import Layout
+
+DIES = "#!/bin/sh\necho I cannot do this >&2\nexit 7\n"
+HANGS = "#!/bin/sh\necho hanging about\nexec sleep 600\n"
+
+
+def binaries(tmp_path, script):
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for name in members.BINARIES:
+        (directory / name).write_text(script)
+        (directory / name).chmod(stat.S_IRWXU)
+    return directory
+
+
+def test_a_member_that_dies_is_said_with_its_last_words(tmp_path):
+    cluster = ControlPlane(state_dir=tmp_path / "state", binaries=binaries(tmp_path, DIES))
+    with pytest.raises(MemberFailedError, match=r"etcd died while it started.*\n    I cannot do this"):
+        cluster.start()
+    assert processes.marked(tmp_path / "state") == []
+    assert record.read(cluster.layout) is None
+
+
+def test_a_member_that_hangs_is_given_up(tmp_path):
+    cluster = ControlPlane(state_dir=tmp_path / "state", binaries=binaries(tmp_path, HANGS), ready_timeout_s=0.2)
+    with pytest.raises(MemberFailedError, match=r"(?s)etcd is not ready after 0 s:.*hanging about"):
+        cluster.start()
+    assert processes.marked(tmp_path / "state") == []
+
+
+def test_a_taken_port_is_said_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster = ControlPlane(state_dir=tmp_path / "state", binaries=tmp_path, apiserver_port=server.getsockname()[1])
+        with pytest.raises(PortTakenError, match="wanted for kube-apiserver"):
+            cluster.start()
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "precious").touch()
+    cluster = ControlPlane(state_dir=tmp_path, binaries=tmp_path)
+    for action in (cluster.start, cluster.stop):
+        with pytest.raises(StaleStateError, match="holds config, which no local cluster put there"):
+            action()
+    assert (tmp_path / "config" / "precious").exists()
+
+
+def test_a_file_that_is_no_record_does_not_hinder_the_end(tmp_path):
+    layout = Layout(root=tmp_path)
+    layout.lock.touch()
+    layout.state.write_text("not a record")
+    cluster = ControlPlane(state_dir=tmp_path, binaries=tmp_path)
+    with pytest.raises(StaleStateError, match="kvasir local down"):
+        cluster.start()
+    assert cluster.stop() == []
+    assert not layout.state.exists()
+
+
+def test_processes_left_behind_are_stopped(tmp_path):
+    left = processes.start(
+        ["/bin/sleep", "600"], log=tmp_path / "log", environment={processes.MARK: str(tmp_path / "state")}
+    )
+    deadline = time.monotonic() + 5
+    while not processes.marked(tmp_path / "state"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ControlPlane(state_dir=tmp_path / "state").stop() == [f"pid {left.pid}: /bin/sleep 600"]
+    assert not processes.alive(left)
+
+
+def test_without_a_cluster_the_way_to_one_is_said(tmp_path):
+    with pytest.raises(StaleStateError, match="`kvasir local up` starts one"):
+        _ = ControlPlane(state_dir=tmp_path).state
+    with pytest.raises(LocalClusterError, match="without its binaries"):
+        ControlPlane(state_dir=tmp_path / "state").start()
