@@ -1,0 +1,20 @@
+"""What can keep a runtime from starting, each a single line that a person can act on.
+
+    StartError
+    |-- ModelError     the model is missing, damaged, or of a kind that this runtime does not serve
+    `-- CapacityError  the device or the container has not enough memory for the model and a useful KV cache
+
+Raised by source, weights, models and runner; the engine turns them into `Failed` and exits with code 1.
+"""
+
+
+class StartError(Exception):
+    """Base of all reasons not to start; str() is one line."""
+
+
+class ModelError(StartError):
+    """The model cannot be served: which file, key or tensor, what is wrong, and what was expected."""
+
+
+class CapacityError(StartError):
+    """Too little memory: what was needed, what there is, and which option would help."""

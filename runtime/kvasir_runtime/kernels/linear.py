@@ -1,0 +1,61 @@
+"""A matrix product with a weight that never changes: built once from it, then called every step.
+
+    for t, o in tokens, range(out_features):
+        out[t, o] = bias[o] + sum(x[t, i] * weight[o, i] for i)
+
+weight: (out_features, in_features); bias: (out_features,) or None, weight's dtype
+x: (tokens, in_features), weight's dtype, contiguous, at least one token; out: (tokens, out_features)
+Sums in float32; one rounding of the result in 16-bit types. The builder may repack the weight: the caller should
+drop its own reference.
+
+On a CPU oneDNN's blocked layout is 1.4-1.9 times as fast as the plain one at 1-8 tokens in bfloat16 (weights stream at
+20-25 instead of 10-16 GB/s of about 30) and 1.3 times at 32.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]
+
+
+def reference(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The product with the weight as it is."""
+    return lambda x: F.linear(x, weight, bias)
+
+
+def cpu(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The product with the weight in oneDNN's own layout, where this build of torch and this CPU have it."""
+    if not packs(weight.dtype):
+        return reference(weight, bias)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 -- torch has no public name
+    product = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 -- for them
+
+    def linear(x: Tensor) -> Tensor:
+        out: Tensor = product(x, packed, bias, "none", [], "")
+        return out
+
+    return linear
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes this dtype here with a packed weight."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001
+    return dtype == torch.float32
+
+
+def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
+    """weight, bias and an x to call the result with."""
+    for tokens, inputs, outputs in ((1, 8, 12), (5, 33, 7), (40, 64, 96)):
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+            x = torch.randn(tokens, inputs, generator=generator).to(dtype)
+            yield weight, None, x
+            yield weight, torch.randn(outputs, generator=generator).to(dtype), x

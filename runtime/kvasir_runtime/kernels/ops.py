@@ -1,0 +1,73 @@
+"""The table of operations that models are built from: one callable per operation, one instance per kind of device.
+
+`ops_for` chooses once at start; models receive the table and never ask where they run. Each operation's contract is the
+docstring of its file, and one test walks every field of every table against REFERENCE.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import (
+    attention,
+    copy_blocks,
+    embedding,
+    linear,
+    rms_norm,
+    rope,
+    sample,
+    silu_mul,
+    write_kv,
+)
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.spans import Spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """name is shown in the banner. An operation may consume (overwrite) its first argument; nothing else is changed."""
+
+    name: str
+    embedding: Callable[[Tensor, Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor | None], Linear]
+    rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+    rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    attention: Callable[[Tensor, Tensor, Spans, float, int], Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    sample: Callable[[Tensor, sample.Draws], Tensor]
+    copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
+
+
+REFERENCE = Ops(
+    name="reference",
+    embedding=embedding.reference,
+    linear=linear.reference,
+    rms_norm=rms_norm.reference,
+    rope=rope.reference,
+    write_kv=write_kv.reference,
+    attention=attention.reference,
+    silu_mul=silu_mul.reference,
+    sample=sample.reference,
+    copy_blocks=copy_blocks.reference,
+)
+
+CPU = Ops(
+    name="cpu",
+    embedding=embedding.reference,
+    linear=linear.cpu,
+    rms_norm=rms_norm.cpu,
+    rope=rope.cpu,
+    write_kv=write_kv.reference,
+    attention=attention.cpu,
+    silu_mul=silu_mul.cpu,
+    sample=sample.cpu,
+    copy_blocks=copy_blocks.reference,
+)
+
+
+def ops_for(device: torch.device) -> Ops:
+    """The table for a device. CUDA takes the reference until its Triton kernels are in."""
+    return CPU if device.type == "cpu" else REFERENCE

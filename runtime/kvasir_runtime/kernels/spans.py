@@ -1,0 +1,44 @@
+"""Which query tokens and which cached positions belong to which sequence of a step; read by the attention kernels.
+
+Built once a step by the runner and shared by all layers. Lengths are host integers: they are known before the step.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Spans:
+    """The ragged shape of one step, sequence by sequence in the order of the query tokens.
+
+    query_lens:   tokens of each sequence in this step, >= 1; they are its last ones
+    kv_lens:      known positions of each sequence, this step's included; kv_lens[i] >= query_lens[i]
+    block_tables: (sequences, blocks) int64 on the cache's device; entries past a sequence's last block are not read
+    first_blocks: first block id of a sequence whose blocks are consecutive ids, so that its cache is one slice; else -1
+    """
+
+    __slots__ = ("_masks", "block_tables", "first_blocks", "kv_lens", "query_lens")
+
+    def __init__(
+        self, query_lens: Sequence[int], kv_lens: Sequence[int], block_tables: Tensor, first_blocks: Sequence[int]
+    ) -> None:
+        self.query_lens = query_lens
+        self.kv_lens = kv_lens
+        self.block_tables = block_tables
+        self.first_blocks = first_blocks
+        self._masks: dict[tuple[int, int, int], Tensor] = {}
+
+    def mask(self, sequence: int, window: int, first: int) -> Tensor:
+        """Which cached positions from `first` on a sequence's queries see: (query_len, kv_len - first) bool.
+
+        window: positions that a query sees, itself included; 0 sees all before it. Made once for all layers of a step.
+        """
+        key = (sequence, window, first)
+        if key not in self._masks:
+            num_queries, end, device = self.query_lens[sequence], self.kv_lens[sequence], self.block_tables.device
+            query = torch.arange(end - num_queries, end, device=device)[:, None]
+            cached = torch.arange(first, end, device=device)[None, :]
+            seen = cached <= query
+            self._masks[key] = seen & (cached > query - window) if window else seen
+        return self._masks[key]

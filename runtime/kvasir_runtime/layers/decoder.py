@@ -1,0 +1,126 @@
+"""The forward pass of a decoder, built from its spec and its tensors with the operations of one device.
+
+Called by the runner once a step with the ragged batch of that step. It knows no checkpoint names, no sampling, no rows.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.layers import rotary
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The query tokens of one step, sequence after sequence.
+
+    token_ids, positions: (tokens,) int64; slots: (tokens,) int64, where each token's key and value go
+    logit_rows: (rows,) int64 indices of the tokens whose logits are wanted, or None for all of them
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    spans: Spans
+    logit_rows: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    window: int
+    attention_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A model ready to run: (batch, cache) -> logits."""
+
+    def __init__(
+        self, spec: DecoderSpec, ops: Ops, tensors: MutableMapping[str, Tensor], *, num_positions: int
+    ) -> None:
+        """Take the tensors out of the mapping one by one, so that a repacked weight exists twice only for a moment.
+
+        tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in.
+        num_positions: longest sequence that will be computed.
+        """
+        self.spec = spec
+        self._ops = ops
+        self._embedding = tensors.pop("embedding")
+        dtype, device = self._embedding.dtype, self._embedding.device
+        self._cos, self._sin = (t.to(device) for t in rotary.tables(spec.rope, spec.head_dim, num_positions, dtype))
+        self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
+        self._norm = tensors.pop("norm")
+        head = self._embedding if spec.tied_embeddings else tensors.pop("head.weight")
+        self._head = ops.linear(head, None)
+        if tensors:
+            raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
+
+    def forward(self, batch: Batch, cache: Tensor) -> Tensor:
+        """Logits of the wanted rows, and the keys and values of all tokens written to the cache.
+
+        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). Returns (rows, vocab) in the model's dtype.
+        """
+        spec, ops = self.spec, self._ops
+        hidden = ops.embedding(batch.token_ids, self._embedding)
+        cos = self._cos.index_select(0, batch.positions).unsqueeze(1)
+        sin = self._sin.index_select(0, batch.positions).unsqueeze(1)
+        residual: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            hidden, residual = ops.rms_norm(hidden, residual, layer.attention_norm, spec.norm_eps)
+            attended = self._attend(layer, hidden, cos, sin, batch, cache[index])
+            if index == spec.num_layers - 1 and batch.logit_rows is not None:
+                # Only the wanted rows go on: nothing later reads the others.
+                attended = attended.index_select(0, batch.logit_rows)
+                residual = residual.index_select(0, batch.logit_rows)
+            hidden, residual = ops.rms_norm(layer.output(attended), residual, layer.mlp_norm, spec.norm_eps)
+            hidden = layer.down(ops.silu_mul(layer.gate_up(hidden)))
+        hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
+        return self._head(hidden)
+
+    def _attend(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, batch: Batch, cache: Tensor) -> Tensor:
+        spec, ops = self.spec, self._ops
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
+        query_key, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.qk_norm is not None:
+            query_key, _ = ops.rms_norm(query_key, None, layer.qk_norm, spec.norm_eps)
+        query_key = ops.rope(query_key, cos, sin)
+        ops.write_kv(query_key[:, heads:], value, cache, batch.slots)
+        return ops.attention(query_key[:, :heads], cache, batch.spans, spec.head_dim**-0.5, layer.window)
+
+    def _layer(self, index: int, window: int, tensors: MutableMapping[str, Tensor]) -> _Layer:
+        spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
+        qk_norm = None
+        if spec.qk_norm:
+            query, key = (tensors.pop(prefix + name) for name in ("query_norm", "key_norm"))
+            qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
+
+        def linear(name: str) -> Linear:
+            return ops.linear(tensors.pop(f"{prefix}{name}.weight"), tensors.pop(f"{prefix}{name}.bias", None))
+
+        return _Layer(
+            window=window,
+            attention_norm=tensors.pop(prefix + "attention_norm"),
+            qkv=linear("qkv"),
+            qk_norm=qk_norm,
+            output=linear("output"),
+            mlp_norm=tensors.pop(prefix + "mlp_norm"),
+            gate_up=linear("gate_up"),
+            down=linear("down"),
+        )
+
+
+def meta_tensors(spec: DecoderSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The decoder's tensors without storage: what the loader has to fill."""
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in parameter_shapes(spec).items()}

@@ -1,0 +1,68 @@
+"""Angles of the rotary embedding for every position, once at start, for each way of stretching it.
+
+Called by the decoder; `kernels.rope` applies the rows. The formulas are those of the checkpoints' own training code.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.layers.spec import RopeSpec
+
+
+def tables(rope: RopeSpec, head_dim: int, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin as `kernels.rope` takes them: each (num_positions, head_dim); sin is negative in its first half.
+
+    Angles are computed in float32, since position * frequency does not fit into 16 bits.
+    """
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies(rope, head_dim))
+    scale = _attention_factor(rope)
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
+    """Radians per position of each pair of dimensions: (head_dim / 2,) float32."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim)
+    return plain
+
+
+def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
+    """Long waves are stretched, short ones kept, those between are blended (Llama 3.1)."""
+    waves = 2 * math.pi / plain
+    longest, shortest = (rope.original_max_position / f for f in (rope.low_freq_factor, rope.high_freq_factor))
+    share = (rope.original_max_position / waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - share) * plain / rope.factor + share * plain
+    stretched = torch.where(waves > longest, plain / rope.factor, plain)
+    return torch.where((waves >= shortest) & (waves <= longest), blended, stretched)
+
+
+def _yarn(rope: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
+    """Dimensions that turn often are kept, others stretched, with a ramp between (Peng et al. 2023)."""
+
+    def dimension(turns: float) -> float:
+        span = math.log(rope.original_max_position / (turns * 2 * math.pi))
+        return head_dim * span / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return plain / rope.factor * (1 - kept) + plain * kept
+
+
+def _attention_factor(rope: RopeSpec) -> float:
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0

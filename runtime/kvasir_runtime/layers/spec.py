@@ -1,0 +1,97 @@
+"""What a decoder is made of, as data: the one description that layers build from and weights are checked against.
+
+Families in `models` derive it from a config.json. Nothing here opens a file or makes a tensor.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary embedding: its base and how it is stretched. Fields that a kind does not use keep their defaults.
+
+    attention_factor multiplies cos and sin (yarn); 0 means that it follows from factor.
+    """
+
+    kind: RopeKind = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 0.0
+    truncate: bool = True
+    original_max_position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """One decoder-only transformer with pre-normalisation, grouped attention and a gated feed-forward layer.
+
+    windows: per layer, how many positions a token sees, itself included; 0 sees all before it.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    windows: tuple[int, ...]
+    rope: RopeSpec
+    norm_eps: float
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.windows)
+
+    @property
+    def query_dim(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of KV cache that one token takes over all layers."""
+        return 2 * self.num_layers * self.kv_dim * element_bytes
+
+
+def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a decoder is built from, merged groups as one tensor."""
+    hidden, shapes = spec.hidden_size, dict[str, tuple[int, ...]]()
+    shapes["embedding"] = (spec.vocab_size, hidden)
+    for layer in range(spec.num_layers):
+        prefix = f"layers.{layer}."
+        shapes[prefix + "attention_norm"] = (hidden,)
+        shapes[prefix + "qkv.weight"] = (spec.query_dim + 2 * spec.kv_dim, hidden)
+        if spec.qkv_bias:
+            shapes[prefix + "qkv.bias"] = (spec.query_dim + 2 * spec.kv_dim,)
+        if spec.qk_norm:
+            shapes[prefix + "query_norm"] = shapes[prefix + "key_norm"] = (spec.head_dim,)
+        shapes[prefix + "output.weight"] = (hidden, spec.query_dim)
+        if spec.output_bias:
+            shapes[prefix + "output.bias"] = (hidden,)
+        shapes[prefix + "mlp_norm"] = (hidden,)
+        shapes[prefix + "gate_up.weight"] = (2 * spec.intermediate_size, hidden)
+        shapes[prefix + "down.weight"] = (hidden, spec.intermediate_size)
+        if spec.mlp_bias:
+            shapes[prefix + "gate_up.bias"] = (2 * spec.intermediate_size,)
+            shapes[prefix + "down.bias"] = (hidden,)
+    shapes["norm"] = (hidden,)
+    if not spec.tied_embeddings:
+        shapes["head.weight"] = (spec.vocab_size, hidden)
+    return shapes

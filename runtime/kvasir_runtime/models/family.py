@@ -1,0 +1,96 @@
+"""What a family of models declares, and the defaults that most of them share.
+
+A family is data: which architecture names it answers to, what its decoder is made of, and under which names a
+checkpoint stores the tensors. `registry` lists them; `weights` reads the names; `layers.decoder` builds from the spec.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig, rope_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one tensor of a checkpoint goes: rows first_row.. of one of ours, which merges a group of them."""
+
+    tensor: str
+    first_row: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """architecture: as in `architectures` of config.json. spec and places: pure functions."""
+
+    architecture: str
+    spec: Callable[[ModelConfig], DecoderSpec]
+    places: Callable[[DecoderSpec], dict[str, Place]]
+
+
+def decoder_spec(
+    config: ModelConfig,
+    *,
+    windows: tuple[int, ...],
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> DecoderSpec:
+    """The spec of a decoder whose sizes stand in its config under the usual names."""
+    return DecoderSpec(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.key_value_heads,
+        head_dim=config.width_of_head,
+        intermediate_size=config.intermediate_size,
+        windows=windows,
+        rope=rope_spec(config),
+        norm_eps=config.rms_norm_eps,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        tied_embeddings=config.tie_word_embeddings,
+    )
+
+
+def usual_places(spec: DecoderSpec) -> dict[str, Place]:
+    """Names that Llama's checkpoints introduced and most families kept; q, k, v and gate, up are merged."""
+    hidden, heads, kv, inner = spec.hidden_size, spec.query_dim, spec.kv_dim, spec.intermediate_size
+    places = {"model.embed_tokens.weight": _whole("embedding", spec.vocab_size, hidden)}
+    for layer in range(spec.num_layers):
+        theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
+        attention, mlp = theirs + "self_attn.", theirs + "mlp."
+        places[theirs + "input_layernorm.weight"] = _whole(ours + "attention_norm", hidden)
+        places[theirs + "post_attention_layernorm.weight"] = _whole(ours + "mlp_norm", hidden)
+        qkv = ((attention + "q_proj", heads), (attention + "k_proj", kv), (attention + "v_proj", kv))
+        places |= _merged(ours + "qkv", qkv, hidden, bias=spec.qkv_bias)
+        places |= _merged(ours + "output", ((attention + "o_proj", hidden),), heads, bias=spec.output_bias)
+        if spec.qk_norm:
+            places[attention + "q_norm.weight"] = _whole(ours + "query_norm", spec.head_dim)
+            places[attention + "k_norm.weight"] = _whole(ours + "key_norm", spec.head_dim)
+        gate_up = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
+        places |= _merged(ours + "gate_up", gate_up, hidden, bias=spec.mlp_bias)
+        places |= _merged(ours + "down", ((mlp + "down_proj", hidden),), inner, bias=spec.mlp_bias)
+    places["model.norm.weight"] = _whole("norm", hidden)
+    if not spec.tied_embeddings:
+        places["lm_head.weight"] = _whole("head.weight", spec.vocab_size, hidden)
+    return places
+
+
+def _whole(tensor: str, *shape: int) -> Place:
+    return Place(tensor=tensor, first_row=0, shape=shape)
+
+
+def _merged(tensor: str, parts: tuple[tuple[str, int], ...], columns: int, *, bias: bool) -> dict[str, Place]:
+    """Places of a group of linear layers that are stacked into one, with or without biases."""
+    places, first_row = dict[str, Place](), 0
+    for name, rows in parts:
+        places[name + ".weight"] = Place(tensor=tensor + ".weight", first_row=first_row, shape=(rows, columns))
+        if bias:
+            places[name + ".bias"] = Place(tensor=tensor + ".bias", first_row=first_row, shape=(rows,))
+        first_row += rows
+    return places

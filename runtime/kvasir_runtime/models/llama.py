@@ -1,0 +1,18 @@
+"""Llama 2, 3 and everything that kept its shape: no biases unless the config says so, full attention."""
+
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, decoder_spec, usual_places
+
+
+def _spec(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(
+        config,
+        windows=(0,) * config.num_hidden_layers,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        mlp_bias=config.mlp_bias,
+    )
+
+
+LLAMA = Family(architecture="LlamaForCausalLM", spec=_spec, places=usual_places)

@@ -1,0 +1,12 @@
+"""Mistral: Llama's layers with the same sliding window in every layer (absent in later releases)."""
+
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, decoder_spec, usual_places
+
+
+def _spec(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(config, windows=(config.sliding_window or 0,) * config.num_hidden_layers)
+
+
+MISTRAL = Family(architecture="MistralForCausalLM", spec=_spec, places=usual_places)

@@ -1,0 +1,19 @@
+"""Qwen3 (dense): Qwen2 without biases, with a norm on each head of queries and keys."""
+
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, decoder_spec, usual_places
+from kvasir_runtime.models.qwen2 import windows
+
+
+def _spec(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(
+        config,
+        windows=windows(config),
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        qk_norm=True,
+    )
+
+
+QWEN3 = Family(architecture="Qwen3ForCausalLM", spec=_spec, places=usual_places)

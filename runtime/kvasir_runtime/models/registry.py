@@ -1,0 +1,22 @@
+"""All families this runtime serves, found by the architecture that a config.json names."""
+
+from typing import Final
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family
+from kvasir_runtime.models.llama import LLAMA
+from kvasir_runtime.models.mistral import MISTRAL
+from kvasir_runtime.models.qwen2 import QWEN2
+from kvasir_runtime.models.qwen3 import QWEN3
+
+FAMILIES: Final = (LLAMA, MISTRAL, QWEN2, QWEN3)
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family that serves a config. Raises ModelError with the list of those that exist."""
+    for family in FAMILIES:
+        if family.architecture in config.architectures:
+            return family
+    supported = ", ".join(family.architecture for family in FAMILIES)
+    raise ModelError(f"architecture {', '.join(config.architectures)} is not supported; supported are {supported}")

@@ -1,0 +1,170 @@
+"""Build a runner from options: find the model, load it, measure, size the KV cache. Called once by the engine process.
+
+Raises StartError with one line for everything that a person can put right.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime import source
+from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.errors import CapacityError
+from kvasir_runtime.kernels.ops import Ops, ops_for
+from kvasir_runtime.layers.decoder import Decoder, meta_tensors
+from kvasir_runtime.models.config import read_config, read_eos_token_ids
+from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.runner import capacity, host, placement
+from kvasir_runtime.runner.rows import Rows
+from kvasir_runtime.runner.runner import Facts, Runner
+from kvasir_runtime.weights.load import OnRead, load
+from kvasir_runtime.wire import Progress, Sampling
+
+OnProgress = Callable[[Progress], None]
+
+
+def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
+    """A runner that is ready for its first plan. on_progress is called often and must be quick."""
+    start = time.monotonic()
+    folder = source.resolve(options.model)
+    config = read_config(folder)
+    family = family_of(config)
+    spec = family.spec(config)
+    limit = capacity.sequence_limit(options.max_model_len, config.max_position_embeddings)
+    device = placement.choose_device(options.device)
+    dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
+    if device.type == "cpu":
+        host.use(host.num_threads())
+    empty, ops = meta_tensors(spec, dtype), ops_for(device)
+    weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in empty.values())
+    _check_room(weights_bytes, device, folder)
+    with torch.inference_mode():
+        tensors = load(folder, family.places(spec), empty, device, _reporter(on_progress, start))
+        model = Decoder(spec, ops, tensors, num_positions=limit)
+    loaded = time.monotonic()
+    on_progress(Progress(phase="warming", progress_fraction=0.0))
+    batch_tokens = options.max_batch_tokens or (512 if device.type == "cpu" else 8192)
+    facts = Facts(
+        device=placement.device_name(device),
+        kernels=ops.name,
+        dtype=str(dtype).removeprefix("torch."),
+        block_size=options.block_size,
+        num_blocks=-(-options.kv_cache_tokens // options.block_size),
+        max_model_len=limit,
+        max_sequences=options.max_sequences,
+        max_batch_tokens=batch_tokens,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=read_eos_token_ids(folder, config),
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+        load_s=loaded - start,
+        warm_s=0.0,
+    )
+    memory = _measured(model, ops, facts, device, dtype)
+    if not options.kv_cache_tokens:
+        block_bytes = facts.kv_bytes_per_token * facts.block_size
+        facts = replace(facts, num_blocks=capacity.cache_blocks(memory, options.memory_fraction, block_bytes))
+    limit = capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens)
+    facts = replace(facts, max_model_len=limit, warm_s=time.monotonic() - loaded)
+    return assemble(model, ops, facts, device, dtype)
+
+
+def assemble(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> Runner:
+    """A runner with a cache and rows of the sizes that facts name.
+
+    The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
+    """
+    spec = model.spec
+    shape = (spec.num_layers, 2, facts.num_blocks, facts.block_size, spec.num_kv_heads, spec.head_dim)
+    try:
+        cache = torch.empty(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
+    rows = Rows(
+        max_sequences=facts.max_sequences,
+        max_model_len=facts.max_model_len,
+        block_size=facts.block_size,
+        eos_token_ids=facts.eos_token_ids,
+        device=device,
+    )
+    return Runner(model=model, ops=ops, cache=cache, rows=rows, facts=facts)
+
+
+def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> capacity.Memory:
+    """Run the largest step on a cache of its own, which also warms everything up, and see what it took."""
+    num_tokens = min(facts.max_batch_tokens, facts.max_model_len)
+    num_blocks = -(-num_tokens // facts.block_size)
+    scratch = replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens)
+    runner = assemble(model, ops, scratch, device, dtype)
+    before = _begin_measuring(device)
+    for plan in _warm_up(num_tokens, num_blocks):
+        runner.collect(runner.launch(plan))
+    if device.type == "cpu":
+        return capacity.Memory(
+            limit_bytes=host.memory_limit_bytes(),
+            used_bytes=before,
+            available_bytes=host.memory_available_bytes(),
+            peak_bytes=max(0, host.peak_resident_bytes() - before),
+        )
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del runner
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return capacity.Memory(limit_bytes=total, used_bytes=total - free, available_bytes=free, peak_bytes=peak)
+
+
+def _begin_measuring(device: torch.device) -> int:
+    if device.type == "cpu":
+        host.forget_peak()
+        return host.resident_bytes()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _warm_up(num_tokens: int, num_blocks: int) -> tuple[Plan, ...]:
+    """A prompt of full length, and one token on top of half of it."""
+    join = Join(
+        row=0,
+        request_id="warm-up",
+        tokens=(0,) * num_tokens,
+        prompt_tokens=num_tokens,
+        computed_tokens=0,
+        blocks=tuple(range(num_blocks)),
+        sampling=Sampling(max_tokens=1),
+    )
+    prompt = Chunk(row=0, start=0, num_tokens=num_tokens, samples=True)
+    token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
+    return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,))
+
+
+def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:
+    """Refuse weights that cannot fit before reading them: on a CPU the kernel would kill the process half way."""
+    if device.type == "cpu":
+        limit = min(host.memory_limit_bytes(), host.memory_available_bytes() + host.resident_bytes())
+    else:
+        limit = torch.cuda.mem_get_info(device)[0]
+    if weights_bytes > limit:
+        raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit:,} are there")
+
+
+def _reporter(on_progress: OnProgress, start: float) -> OnRead:
+    """Turn bytes read into progress, at most every hundredth; the time left follows from the speed so far."""
+    reported = -1
+
+    def on_read(read: int, total: int) -> None:
+        nonlocal reported
+        fraction = read / total if total else 1.0
+        if int(fraction * 100) > reported:
+            reported = int(fraction * 100)
+            elapsed = time.monotonic() - start
+            on_progress(
+                Progress(
+                    phase="loading", progress_fraction=fraction, eta_s=elapsed * (1 - fraction) / max(fraction, 1e-9)
+                )
+            )
+
+    return on_read

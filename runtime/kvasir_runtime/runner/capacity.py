@@ -1,0 +1,68 @@
+"""How many blocks of KV cache to make and how long a sequence may be: arithmetic on bytes. Called by `build`."""
+
+from dataclasses import dataclass
+
+from kvasir_runtime.errors import CapacityError, ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes, measured after the weights were loaded and one step of full size was run.
+
+    limit: of the device or the container. used: held now, by this process on a CPU and by everybody on a GPU.
+    available: not held by anybody. peak: what a step takes for a moment.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    available_bytes: int
+    peak_bytes: int
+
+
+def cache_blocks(memory: Memory, fraction: float, block_bytes: int) -> int:
+    """Blocks that fit into the fraction of the limit beside what is held and what a step takes.
+
+    Raises CapacityError when not even one fits.
+    """
+    budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.peak_bytes
+    room = min(budget, int(memory.available_bytes * fraction) - memory.peak_bytes)
+    if room < block_bytes:
+        raise CapacityError(
+            f"no memory is left for the KV cache: {fraction:.0%} of {_mib(memory.limit_bytes)} is the limit,"
+            f" {_mib(memory.used_bytes)} are taken, a step needs {_mib(memory.peak_bytes)},"
+            f" {_mib(memory.available_bytes)} are free; raise --memory-fraction or the container's memory,"
+            " or set --kv-cache-tokens"
+        )
+    return room // block_bytes
+
+
+def sequence_limit(wanted: int, positions: int) -> int:
+    """max_model_len: what was asked for, or with 0 what the model was made for.
+
+    Raises ModelError when more is asked for than the model has positions.
+    """
+    if wanted > positions:
+        raise ModelError(
+            f"max_model_len {wanted} is more than the model's {positions} positions (max_position_embeddings)"
+        )
+    return wanted or positions
+
+
+def fitting_limit(limit: int, asked: int, capacity_tokens: int) -> int:
+    """max_model_len that the cache can hold: one sequence must fit into it alone.
+
+    asked: the option, 0 if it was not given. Only a limit that nobody asked for is lowered; else CapacityError.
+    The last token of an answer is never computed, so it needs no place.
+    """
+    if limit <= capacity_tokens + 1:
+        return limit
+    if asked:
+        raise CapacityError(
+            f"the KV cache holds {capacity_tokens} tokens, less than max_model_len {limit};"
+            " lower --max-model-len or raise --kv-cache-tokens"
+        )
+    return capacity_tokens + 1
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,106 @@
+"""What this machine, or the container in it, grants a process: cores and memory; and how torch is told to use them.
+
+Called once by `build`. Reads /proc and the control groups of both versions.
+"""
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
+
+
+def num_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """Threads to compute with: OMP_NUM_THREADS if set, else whole cores among those granted, at least 1.
+
+    A node's core count must not be taken in a container with a quota: the threads above it would stall all others.
+    """
+    given = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    return max(1, min(_physical_cores(), int(_quota_cores() + 0.5) or 1))
+
+
+def memory_limit_bytes() -> int:
+    """Most memory that this process may use: the container's limit, else the machine's memory."""
+    limits = (_number(_CGROUP / "memory.max"), _number(_CGROUP / "memory" / "memory.limit_in_bytes"))
+    return min([_meminfo("MemTotal"), *(limit for limit in limits if limit)])
+
+
+def memory_available_bytes() -> int:
+    """Memory that can still be taken without swapping, on the whole machine."""
+    return _meminfo("MemAvailable")
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    """The most this process ever held, or held since `forget_peak` where the kernel allows that."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resident_bytes()
+
+
+def forget_peak() -> None:
+    """Start measuring the peak anew."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def use(threads: int) -> None:
+    """Set torch's threads and keep freed memory in the process.
+
+    By default glibc returns every large tensor to the kernel when it is freed and gets zeroed pages for the next one,
+    which costs more than the arithmetic of a small step.
+    """
+    torch.set_num_threads(threads)
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for parameter, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 1 << 30), (_TOP_PAD, 64 << 20)):
+            libc.mallopt(parameter, value)
+
+
+def _physical_cores() -> int:
+    """Cores among the CPUs that this process may run on; hyper-threads of one core share its units and count once."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = set()
+    for cpu in cpus:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(path.read_text().strip() if path.exists() else str(cpu))
+    return len(siblings) or 1
+
+
+def _quota_cores() -> float:
+    """CPU time per wall time that the control group grants; infinite cores are the machine's."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        if quota != "max":
+            return int(quota) / int(period)
+    group = _CGROUP / "cpu"
+    quota_us, period_us = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us and period_us else float(os.cpu_count() or 1)
+
+
+def _number(path: Path) -> int | None:
+    """A positive number alone in a file, or None: absent, `max`, or -1."""
+    try:
+        value = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if value > 0 else None
+
+
+def _meminfo(key: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,52 @@
+"""Which device and dtype a model is computed on and in. Called by `build`."""
+
+from typing import Final
+
+import torch
+
+from kvasir_api.options import Device, Dtype
+from kvasir_runtime.errors import CapacityError, ModelError
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(wanted: Device) -> torch.device:
+    """The device of an option. auto takes CUDA when there is one; asking for CUDA without one is a CapacityError."""
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise CapacityError("device cuda was asked for, but torch finds no CUDA device")
+    return torch.device("cuda:0" if available and wanted != "cpu" else "cpu")
+
+
+def choose_dtype(wanted: Dtype, checkpoint: str | None, device: torch.device) -> torch.dtype:
+    """The dtype of an option. auto follows the checkpoint, except for 16-bit types on a CPU that computes them badly.
+
+    checkpoint: the name in config.json, None where it names none (float32 by convention).
+    Raises ModelError for a name that is no floating type served here.
+    """
+    name = (checkpoint or "float32") if wanted == "auto" else wanted
+    if name not in _DTYPES:
+        raise ModelError(f"config.json: dtype {name} is not supported; expected one of {', '.join(_DTYPES)}")
+    dtype = _DTYPES[name]
+    if wanted == "auto" and device.type == "cpu" and dtype != torch.float32:
+        return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
+    return dtype
+
+
+def device_name(device: torch.device) -> str:
+    """For a banner: the card's name, or the kind of CPU with its number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def _cpu_computes_bfloat16() -> bool:
+    """Whether there are instructions for bfloat16; emulated, it is slower than float32.
+
+    Asked of the CPU rather than measured: beside busy neighbours a measurement would change from start to start.
+    """
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    if any(getattr(torch.cpu, name, bool)() for name in checks):
+        return True
+    is_arm = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2", "AVX512", "NO AVX")
+    return is_arm and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001

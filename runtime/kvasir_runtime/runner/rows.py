@@ -1,0 +1,147 @@
+"""The rows: what the runner knows of each running sequence between steps. Plans change them; nothing else does.
+
+Lengths, block tables and sampling parameters are host arrays, since plans bring them; token ids are on the device,
+since sampled ones must not pass through the host before the next step can read them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvasir_runtime.core.plan import Chunk, Plan
+from kvasir_runtime.kernels.sample import Draws
+from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.layers.decoder import Batch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """The sampling half of a step. rows, next_positions: (samples,) where each drawn id is appended.
+
+    forbidden: (sample, id) pairs that may not be drawn.
+    """
+
+    rows: Ints
+    next_positions: Ints
+    draws: Draws
+    forbidden: Tensor
+
+
+class Rows:
+    """State of up to max_sequences sequences of up to max_model_len tokens."""
+
+    def __init__(
+        self,
+        *,
+        max_sequences: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._block_size = block_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._device = device
+        self._tokens = torch.empty((max_sequences, max_model_len + 1), dtype=torch.int32, device=device)
+        self._block_tables = np.zeros((max_sequences, -(-max_model_len // block_size)), dtype=np.int64)
+        self._num_blocks = [0] * max_sequences
+        # First id of a row whose blocks are consecutive ids, else -1: its cache can be read without gathering it.
+        self._first_blocks = [-1] * max_sequences
+        self._temperature = np.zeros(max_sequences, dtype=np.float32)
+        self._top_p = np.ones(max_sequences, dtype=np.float32)
+        self._min_p = np.zeros(max_sequences, dtype=np.float32)
+        self._top_k = np.zeros(max_sequences, dtype=np.int64)
+        self._seed = np.zeros(max_sequences, dtype=np.int64)
+        self._stop_token_ids: list[tuple[int, ...]] = [()] * max_sequences
+
+    def apply(self, plan: Plan) -> None:
+        """Take in the joins and grows of a plan. Leaves need nothing: a row is overwritten when it is joined again."""
+        for join in plan.joins:
+            row, sampling = join.row, join.sampling
+            self._tokens[row, : len(join.tokens)] = torch.tensor(join.tokens, dtype=torch.int32, device=self._device)
+            self._num_blocks[row], self._first_blocks[row] = 0, -1
+            self._append_blocks(row, join.blocks)
+            self._temperature[row], self._top_p[row] = sampling.temperature, sampling.top_p
+            self._top_k[row], self._min_p[row] = sampling.top_k, sampling.min_p
+            self._seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
+            self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
+        for grow in plan.grows:
+            self._append_blocks(grow.row, grow.blocks)
+
+    def batch(self, chunks: Sequence[Chunk]) -> Batch:
+        """The query tokens of a step's chunks, in their order."""
+        rows = np.array([chunk.row for chunk in chunks])
+        lens = np.array([chunk.num_tokens for chunk in chunks])
+        starts = np.array([chunk.start for chunk in chunks])
+        ends = np.cumsum(lens)
+        token_rows = np.repeat(rows, lens)
+        positions = np.arange(ends[-1]) + np.repeat(starts - ends + lens, lens)
+        slots = self._block_tables[token_rows, positions // self._block_size] * self._block_size
+        slots += positions % self._block_size
+        kv_lens = (starts + lens).tolist()
+        longest = -(-max(kv_lens) // self._block_size)
+        spans = Spans(
+            lens.tolist(),
+            kv_lens,
+            self._to_device(self._block_tables[rows, :longest]),
+            [self._first_blocks[chunk.row] for chunk in chunks],
+        )
+        device_positions = self._to_device(positions)
+        sampling = np.array([chunk.samples for chunk in chunks])
+        return Batch(
+            token_ids=self._tokens[self._to_device(token_rows), device_positions].long(),
+            positions=device_positions,
+            slots=self._to_device(slots),
+            spans=spans,
+            logit_rows=self._to_device((ends - 1)[sampling]),
+        )
+
+    def sampling(self, chunks: Sequence[Chunk]) -> Sampling:
+        """How the sampling ones among a step's chunks are drawn."""
+        sampled = [chunk for chunk in chunks if chunk.samples]
+        rows = np.array([chunk.row for chunk in sampled], dtype=np.int64)
+        positions = np.array([chunk.start + chunk.num_tokens for chunk in sampled], dtype=np.int64)
+        temperature, top_k = self._temperature[rows], self._top_k[rows]
+        top_p, min_p = self._top_p[rows], self._min_p[rows]
+        forbidden = [
+            (index, token)
+            for index, chunk in enumerate(sampled)
+            if chunk.min_tokens_left > 0
+            for token in self._stop_token_ids[chunk.row]
+        ]
+        draws = Draws(
+            temperature=self._to_device(temperature),
+            top_k=self._to_device(top_k),
+            top_p=self._to_device(top_p),
+            min_p=self._to_device(min_p),
+            seed=self._to_device(self._seed[rows]),
+            position=self._to_device(positions),
+            all_greedy=not temperature.any(),
+            any_filter=bool(((temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))).any()),
+        )
+        pairs = np.array(forbidden, dtype=np.int64).reshape(-1, 2)
+        return Sampling(rows=rows, next_positions=positions, draws=draws, forbidden=self._to_device(pairs))
+
+    def append(self, sampling: Sampling, ids: Tensor) -> None:
+        """Write each drawn id behind the tokens of its row."""
+        rows, positions = self._to_device(sampling.rows), self._to_device(sampling.next_positions)
+        self._tokens[rows, positions] = ids.to(torch.int32)
+
+    def _append_blocks(self, row: int, blocks: tuple[int, ...]) -> None:
+        if not blocks:
+            return
+        have, table = self._num_blocks[row], self._block_tables[row]
+        table[have : have + len(blocks)] = blocks
+        first = blocks[0] if have == 0 else self._first_blocks[row]
+        consecutive = first >= 0 and blocks == tuple(range(first + have, first + have + len(blocks)))
+        self._first_blocks[row] = first if consecutive else -1
+        self._num_blocks[row] = have + len(blocks)
+
+    def _to_device(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

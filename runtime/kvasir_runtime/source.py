@@ -1,0 +1,51 @@
+"""Where a model is: a directory as it is, or a hub name brought into huggingface_hub's cache.
+
+Called by both processes of a pod (the API needs the tokenizer, the engine the weights), so it imports no torch. It does
+not look into the files: `models` and `weights` do.
+"""
+
+import re
+from pathlib import Path
+
+from kvasir_runtime.errors import ModelError
+
+# Weights as safetensors only: a pickled checkpoint is never fetched, let alone opened.
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+
+
+def resolve(model: str) -> Path:
+    """The directory that holds the model's files, after a download if need be.
+
+    model: a directory, or a hub name such as `Qwen/Qwen3-0.6B`. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.
+    Raises ModelError with one line when there is no such directory or repository, or it may not be read.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"model {model} is a file; expected the directory of a Hugging Face checkpoint")
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if looks_like_path or not _HUB_NAME.fullmatch(model):
+        raise ModelError(f"model directory {model} does not exist")
+    return _download(model)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import errors, snapshot_download  # 0.3 s that a directory never needs
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
+    except errors.GatedRepoError as error:
+        raise ModelError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except errors.RepositoryNotFoundError as error:
+        reason = "is neither a directory nor a public repository on the hub; a private one needs HF_TOKEN"
+        raise ModelError(f"model {name} {reason}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise ModelError(
+            f"model {name} is not a directory, is not in the local cache,"
+            " and the hub cannot be reached (or HF_HUB_OFFLINE is set)"
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ModelError(f"model {name} could not be fetched from the hub: {lines[0]}") from error
