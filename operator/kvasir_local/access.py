@@ -11,6 +11,23 @@ from typing import Final
 ADMIN: Final = "kvasir-admin"
 CONTEXT: Final = "kvasir"
 
+NODE_GROUPS: Final = ("system:nodes", "kvasir:nodes")
+"""Groups of a process node: what every kubelet may, and what NODE_RULES adds."""
+
+NODE_RULES: Final = (
+    (("",), ("configmaps", "secrets", "persistentvolumeclaims", "pods", "nodes"), ("get", "list", "watch")),
+    (("",), ("persistentvolumes",), ("get", "list", "watch", "create", "update", "patch", "delete")),
+    (("",), ("persistentvolumeclaims", "persistentvolumeclaims/status"), ("update", "patch")),
+    (("",), ("nodes", "nodes/status", "pods/status"), ("create", "update", "patch")),
+    (("",), ("pods",), ("delete",)),
+    (("",), ("serviceaccounts/token",), ("create",)),
+    (("", "events.k8s.io"), ("events",), ("create", "update", "patch")),
+    (("storage.k8s.io",), ("storageclasses",), ("get", "list", "watch", "create", "update", "patch")),
+    (("coordination.k8s.io",), ("leases",), ("get", "create", "update", "patch")),
+)
+"""(API groups, resources, verbs) of a process node. It makes the volumes of claims, which is a provisioner's work
+elsewhere, and it keeps one watch per kind where a kubelet keeps one per object."""
+
 IDENTITIES: Final = {
     ADMIN: ("system:masters",),
     "system:kube-controller-manager": (),
@@ -61,6 +78,22 @@ def kubeconfig(*, server: str, ca: bytes, user: str, credential: Token | ClientC
         "current-context": CONTEXT,
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def node_role() -> str:
+    """The cluster role and its binding for NODE_GROUPS, as a List in JSON."""
+    name = NODE_GROUPS[1]
+    api, subject_api = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
+    rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for groups, resources, verbs in NODE_RULES]
+    role = {"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}
+    binding = {
+        "apiVersion": api,
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": subject_api, "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": subject_api, "kind": "Group", "name": name}],
+    }
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
 
 
 def audit_policy() -> str:

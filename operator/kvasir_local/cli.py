@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from kvasir_local import install, stack
+from kvasir_local import kubectl as kubectl_shell
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.errors import LocalClusterError, StaleStateError
 from kvasir_local.record import Finding
@@ -44,7 +45,7 @@ def local() -> None:
 
 @local.command()
 @_state_dir
-@click.option("--nodes", type=click.IntRange(1, 16), default=1, show_default=True, help="Process nodes to run.")
+@click.option("--nodes", type=click.IntRange(0, 16), default=1, show_default=True, help="Process nodes to run.")
 @click.option(
     "--fake-gpus",
     type=click.IntRange(0, 64),
@@ -142,7 +143,7 @@ def kubectl(*, arguments: tuple[str, ...]) -> NoReturn:
 def _pods(cluster: ControlPlane) -> list[str]:
     """One line per pod; a single one that says why, when the API server does not tell."""
     try:
-        found = json.loads(install.run(cluster.kubectl, "get", "pods", "--all-namespaces", "--output=json"))
+        found = json.loads(kubectl_shell.run(cluster.kubectl, "get", "pods", "--all-namespaces", "--output=json"))
     except LocalClusterError as error:
         return [f"pods    unknown: {error}"]
     lines = []

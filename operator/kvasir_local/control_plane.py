@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from kvasir_local import addresses, credentials, members, probe, processes, record
+from kvasir_local import access, addresses, credentials, kubectl, members, probe, processes, record
 from kvasir_local.errors import LocalClusterError, MemberFailedError, StaleStateError
 from kvasir_local.layout import Layout
 from kvasir_local.probe import Answer
@@ -108,6 +108,7 @@ class ControlPlane:
             process = recorded.process(node.member)
             if process is not None and processes.alive(process):
                 return
+            kubectl.apply(self.kubectl, access.node_role())
             credentials.write_node(self.layout, recorded.network, node.name)
             record.write(self.layout, recorded.with_node(node))
             self._spawn(node.member)

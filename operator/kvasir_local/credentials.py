@@ -57,14 +57,14 @@ def write_control_plane(layout: Layout, network: Network) -> None:
 def write_node(layout: Layout, network: Network, name: str) -> Path:
     """The files of one process node in its own directory; returns its kubeconfig.
 
-    Beside `kubeconfig` (user system:node:NAME, group system:nodes) lie `serving.crt` and `serving.key`, for the
+    Beside `kubeconfig` (user system:node:NAME, groups access.NODE_GROUPS) lie `serving.crt` and `serving.key`, for the
     endpoint that answers `kubectl logs`, and `ca.crt`, which signed the certificate that the API server shows there.
     """
     now = dt.datetime.now(dt.UTC)
     directory = layout.node(name)
     ca = _read_pair(layout.pki, "ca")
     user = f"system:node:{name}"
-    client = certificates.leaf(ca, user=user, groups=("system:nodes",), now=now)
+    client = certificates.leaf(ca, user=user, groups=access.NODE_GROUPS, now=now)
     _write_pair(
         directory, "serving", certificates.leaf(ca, user=user, names=(name,), addresses=(members.HOST,), now=now)
     )

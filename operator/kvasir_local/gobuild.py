@@ -6,6 +6,7 @@ files, and the build cache (3 GB) lies there, since nobody needs it afterwards. 
 
 import os
 import shutil
+import signal
 import subprocess
 import sysconfig
 import time
@@ -88,7 +89,12 @@ def _run(
     with (
         log.open("wb") as stream,
         subprocess.Popen(
-            command, cwd=work / "gomod" / step.module, stdout=stream, stderr=subprocess.STDOUT, env=dict(environment)
+            command,
+            cwd=work / "gomod" / step.module,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            process_group=0,  # go starts compilers, and the wheel's go is itself a child of a script
         ) as process,
     ):
         try:
@@ -100,7 +106,7 @@ def _run(
                 time.sleep(_POLL_S)
         finally:
             if process.poll() is None:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)
     if process.returncode != 0:
         raise MissingToolError(
             f"{step.binary} could not be built (go exited with {process.returncode}):\n{processes.tail(log, lines=25)}"

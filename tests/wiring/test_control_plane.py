@@ -5,16 +5,13 @@ import subprocess
 
 from kubernetes import client
 
-from kvasir_local import audit, members
+from kvasir_local import access, audit, credentials, members
+from kvasir_local import kubectl as shell
 from kvasir_local.control_plane import ControlPlane
 
 
-def kubectl(cluster: ControlPlane, *arguments: str, stdin: str | None = None) -> str:
-    result = subprocess.run(
-        [*cluster.kubectl, *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def kubectl(cluster: ControlPlane, *arguments: str) -> str:
+    return shell.run(cluster.kubectl, *arguments)
 
 
 def test_every_member_answers(cluster):
@@ -76,7 +73,7 @@ def test_deployments_make_pods_and_deletion_collects_them(cluster, api, namespac
     }
     spec = {"replicas": 2, "selector": {"matchLabels": {"app": "x"}}, "template": pod}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": spec}
-    kubectl(cluster, "apply", "--server-side", f"--namespace={namespace}", "--filename=-", stdin=json.dumps(deployment))
+    shell.apply([*cluster.kubectl, f"--namespace={namespace}"], json.dumps(deployment))
     kubectl(
         cluster,
         "wait",
@@ -98,3 +95,15 @@ def test_secrets_are_the_owners_alone(cluster):
     ]
     assert loose == []
     assert cluster.layout.root.stat().st_mode & 0o077 == 0
+
+
+def test_a_node_is_known_by_its_certificate_and_may_do_its_work(cluster):
+    kubeconfig = credentials.write_node(cluster.layout, cluster.state.network, "by-hand")
+    shell.apply(cluster.kubectl, access.node_role())
+    as_node = [cluster.kubectl[0], f"--kubeconfig={kubeconfig}"]
+    attributes = json.loads(shell.run(as_node, "auth", "whoami", "--output=json"))["status"]["userInfo"]
+    assert attributes["username"] == "system:node:by-hand"
+    assert set(attributes["groups"]) == {*access.NODE_GROUPS, "system:authenticated"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "by-hand"}}
+    shell.apply(as_node, json.dumps(node))
+    kubectl(cluster, "delete", "node", "by-hand")
