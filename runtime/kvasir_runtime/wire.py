@@ -46,7 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process is told when it is started: one JSON document on its standard input.
+    """What the engine process is told when it is started: one line of JSON on its standard input.
 
     address: where its ROUTER socket binds, ipc:// in a private directory. model: an existing directory. options: the
     fields of ServeOptions by their Python names, without model and without secrets. The input stays open for the life

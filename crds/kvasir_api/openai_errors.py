@@ -1,0 +1,131 @@
+"""Errors in OpenAI's shape: status, JSON body and headers, the same from the runtime and from the gateway.
+
+Called at the HTTP edges; the constructors name the cases so that both edges choose the same status, code and retry
+advice. Clients read `x-should-retry` and `retry-after`: an error that a retry cannot cure says so, which stops storms.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+TYPE_INVALID: Final = "invalid_request_error"
+TYPE_AUTHENTICATION: Final = "authentication_error"
+TYPE_RATE_LIMIT: Final = "rate_limit_error"
+TYPE_UNAVAILABLE: Final = "service_unavailable_error"
+TYPE_SERVER: Final = "server_error"
+MAX_QUOTED: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiError:
+    """One refusal or failure. param names the field at fault; retry_after_s is advice, None where a retry is no cure."""
+
+    status: int
+    message: str
+    type: str = TYPE_INVALID
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+def invalid(message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> ApiError:
+    """The request itself is wrong; sending it again changes nothing."""
+    return ApiError(status=status, message=message, param=param, code=code)
+
+
+def context_length(*, limit: int, prompt_tokens: int, max_tokens: int, at_least: bool = False) -> ApiError:
+    """Prompt plus answer do not fit the model; all counts in tokens. max_tokens 0 means that the prompt alone does not.
+
+    at_least says that prompt_tokens is a lower bound, because so long a text was not tokenized at all.
+    """
+    bound = "at least " if at_least else ""
+    asked = (
+        f"you requested {bound}{prompt_tokens + max_tokens} tokens ({bound}{prompt_tokens} in the prompt, "
+        f"{max_tokens} for the answer). Reduce the prompt or the answer's length."
+        if max_tokens
+        else f"the prompt has {bound}{prompt_tokens} tokens and leaves no room for an answer. Reduce the prompt."
+    )
+    return invalid(
+        f"This model's maximum context length is {limit} tokens, however {asked}",
+        param="max_tokens" if max_tokens and not at_least and prompt_tokens < limit else "prompt",
+        code="context_length_exceeded",
+    )
+
+
+def unauthorized() -> ApiError:
+    """No key, or a wrong one. It does not say which, and never repeats the key."""
+    return ApiError(
+        status=401,
+        message="A valid API key is needed: send it as `Authorization: Bearer KEY`.",
+        type=TYPE_AUTHENTICATION,
+        code="invalid_api_key",
+    )
+
+
+def model_not_found(name: str) -> ApiError:
+    """Nothing serves a model of this name. The name is a client's text: it is quoted only in part."""
+    return ApiError(
+        status=404, message=f"The model {quoted(name)} does not exist here.", param="model", code="model_not_found"
+    )
+
+
+def no_route(method: str, path: str) -> ApiError:
+    """No such path."""
+    return invalid(f"There is no {quoted(f'{method} {path}')} here.", code="not_found", status=404)
+
+
+def method_not_allowed(method: str, path: str) -> ApiError:
+    """The path exists, but not for this method."""
+    return invalid(f"{quoted(path)} does not take {quoted(method)}.", code="method_not_allowed", status=405)
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    """The body is longer than this server reads."""
+    return invalid(f"The request body is larger than {limit_bytes} bytes.", code="body_too_large", status=413)
+
+
+def overloaded(message: str, *, retry_after_s: float) -> ApiError:
+    """The queue is full; another try later, or on another replica, may succeed."""
+    return ApiError(
+        status=429, message=message, type=TYPE_RATE_LIMIT, code="overloaded", retry_after_s=max(1.0, retry_after_s)
+    )
+
+
+def unavailable(message: str, *, retry_after_s: float, code: str = "unavailable") -> ApiError:
+    """Nothing can serve this now: loading, draining, or no replica."""
+    return ApiError(
+        status=503, message=message, type=TYPE_UNAVAILABLE, code=code, retry_after_s=max(1.0, retry_after_s)
+    )
+
+
+def internal(message: str = "The server failed; the log has the details under this request id.") -> ApiError:
+    """A failure of ours. The details are in the log, never in the answer."""
+    return ApiError(status=500, message=message, type=TYPE_SERVER, code="internal_error")
+
+
+def body(error: ApiError) -> bytes:
+    """The JSON document `{"error": {message, type, param, code}}`, also used for an error inside a stream."""
+    return msgspec.json.encode(
+        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    )
+
+
+def response(error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of a whole answer. Header names are lower case."""
+    document = body(error)
+    headers = {"content-type": "application/json", "content-length": str(len(document))}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    elif error.status != 500:
+        headers["x-should-retry"] = "false"
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return error.status, document, headers
+
+
+def quoted(text: str) -> str:
+    """A client's text for a message: in quotes, printable, bounded."""
+    short = text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+    return f"`{''.join(c if c.isprintable() else '?' for c in short)}`"

@@ -1,0 +1,154 @@
+"""The API process's end of the socket to the engine: sends requests, hands each event to the stream it belongs to.
+
+Owned by the server's process; used on its event loop only. It knows messages, not HTTP, text or tensors. When the
+engine dies every open stream gets an error event: silence is never an answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from kvasir_api.state import State
+from kvasir_runtime import wire
+from kvasir_runtime.client.channel import Channel
+
+RECONNECT_MS = 20
+
+
+class EngineGone(Exception):
+    """The engine cannot take requests any more; says why."""
+
+
+class EngineClient:
+    """Routes of all live sequences, and the last that the engine said of itself.
+
+    address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start.
+    ready is None until the engine takes requests; state is its last snapshot.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_progress: Callable[[wire.Progress], None] = lambda _: None,
+    ) -> None:
+        self._address = address
+        self._clock = clock
+        self._on_progress = on_progress
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._routes: dict[str, tuple[Channel, int]] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(wire.FromEngine).decode
+        self._outcome: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self.ready: wire.Ready | None = None
+        self.state = State()
+        self.heard_at = clock()
+        self.failure: str | None = None
+
+    @property
+    def num_inflight(self) -> int:
+        """Sequences that were sent and have not ended."""
+        return len(self._routes)
+
+    async def run(self) -> None:
+        """Introduce ourselves and hand out what comes, until cancelled or the engine fails."""
+        socket = self._socket
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the admission of requests, not by losing an Abort
+        socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the tokens that the requests may generate
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)  # the engine may bind after us
+        socket.connect(self._address)
+        try:
+            await self._send(wire.Hello())
+            while self.failure is None:
+                self._dispatch(self._decode(await socket.recv()))
+        except msgspec.MsgspecError as error:
+            self.fail(f"the engine sent a message that is not understood: {error}")
+        finally:
+            self.fail("the connection to the engine was closed")
+            self._context.destroy(linger=0)
+
+    async def wait_ready(self) -> wire.Ready:
+        """The engine's facts once it takes requests. Raises EngineGone with its last words when it never will."""
+        return await asyncio.shield(self._outcome)
+
+    async def submit(self, requests: Sequence[wire.Request], channel: Channel) -> None:
+        """Send the sequences of one HTTP request; their events arrive in channel under their index in requests.
+
+        Raises EngineGone.
+        """
+        if self.failure is not None:
+            raise EngineGone(self.failure)
+        for index, request in enumerate(requests):
+            self._routes[request.request_id] = (channel, index)
+        for request in requests:
+            await self._send(wire.Submit(request))
+
+    async def abort(self, request_id: str, *, stopped: bool = False) -> None:
+        """Free a sequence's blocks at the next step; stopped when a stop string ended it. No event follows."""
+        if self._routes.pop(request_id, None) is not None and self.failure is None:
+            await self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
+
+    async def drain(self) -> None:
+        """Tell the engine that the process is leaving."""
+        if self.failure is None:
+            await self._send(wire.Drain())
+
+    async def interrupt(self, message: str) -> None:
+        """End all that is open with an error that says why; the engine forgets it."""
+        routes, self._routes = self._routes, {}
+        for request_id, (channel, index) in routes.items():
+            channel.put(index, wire.Event(request_id=request_id, finish_reason="abort", message=message))
+            if self.failure is None:
+                await self._send(wire.Abort(request_id))
+
+    async def shutdown(self) -> None:
+        """Ask the engine to stop."""
+        if self.failure is None:
+            await self._send(wire.Shutdown())
+
+    def fail(self, message: str) -> None:
+        """The engine is gone: end every stream with an error that says so. The first message stays."""
+        if self.failure is not None:
+            return
+        self.failure = message
+        if not self._outcome.done():
+            self._outcome.set_exception(EngineGone(message))
+            self._outcome.exception()  # nobody has to wait for it
+        routes, self._routes = self._routes, {}
+        for request_id, (channel, index) in routes.items():
+            channel.put(index, wire.Event(request_id=request_id, finish_reason="error", message=message))
+
+    async def _send(self, message: wire.ToEngine) -> None:
+        await self._socket.send(self._encode(message))
+
+    def _dispatch(self, message: wire.FromEngine) -> None:
+        self.heard_at = self._clock()
+        match message:
+            case wire.Step(events, state):
+                self.state = state
+                for event in events:
+                    self._route(event)
+            case wire.Progress():
+                self._on_progress(message)
+            case wire.Ready():
+                self.ready = message
+                if not self._outcome.done():
+                    self._outcome.set_result(message)
+            case wire.Failed(text):
+                self.fail(text)
+
+    def _route(self, event: wire.Event) -> None:
+        """Unknown ids are those that were aborted a moment ago."""
+        route = self._routes.get(event.request_id)
+        if route is None:
+            return
+        if event.finish_reason is not None:
+            del self._routes[event.request_id]
+        route[0].put(route[1], event)

@@ -1,0 +1,35 @@
+"""Whether the queue has a place for a request, and when to come back if not.
+
+Pure; called by the routes before a request is tokenized, with the engine's last snapshot.
+"""
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_api.state import State
+
+MIN_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+
+
+def queue_refusal(
+    state: State, *, inflight: int, max_sequences: int, max_waiting: int, jitter: float = 0.5
+) -> ApiError | None:
+    """429 when more than max_waiting sequences would wait, else None.
+
+    inflight: sequences accepted and not ended, the new ones included, more recent than the snapshot. While the engine
+    reports nobody waiting, all places of its batch are taken to be free. jitter: 0..1, spreads the retries.
+    """
+    places = max_sequences if state.waiting == 0 else min(state.running, max_sequences)
+    waiting = inflight - places
+    if waiting <= max_waiting:
+        return None
+    return openai_errors.overloaded(
+        f"{waiting} requests would wait for a place; at most {max_waiting} may.",
+        retry_after_s=retry_after_s(state) * (0.75 + 0.5 * jitter),
+    )
+
+
+def retry_after_s(state: State) -> float:
+    """Seconds until about a quarter of the running work is done, from the measured speed; within 1..60."""
+    steps_left = state.remaining_tokens / max(1, state.running) / 4
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, steps_left * state.rates.decode_step_s))

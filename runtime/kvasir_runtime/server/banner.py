@@ -1,0 +1,60 @@
+"""What the start says to a person: the banner when ready, and how numbers are written in it.
+
+Pure; called by the process once the engine is ready.
+"""
+
+from dataclasses import dataclass
+
+from kvasir_runtime.wire import Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Seconds of the start by part, and the addresses that listen."""
+
+    names: tuple[str, ...]
+    folder: str
+    http: str
+    ops: str
+    total_s: float
+    find_s: float
+
+
+def banner(ready: Ready, start: Start) -> str:
+    """Several lines, aligned."""
+    concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
+    cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
+    cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
+    rows = [
+        ("model", f"{', '.join(start.names)} ({start.folder})"),
+        ("device", f"{ready.device}, {ready.kernels} kernels, {ready.dtype}"),
+        ("weights", size(ready.weights_bytes)),
+        (
+            "KV cache",
+            f"{ready.capacity_tokens:,} tokens in blocks of {ready.block_size} ({size(cache_bytes)})",
+        ),
+        ("concurrency", f"{concurrency:.2f} requests of {ready.max_model_len:,} tokens, {ready.max_sequences} at most"),
+        ("clients", f"{start.http}/v1"),
+        ("control", start.ops),
+        (
+            "ready in",
+            f"{start.total_s:.1f} s (find {start.find_s:.1f}, load {ready.load_s:.1f}, warm-up {ready.warm_s:.1f})",
+        ),
+    ]
+    return "\n".join(["Kvasir is ready", *(f"  {name:<12}{value}" for name, value in rows)])
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in binary units with three digits or so, for example 1.25 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} GiB"
+
+
+def progress_line(phase: str, fraction: float, eta_s: float, message: str = "") -> str:
+    """One line of the start for where there is no terminal."""
+    eta = f", about {eta_s:.0f} s left" if eta_s >= 0 else ""
+    detail = f" ({message})" if message else ""
+    return f"{phase} {fraction:.0%}{eta}{detail}"

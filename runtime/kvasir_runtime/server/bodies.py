@@ -1,0 +1,220 @@
+"""Bodies of completion and chat requests: every field that works here, its type and bounds, and who is told what.
+
+Called by the routes with the raw bytes; gives a validated model or raises Refused with the field at fault. The rule for
+fields: null means absent; what works is below; what is known and has no effect is in known.py; the rest is refused by
+name, because an ignored misspelling of max_tokens is worse than an error.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import quoted
+from kvasir_runtime.server import known
+from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.templates import RESERVED
+
+MAX_CHOICES: Final = 16
+MAX_PROMPTS: Final = 128
+MAX_SEQUENCES: Final = 256
+MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 512
+MAX_STOP_IDS: Final = 128
+MAX_TOKEN_ID: Final = (1 << 31) - 1
+MAX_COUNT: Final = (1 << 31) - 1
+
+
+def _prompts(value: Any) -> list[Any]:
+    """A text, texts, ids or lists of ids; always as a list of prompts. By hand, as unions give unreadable errors."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("prompt", "must be a string, or a list of strings, token ids or lists of token ids")
+    prompts = [value] if all(type(item) is int for item in value) else list(value)
+    if len(prompts) > MAX_PROMPTS:
+        raise PydanticCustomError("prompt", "holds {count} prompts; at most {limit}", _counts(prompts, MAX_PROMPTS))
+    for item in prompts:
+        ids = isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
+        if not (isinstance(item, str) or ids):
+            raise PydanticCustomError(
+                "prompt", "must be a string, or a list of strings, token ids or lists of token ids"
+            )
+        if ids and not 0 <= min(item) <= max(item) <= MAX_TOKEN_ID:
+            raise PydanticCustomError("prompt", "holds a token id that is negative or too large")
+    return prompts
+
+
+def _stops(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise PydanticCustomError("stop", "must be a non-empty string or a list of them")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", "holds {count} strings; at most {limit}", _counts(stops, MAX_STOPS))
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise PydanticCustomError("stop", "has a string of over {limit} characters", {"limit": MAX_STOP_CHARACTERS})
+    return stops
+
+
+def _content(value: Any) -> str:
+    """A message's text: a string, or a list of text parts, which are joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = str(part.get("type"))[:40] if isinstance(part, dict) else type(part).__name__
+            raise PydanticCustomError("content", "holds a part of type {kind}; only text is served", {"kind": kind})
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _switches(value: dict[str, Any]) -> dict[str, Any]:
+    for name, item in value.items():
+        if name in RESERVED or not name.isidentifier() or len(name) > 64:
+            raise PydanticCustomError("switch", "may not set {name}", {"name": quoted(name)})
+        if not isinstance(item, str | int | float | bool) or (isinstance(item, str) and len(item) > 4096):
+            raise PydanticCustomError("switch", "takes short texts, numbers and booleans")
+    return value
+
+
+def _counts(items: list[Any], limit: int) -> dict[str, int]:
+    return {"count": len(items), "limit": limit}
+
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class Strict(BaseModel):
+    """JSON types are taken literally: "5" is no number and true is none either."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """include_usage: a last chunk with the counts. include_obfuscation: we pad nothing, so only false is true."""
+
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    include_obfuscation: Literal[False] = False
+
+
+class Body(Strict):
+    """What completion and chat requests share."""
+
+    model: str = Field(max_length=512)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    min_tokens: int = Field(0, ge=0, le=MAX_COUNT)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=-1, le=MAX_COUNT)
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_IDS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    cache_salt: str = Field("", max_length=256)
+
+
+class CompletionBody(Body):
+    """A body of /v1/completions. add_special_tokens: put the tokenizer's BOS before a text prompt."""
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    add_special_tokens: bool = True
+
+
+class Message(Strict):
+    """One message of a chat. Fields that say nothing (null, []), as in answers sent back as history, are dropped."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = Field(None, max_length=256)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said(cls, value: Any) -> Any:
+        return {k: v for k, v in value.items() if v is not None and v != []} if isinstance(value, dict) else value
+
+
+class ChatBody(Body):
+    """A body of /v1/chat/completions. chat_template_kwargs: switches of the template, such as enable_thinking."""
+
+    messages: list[Message] = Field(min_length=1, max_length=16_384)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=16), AfterValidator(_switches)] = {}
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+Table = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+
+def completion(raw: bytes) -> CompletionBody:
+    """A validated completion body. Raises Refused."""
+    body = _validated(raw, CompletionBody, known.COMPLETION)
+    if len(body.prompt) * body.n > MAX_SEQUENCES:
+        raise _refused(f"{len(body.prompt)} prompts times n {body.n} is more than {MAX_SEQUENCES} answers", "n")
+    return body
+
+
+def chat(raw: bytes) -> ChatBody:
+    """A validated chat body. Raises Refused."""
+    body = _validated(raw, ChatBody, known.CHAT)
+    both = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(both) > 1:
+        raise _refused("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
+    return body
+
+
+def _validated(raw: bytes, model: type[_Model], table: Table) -> _Model:
+    try:
+        document = from_json(raw, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise Refused(openai_errors.invalid(f"The body is not valid JSON: {error}", code="invalid_json")) from error
+    if not isinstance(document, dict):
+        raise Refused(openai_errors.invalid("The body must be a JSON object.", code="invalid_json"))
+    fields = {}
+    for name, value in document.items():
+        if value is None or name in known.LABELS:
+            continue
+        if name in table:
+            harmless, names = table[name]
+            if not harmless(value):
+                message = f"{quoted(name)} is not supported here; only {names} is accepted."
+                raise Refused(openai_errors.invalid(message, param=name, code="unsupported_parameter"))
+            continue
+        fields[name] = value
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _translated(error.errors(include_url=False, include_context=False, include_input=False)[0]) from error
+
+
+def _translated(detail: ErrorDetails) -> Refused:
+    param = _path(detail["loc"])
+    match detail["type"]:
+        case "extra_forbidden":
+            return _refused(f"Unrecognized request argument: {quoted(param)}.", param, "unknown_parameter")
+        case "missing":
+            return _refused(f"Missing required parameter: {quoted(param)}.", param, "missing_required_parameter")
+        case _:
+            return _refused(f"Invalid {quoted(param)}: {detail['msg']}.", param, "invalid_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """messages[0].content, as OpenAI writes it; a client's names in it are bounded."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path[:200]
+
+
+def _refused(message: str, param: str, code: str = "invalid_value") -> Refused:
+    return Refused(openai_errors.invalid(message, param=param, code=code))

@@ -1,0 +1,66 @@
+"""`kvasir serve MODEL`: the command that runs one pod of a model. Options come from their declaration."""
+
+import asyncio
+import os
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from kvasir_api.command import click_options, describe
+from kvasir_api.options import ServeOptions
+
+KEY_VARIABLE = "KVASIR_API_KEY"
+
+
+def main(engine_command: tuple[str, ...] | None = None) -> None:
+    """The command with another engine process; for tests, and for engines that live elsewhere."""
+    serve.main(obj=engine_command)
+
+
+@click.pass_obj
+def _serve(engine_command: tuple[str, ...] | None, /, **values: Any) -> None:
+    """Serve MODEL: a directory with a Hugging Face checkpoint, or a name on the hub.
+
+    Clients find an OpenAI API on --port; probes and /state are on --ops-port. SIGTERM and ctrl-C finish what runs and
+    leave; the second one stops at once.
+    """
+    if key := os.environ.get(KEY_VARIABLE):
+        values["api_key"] = (*values.get("api_key", ()), *key.split(","))
+    try:
+        options = ServeOptions(**values)
+    except ValidationError as error:
+        raise click.UsageError(describe(error)) from error
+    raise SystemExit(run(options, engine_command))
+
+
+serve = click.Command(
+    "serve",
+    callback=_serve,
+    params=[click.Argument(["model"]), *click_options(ServeOptions, skip=frozenset({"model"}))],
+    help=_serve.__doc__,
+)
+
+
+def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) -> int:
+    """Serve until the end; the exit code. Imports are late, so that --help is quick."""
+    import uvloop
+
+    from kvasir_runtime.client.child import ENGINE_COMMAND
+    from kvasir_runtime.server import logs
+    from kvasir_runtime.server.console import Console
+    from kvasir_runtime.server.listen import PortError
+    from kvasir_runtime.server.process import ServeProcess
+
+    logs.configure(options.log_format)
+    console = Console(options.log_format)
+
+    async def live() -> int:
+        return await ServeProcess(options, console, engine_command=engine_command or ENGINE_COMMAND).run()
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(live())
+    except PortError as error:
+        console.failed(str(error))
+        return 1

@@ -1,0 +1,91 @@
+"""Shows the start while it lasts: a bar on a terminal, a line every few seconds otherwise, log records for JSON.
+
+Owned by the process, which calls show() for each news; nothing is printed after close().
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, Literal, TextIO
+
+import msgspec
+from rich.console import Console as Rich
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from kvasir_runtime.server.banner import Start, banner, progress_line
+from kvasir_runtime.wire import Ready
+
+LINE_EVERY_S: Final = 5.0
+
+log = logging.getLogger("kvasir.start")
+
+
+class Console:
+    """form: of the log; text goes to stream as it is. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        form: Literal["text", "json"],
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._form = form
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._said_at = -LINE_EVERY_S
+        self._said_phase = ""
+        self._bar: Progress | None = None
+        if form == "text" and self._stream.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Rich(file=self._stream), transient=True)
+            self._task = self._bar.add_task("starting", total=1.0)
+            self._bar.start()
+
+    def show(self, phase: str, fraction: float, eta_s: float = -1.0, message: str = "") -> None:
+        """News of the start."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=phase, completed=fraction)
+            return
+        now = self._clock()
+        if phase == self._said_phase and now - self._said_at < LINE_EVERY_S:
+            return
+        self._said_phase, self._said_at = phase, now
+        if self._form == "json":
+            log.info("starting", extra={"phase": phase, "progress_fraction": round(fraction, 3), "eta_s": eta_s})
+        else:
+            self._say(progress_line(phase, fraction, eta_s, message))
+
+    def ready(self, facts: Ready, start: Start) -> None:
+        """The banner."""
+        self.close()
+        if self._form == "json":
+            log.info("ready", extra=msgspec.structs.asdict(facts) | {"names": start.names, "http": start.http})
+        else:
+            self._say(banner(facts, start))
+
+    def leaving(self, num_requests: int, timeout_s: float) -> None:
+        """The process was asked to end."""
+        if self._form == "json":
+            log.info("draining", extra={"requests": num_requests, "timeout_s": timeout_s})
+        elif num_requests:
+            self._say(f"draining: {num_requests} requests, at most {timeout_s:g} s; once more to stop at once")
+
+    def failed(self, message: str) -> None:
+        """The one line that says why the process ends."""
+        self.close()
+        if self._form == "json":
+            log.error("failed", extra={"error": message})
+        else:
+            self._say(f"error: {message}")
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _say(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()

@@ -1,0 +1,109 @@
+"""The outermost layer of the http port: request ids, keys, access log, and an OpenAI-shaped answer for every failure.
+
+Plain ASGI around the application, so that it costs a streamed chunk one function call. It decides nothing about models.
+"""
+
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir_api import openai_errors
+from kvasir_runtime.server.streams import send_error
+
+SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+CLOSED_PREFIX: Final = "/v1"
+
+log = logging.getLogger("kvasir.requests")
+
+
+class Edge:
+    """api_keys: any of them opens /v1; none leaves it open. clock: monotonic seconds."""
+
+    def __init__(
+        self, app: ASGIApp, *, api_keys: Sequence[str], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._app = app
+        self._api_keys = [key.encode() for key in api_keys]
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        if scope["type"] != "http":
+            return
+        started = self._clock()
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                elapsed_ms = round((self._clock() - started) * 1000)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    (b"openai-processing-ms", str(elapsed_ms).encode()),
+                ]
+            await send(message)
+
+        try:
+            if self._opens(scope):
+                await self._app(scope, receive, send_with_headers)
+            else:
+                await send_error(send_with_headers, openai_errors.unauthorized())
+        except Exception:
+            log.exception("request failed", extra={"request_id": request_id})
+            if status:
+                raise  # the answer is under way: the server cuts the connection, which is how a client notices
+            await send_error(send_with_headers, openai_errors.internal())
+        finally:
+            _write_log(scope, status, self._clock() - started)
+
+    def _opens(self, scope: Scope) -> bool:
+        """Whether the request may pass. Every key is compared, in constant time each, so time tells nothing."""
+        path = scope["path"]
+        closed = path == CLOSED_PREFIX or path.startswith(CLOSED_PREFIX + "/")
+        if not self._api_keys or not closed or scope["method"] == "OPTIONS":
+            return True
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, given = header.partition(b" ")
+        matches = [hmac.compare_digest(given.strip(), key) for key in self._api_keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id where it is sane, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and SANE_ID.fullmatch(value):
+            return str(value.decode())
+    return uuid.uuid4().hex
+
+
+def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
+    """One line per request: never a prompt, an answer or a key. Health checks and scrapes are too many to log."""
+    if not log.isEnabledFor(logging.INFO) or not scope["path"].startswith(CLOSED_PREFIX):
+        return
+    fields: dict[str, object] = {
+        "request_id": scope["state"]["request_id"],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "duration_s": round(elapsed_s, 4),
+    }
+    summary = scope["state"].get("summary")
+    if summary is not None:
+        fields |= {
+            "finish_reason": summary.reason,
+            "prompt_tokens": summary.prompt_tokens,
+            "completion_tokens": summary.completion_tokens,
+            "cached_tokens": summary.cached_tokens,
+            "first_token_s": round(summary.first_token_s, 4),
+        }
+    log.info("request", extra=fields)

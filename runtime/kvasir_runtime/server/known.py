@@ -1,0 +1,89 @@
+"""Fields of OpenAI's and other servers' requests that have no effect here, and which of their values are harmless.
+
+Read by bodies.py before a body is validated. A field is either accepted for what its documentation says (a label that
+changes nothing), or accepted only with the values that ask for nothing; any other value is refused by name, so that no
+client believes in an effect that does not happen. Fields that work are in bodies.py; fields in neither are unknown.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+
+def _number(expected: float) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value == expected
+
+
+def _one_of(*expected: Any) -> Callable[[Any], bool]:
+    return lambda value: any(type(value) is type(item) and value == item for item in expected)
+
+
+def _empty(value: Any) -> bool:
+    return isinstance(value, list | dict) and not value
+
+
+LABELS: Final = frozenset(
+    {
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)
+"""Documented to leave the answer as it is; any value is taken and none is kept."""
+
+_SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "best_of": (_number(1), "1"),
+    "frequency_penalty": (_number(0), "0"),
+    "presence_penalty": (_number(0), "0"),
+    "repetition_penalty": (_number(1), "1"),
+    "logit_bias": (_empty, "{}"),
+    "use_beam_search": (_one_of(False), "false"),
+    "length_penalty": (_number(1), "1"),
+    "bad_words": (_empty, "[]"),
+    "allowed_token_ids": (_empty, "[]"),
+    "prompt_logprobs": (_one_of(), "null"),
+    "skip_special_tokens": (_one_of(True), "true"),
+    "spaces_between_special_tokens": (_one_of(True), "true"),
+    "truncate_prompt_tokens": (_one_of(), "null"),
+    "priority": (_number(0), "0"),
+    "guided_json": (_one_of(), "null"),
+    "guided_regex": (_one_of(), "null"),
+    "guided_choice": (_one_of(), "null"),
+    "guided_grammar": (_one_of(), "null"),
+    "structured_outputs": (_one_of(), "null"),
+    "service_tier": (_one_of("auto", "default"), '"auto" or "default"'),
+    "response_format": (_one_of({"type": "text"}), '{"type": "text"}'),
+}
+
+COMPLETION: Final = {
+    **_SHARED,
+    "echo": (_one_of(False), "false"),
+    "suffix": (_one_of(""), "null"),
+    "logprobs": (_one_of(), "null"),
+}
+CHAT: Final = {
+    **_SHARED,
+    "logprobs": (_one_of(False), "false"),
+    "top_logprobs": (_number(0), "0"),
+    "tools": (_empty, "[]"),
+    "tool_choice": (_one_of("none", "auto"), '"none" or "auto"'),
+    "functions": (_empty, "[]"),
+    "function_call": (_one_of("none", "auto"), '"none" or "auto"'),
+    "modalities": (_one_of(["text"]), '["text"]'),
+    "audio": (_one_of(), "null"),
+    "prediction": (_one_of(), "null"),
+    "reasoning_effort": (_one_of("none"), '"none"'),
+    "verbosity": (_one_of("medium"), '"medium"'),
+    "web_search_options": (_one_of(), "null"),
+    "moderation": (_one_of(), "null"),
+    "store": (_one_of(False), "false"),
+    "add_generation_prompt": (_one_of(True), "true"),
+    "continue_final_message": (_one_of(False), "false"),
+    "chat_template": (_one_of(), "null"),
+    "documents": (_one_of(), "null"),
+    "echo": (_one_of(False), "false"),
+}
+"""Name: which values ask for nothing, and how the refusal of any other names them."""

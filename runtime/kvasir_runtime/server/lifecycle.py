@@ -1,0 +1,81 @@
+"""Where the process is between its start and its end, and whether it takes requests: phase, progress, draining.
+
+One object, written by the process (start, signals) and the drain endpoint, read by probes, /state and admission. It
+holds no socket and no clock of its own.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_api.state import Phase
+
+STRAGGLER_S: Final = 5.0
+"""After POST /drain gateways may choose this pod until their next reading of /state; for so long it still serves."""
+RETRY_LOADING_S: Final = 5.0
+RETRY_DRAINING_S: Final = 1.0
+
+
+class Lifecycle:
+    """clock: monotonic seconds. fraction, eta_s and message describe the start while it lasts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started: Phase = "starting"
+        self._drained_at: float | None = None
+        self.leaving = False
+        self.failed = False
+        self.fraction = 0.0
+        self.eta_s = -1.0
+        self.message = ""
+
+    @property
+    def phase(self) -> Phase:
+        """As /state reports it."""
+        if self._started == "ready" and (self.leaving or self._drained_at is not None):
+            return "draining"
+        return self._started
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests should be sent here."""
+        return self.phase == "ready" and not self.failed
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the start is over."""
+        return self._started == "ready"
+
+    def advance(self, phase: Phase, fraction: float = 0.0, eta_s: float = -1.0, message: str = "") -> None:
+        """A step of the start."""
+        self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
+
+    def drain(self) -> None:
+        """Asked by the control plane; undrain() takes it back."""
+        if self._drained_at is None:
+            self._drained_at = self._clock()
+
+    def undrain(self) -> bool:
+        """Serve again. False when the process is leaving, which nothing takes back."""
+        self._drained_at = None
+        return not self.leaving
+
+    def refusal(self) -> ApiError | None:
+        """Why a new request cannot be taken now; None when it can."""
+        if self.failed:
+            return openai_errors.unavailable(
+                "The engine has stopped.", retry_after_s=RETRY_LOADING_S, code="engine_failed"
+            )
+        if self._started != "ready":
+            wait_s = self.eta_s if self.eta_s > 0 else RETRY_LOADING_S
+            detail = f"{self._started}, {self.fraction:.0%} done"
+            return openai_errors.unavailable(
+                f"The model is not ready yet ({detail}).", retry_after_s=min(wait_s, 60.0), code="model_loading"
+            )
+        straggling = self._drained_at is None or self._clock() - self._drained_at < STRAGGLER_S
+        if self.leaving or not straggling:
+            return openai_errors.unavailable(
+                "This replica is shutting down.", retry_after_s=RETRY_DRAINING_S, code="draining"
+            )
+        return None

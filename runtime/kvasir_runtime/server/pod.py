@@ -1,0 +1,94 @@
+"""What one API process knows while it serves: options, phase, model, engine. Shared by the two apps and the process.
+
+The process fills it in as the start goes on; the apps read it. Everything is used on one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvasir_api import openai_errors
+from kvasir_api.options import ServeOptions
+from kvasir_api.state import State
+from kvasir_runtime.client.engine import EngineClient
+from kvasir_runtime.server.lifecycle import Lifecycle
+from kvasir_runtime.server.metrics import RuntimeMetrics
+from kvasir_runtime.server.prepare import Served
+from kvasir_runtime.server.refusals import Refused
+
+PREPARE_THREADS = 4
+
+
+@dataclass(slots=True)
+class Opened:
+    """A model that is being served. fingerprint changes when the same seed may give another answer."""
+
+    served: Served
+    client: EngineClient
+    max_sequences: int
+    fingerprint: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Pod:
+    """names: what clients call the model, the first of them in metrics. created: unix seconds of the start."""
+
+    options: ServeOptions
+    names: tuple[str, ...]
+    created: int
+    clock: Callable[[], float] = time.monotonic
+    opened: Opened | None = None
+    lifecycle: Lifecycle = field(init=False)
+    metrics: RuntimeMetrics = field(init=False)
+    threads: ThreadPoolExecutor = field(init=False)
+    idle: asyncio.Event = field(init=False)
+    num_active: int = field(init=False, default=0)
+    num_preparing: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Parts that are the pod's own."""
+        self.lifecycle = Lifecycle(self.clock)
+        self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
+        self.threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self) -> None:
+        """A request is being served from now on; it is waited for when the process leaves."""
+        self.num_active += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """It ended."""
+        self.num_active -= 1
+        if self.num_active == 0:
+            self.idle.set()
+
+    def open_or_refuse(self) -> Opened:
+        """The served model. Raises Refused while it loads or after it began to leave."""
+        refusal = self.lifecycle.refusal()
+        if refusal is not None:
+            raise Refused(refusal)
+        if self.opened is None:
+            raise Refused(openai_errors.internal())
+        return self.opened
+
+    def snapshot(self) -> State:
+        """The engine's last state with what only this process knows."""
+        lifecycle, opened = self.lifecycle, self.opened
+        state = opened.client.state if opened is not None else State()
+        age_s = self.clock() - opened.client.heard_at if opened is not None else 0.0
+        return msgspec.structs.replace(
+            state,
+            model=self.names[0],
+            revision=self.options.revision,
+            phase=lifecycle.phase,
+            progress_fraction=lifecycle.fraction,
+            eta_s=lifecycle.eta_s,
+            message=lifecycle.message,
+            heartbeat_age_s=round(age_s, 3),
+        )

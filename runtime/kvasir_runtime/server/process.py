@@ -1,0 +1,219 @@
+"""The life of the API process: open the ports, find the model, start the engine, serve, drain, end with a code.
+
+Started by the command. It is the only place that knows signals and both the apps and the engine's child process.
+Exit codes: 0 after a drain, 1 when the start or the engine failed or when it was told twice to stop.
+"""
+
+import asyncio
+import hashlib
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvasir_api import __version__
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
+from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.server import listen, source, tokenizer
+from kvasir_runtime.server.app import http_app
+from kvasir_runtime.server.banner import Start
+from kvasir_runtime.server.console import Console
+from kvasir_runtime.server.ops import ops_app
+from kvasir_runtime.server.pod import Opened, Pod
+from kvasir_runtime.server.prepare import Served
+from kvasir_runtime.server.tokenizer import DamagedModel
+from kvasir_runtime.wire import Progress, Ready
+
+LAST_WORDS_S: Final = 0.2
+FLUSH_S: Final = 5.0
+SECRET_OPTIONS: Final = frozenset({"api_key", "model"})
+
+
+class ServeProcess:
+    """One run. engine_command: what to start as the engine, replaced by tests."""
+
+    def __init__(
+        self, options: ServeOptions, console: Console, *, engine_command: Sequence[str] = ENGINE_COMMAND
+    ) -> None:
+        names = options.served_model_name or (source.default_name(options.model),)
+        self._options = options
+        self._console = console
+        self._pod = Pod(options=options, names=names, created=int(time.time()))
+        self._child = EngineChild(engine_command)
+        self._client: EngineClient | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leave = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._began = time.monotonic()
+
+    async def run(self) -> int:
+        """Serve until told to stop or until something fails; the exit code. Raises listen.PortError at once."""
+        options = self._options
+        http = listen.bind(options.host, options.port, "--port")
+        try:
+            ops = listen.bind(options.host, options.ops_port, "--ops-port")
+        except listen.PortError:
+            http.close()
+            raise
+        self._addresses = listen.address_of(http), listen.address_of(ops)
+        servers = [listen.server(http_app(self._pod)), listen.server(ops_app(self._pod))]
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listener]))
+            for server, listener in zip(servers, (http, ops), strict=True)
+        ]
+        self._catch_signals()
+        try:
+            return await self._live()
+        finally:
+            for server in servers:
+                server.should_exit = True
+                server.force_exit = self._stop.is_set()
+            await asyncio.wait(serving, timeout=FLUSH_S)
+            await self._end_engine()
+            self._console.close()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        """The first asks to leave, the second to stop."""
+        (self._stop if self._leave.is_set() else self._leave).set()
+
+    async def _live(self) -> int:
+        try:
+            started = await self._first(asyncio.create_task(self._start()), self._leave)
+        except (DamagedModel, EngineGone) as error:
+            self._console.failed(str(error))
+            return 1
+        if not started:
+            return 0  # told to stop while loading: nothing is running
+        leave = asyncio.create_task(self._leave.wait())
+        either: set[asyncio.Future[Any]] = {leave, self._dead}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        leave.cancel()
+        if self._dead.done():
+            return await self._engine_died()
+        return await self._drain()
+
+    async def _start(self) -> None:
+        """From nothing to ready. Raises DamagedModel or EngineGone."""
+        pod, console = self._pod, self._console
+        pod.lifecycle.advance("starting", message="finding the model")
+        console.show("starting", 0.0, message="finding the model")
+        folder = await asyncio.to_thread(source.locate, self._options.model)
+        find_s = time.monotonic() - self._began
+        loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
+        try:
+            ready = await self._start_engine(folder, loading)
+            loaded = await loading
+        finally:
+            loading.cancel()
+        assert self._client is not None
+        pod.opened = Opened(
+            served=Served(
+                names=pod.names,
+                tokenizer=loaded,
+                max_context=min(ready.max_model_len, ready.capacity_tokens),
+            ),
+            client=self._client,
+            max_sequences=ready.max_sequences,
+            fingerprint=_fingerprint(pod.names[0], ready),
+        )
+        pod.lifecycle.advance("ready", 1.0, 0.0)
+        http, ops = self._addresses
+        total_s = time.monotonic() - self._began
+        console.ready(
+            ready,
+            Start(names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=find_s),
+        )
+
+    async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
+        """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
+        self._client = EngineClient(self._child.address, on_progress=self._on_progress)
+        self._tasks.append(asyncio.create_task(self._client.run()))
+        options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))
+        await self._child.start(str(folder), options)
+        self._tasks.append(asyncio.create_task(self._watch_child(self._client)))
+        ready = asyncio.create_task(self._client.wait_ready())
+        try:
+            await asyncio.wait({ready, loading}, return_when=asyncio.FIRST_EXCEPTION)
+            if loading.done():
+                await loading
+            return await ready
+        finally:
+            ready.cancel()
+
+    def _on_progress(self, progress: Progress) -> None:
+        self._pod.lifecycle.advance(progress.phase, progress.progress_fraction, progress.eta_s)
+        self._console.show(progress.phase, progress.progress_fraction, progress.eta_s)
+
+    async def _watch_child(self, client: EngineClient) -> None:
+        """However the engine ends, everybody who waits for it learns it. Its own last words are better than ours."""
+        how = await self._child.wait()
+        await asyncio.sleep(LAST_WORDS_S)
+        client.fail(how)
+        if not self._dead.done():
+            self._dead.set_result(client.failure or how)
+
+    async def _engine_died(self) -> int:
+        """Open requests have their error events by now; give them the time to be written."""
+        self._pod.lifecycle.failed = True
+        self._console.failed(self._dead.result())
+        await self._settle(FLUSH_S)
+        return 1
+
+    async def _drain(self) -> int:
+        """Refuse new requests, finish those that run, within the limit."""
+        pod = self._pod
+        pod.lifecycle.leaving = True
+        self._console.leaving(pod.num_active, self._options.drain_timeout)
+        assert self._client is not None
+        await self._client.drain()
+        await self._first(asyncio.create_task(self._settle(self._options.drain_timeout)), self._stop, self._dead)
+        if self._dead.done():
+            return await self._engine_died()
+        if pod.num_active:
+            await self._client.interrupt("the server is shutting down")
+            await self._settle(0.0 if self._stop.is_set() else FLUSH_S)
+        return 1 if self._stop.is_set() else 0
+
+    async def _settle(self, timeout_s: float) -> None:
+        """Wait until no request is being served."""
+        try:
+            await asyncio.wait_for(self._pod.idle.wait(), timeout_s)
+        except TimeoutError:
+            pass
+
+    async def _first(
+        self, work: asyncio.Task[None], event: asyncio.Event, dead: asyncio.Future[str] | None = None
+    ) -> bool:
+        """Whether work ended before the event and the engine did; if not it is cancelled. Raises what it raises."""
+        waiting = asyncio.create_task(event.wait())
+        others: set[asyncio.Future[Any]] = {waiting} if dead is None else {waiting, dead}
+        await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if work.done():
+            await work
+            return True
+        work.cancel()
+        await asyncio.wait({work})
+        return False
+
+    async def _end_engine(self) -> None:
+        if self._client is not None:
+            await self._client.shutdown()
+        await self._child.stop(at_once=self._stop.is_set())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _fingerprint(name: str, ready: Ready) -> str:
+    """Changes with whatever may change what a seed gives."""
+    text = f"{__version__} {name} {ready.device} {ready.kernels} {ready.dtype}"
+    return f"kvasir-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

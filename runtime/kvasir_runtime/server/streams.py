@@ -1,0 +1,263 @@
+"""Answers: takes a job's events from the engine and sends them to the client, streamed or whole.
+
+Plain ASGI, one wake-up per step and request. A client that goes away, or reads nothing for too long, has its sequences
+aborted, so that their blocks are free a step later; one that reads slowly gets fewer, larger chunks and stalls nobody.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.client.channel import Channel
+from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.server import answers
+from kvasir_runtime.server.answers import Usage
+from kvasir_runtime.server.choices import Choice
+from kvasir_runtime.server.detokenize import Decode
+from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.wire import Event, FinishReason
+
+KEEP_ALIVE_S: Final = 15.0
+WRITE_TIMEOUT_S: Final = 120.0
+COMMENT: Final = b": waiting\n\n"
+STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Piece = tuple[int, str, FinishReason | None]
+
+
+class Gone(Exception):
+    """The client went away or stopped reading."""
+
+
+class Failed(Exception):
+    """The engine could not finish the request; error is what the client is told."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Meter(Protocol):
+    """What is measured of a request; times in seconds."""
+
+    def first_token(self, since_arrival_s: float) -> None: ...
+    def tokens(self, count: int, gap_s: float) -> None: ...
+    def ended(self, reason: str, since_arrival_s: float) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """What the log says of a request after its end."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    first_token_s: float = -1.0
+    reason: str = ""
+
+
+class Answering(Response):
+    """One accepted request on its way out; the base of the two forms. arrived: by clock. on_end is called once."""
+
+    def __init__(
+        self,
+        job: Job,
+        client: EngineClient,
+        decode: Decode,
+        *,
+        meter: Meter,
+        arrived: float,
+        created: int,
+        fingerprint: str,
+        on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.job = job
+        self.summary = Summary(prompt_tokens=job.prompt_tokens)
+        self._channel = Channel()
+        self._choices = [Choice(request, job, decode) for request in job.requests]
+        self._client = client
+        self._on_end = on_end
+        self._meter = meter
+        self._arrived = arrived
+        self._created = created
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._num_open = len(job.requests)
+        self._last = [0.0] * len(job.requests)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; whatever happens, no sequence of it goes on afterwards."""
+        scope["state"]["summary"] = self.summary
+        watcher = asyncio.create_task(_watch(receive, self._channel))
+        try:
+            await self._client.submit(self.job.requests, self._channel)
+            await self._answer(send)
+        except EngineGone as gone:
+            await send_error(send, engine_gone(str(gone)))
+        except Gone:
+            self._end("abort")
+        finally:
+            watcher.cancel()
+            self.summary.completion_tokens = sum(choice.num_tokens for choice in self._choices)
+            for choice in self._choices:
+                if choice.open:
+                    choice.open = False
+                    await self._client.abort(choice.request_id)
+            self._on_end()
+
+    async def _answer(self, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _pieces(self) -> list[Piece] | None:
+        """What the next wake-up brings; None when nothing came for a while. Raises Gone and Failed."""
+        events = await self._channel.take(KEEP_ALIVE_S)
+        if events is None:
+            raise Gone
+        if not events:
+            return None
+        now = self._clock()
+        pieces = []
+        for index, event in events:
+            if event.finish_reason in {"error", "abort"}:
+                raise Failed(self._failure(event))
+            if event.token_ids:
+                self._measure(index, len(event.token_ids), now)
+            choice = self._choices[index]
+            text, reason = choice.accept(event)
+            if choice.stopped and reason is not None:
+                await self._client.abort(choice.request_id, stopped=True)
+            if reason is not None:
+                self._num_open -= 1
+                self._meter.ended(reason, now - self._arrived)
+                self.summary.reason = reason
+            if text or reason is not None:
+                pieces.append((index, text, reason))
+        return pieces
+
+    def _measure(self, index: int, count: int, now: float) -> None:
+        last = self._last[index]
+        self._last[index] = now
+        if last:
+            self._meter.tokens(count, now - last)
+            return
+        self._meter.first_token(now - self._arrived)
+        if self.summary.first_token_s < 0:
+            self.summary.first_token_s = now - self._arrived
+
+    def _failure(self, event: Event) -> ApiError:
+        self._end("error")
+        if self._client.failure is not None or event.finish_reason == "abort":
+            return engine_gone(event.message or "The request was ended by the server.")
+        return openai_errors.internal(event.message or "The engine could not serve the request.")
+
+    def _end(self, reason: str) -> None:
+        self.summary.reason = reason
+        for choice in self._choices:
+            if choice.open:
+                self._meter.ended(reason, self._clock() - self._arrived)
+
+    def _usage(self) -> Usage:
+        """Cached tokens are of the prompts, so a prompt with several choices counts its best hit once."""
+        per_prompt = max(1, len(self._choices) // self.job.num_prompts)
+        cached = sum(
+            max(choice.cached_tokens for choice in self._choices[start : start + per_prompt])
+            for start in range(0, len(self._choices), per_prompt)
+        )
+        self.summary.cached_tokens = cached
+        return answers.usage(self.job.prompt_tokens, sum(choice.num_tokens for choice in self._choices), cached)
+
+
+class StreamedAnswer(Answering):
+    """Server-sent events: role, text, finish reason, usage if asked for, [DONE]; or an error and no [DONE]."""
+
+    async def _answer(self, send: Send) -> None:
+        chunks = answers.Chunks(self.job, self._created, self._fingerprint)
+        try:
+            # The first event decides the status, unless the queue is so long that the client needs a sign of life.
+            pieces = await self._pieces()
+        except Failed as failed:
+            await send_error(send, failed.error)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        head = b"".join(chunks.role(index) for index in range(len(self._choices))) if self.job.chat else b""
+        await self._write(send, head + self._body(chunks, pieces))
+        try:
+            while self._num_open:
+                pieces = await self._pieces()
+                await self._write(send, self._body(chunks, pieces))
+        except Failed as failed:
+            await self._write(send, answers.event_frame(openai_errors.body(failed.error)), more=False)
+            return
+        usage = self._usage()
+        tail = chunks.usage(usage) if self.job.include_usage else b""
+        await self._write(send, tail + answers.DONE, more=False)
+
+    def _body(self, chunks: answers.Chunks, pieces: list[Piece] | None) -> bytes:
+        if pieces is None:
+            return COMMENT
+        return b"".join([chunks.text(index, text, reason) for index, text, reason in pieces])
+
+    async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        """Waits while the client reads slowly. Raises Gone when it reads nothing for too long."""
+        if not body and more:
+            return
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except (TimeoutError, OSError) as error:
+            raise Gone from error
+
+
+class WholeAnswer(Answering):
+    """One JSON document after the last token."""
+
+    async def _answer(self, send: Send) -> None:
+        texts: list[list[str]] = [[] for _ in self._choices]
+        reasons: list[FinishReason] = ["stop"] * len(self._choices)
+        try:
+            while self._num_open:
+                for index, text, reason in await self._pieces() or ():
+                    texts[index].append(text)
+                    reasons[index] = reason or reasons[index]
+        except Failed as failed:
+            await send_error(send, failed.error)
+            return
+        done = [("".join(parts), reason) for parts, reason in zip(texts, reasons, strict=True)]
+        document = answers.whole(self.job, self._created, self._fingerprint, done, self._usage())
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(document)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": document})
+
+
+def engine_gone(message: str) -> ApiError:
+    """The engine failed this request, not the request the engine: another replica may serve it."""
+    return openai_errors.unavailable(message, retry_after_s=1.0, code="engine_failed")
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """A whole response in OpenAI's error shape."""
+    status, document, headers = openai_errors.response(error)
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": document})
+
+
+async def _watch(receive: Receive, channel: Channel) -> None:
+    """Tells the channel when the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    channel.leave()

@@ -1,0 +1,145 @@
+"""The tokenizer of a model: text to ids and back, chat messages to a prompt, facts that requests are checked against.
+
+Loaded once from the model's directory by the start of the process; encode() and chat() are called in worker threads
+(the library releases the interpreter lock), decode() on the event loop for a few ids at a time.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Encoder
+
+from kvasir_runtime.server.templates import ChatTemplate, TemplateError
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+MAX_FILE_BYTES = 256 << 20
+
+
+class DamagedModel(Exception):
+    """The model's directory cannot be served; one line that says which file and why."""
+
+
+class PromptTooLong(ValueError):
+    """A text that cannot fit, found before it was tokenized. least_tokens: a lower bound of its length."""
+
+    def __init__(self, least_tokens: int) -> None:
+        super().__init__(f"at least {least_tokens} tokens")
+        self.least_tokens = least_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """vocab_size: ids below it may be sent to the model. longest_token: in characters."""
+
+    encoder: Encoder
+    template: ChatTemplate | None
+    vocab_size: int
+    longest_token: int
+
+    def encode(self, text: str, *, special: bool, limit: int) -> tuple[int, ...]:
+        """Ids of a text; special adds what the tokenizer puts around it (a BOS).
+
+        Raises PromptTooLong when the text must be longer than limit tokens, without tokenizing it.
+        """
+        least = len(text) // self.longest_token
+        if least > limit:
+            raise PromptTooLong(least)
+        return tuple(self.encoder.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids without special tokens; unknown ids are left out."""
+        return str(self.encoder.decode(token_ids, skip_special_tokens=True))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], limit: int) -> tuple[int, ...]:
+        """Ids of the prompt for chat messages. Raises TemplateError and PromptTooLong."""
+        if self.template is None:
+            raise TemplateError("the model has no chat template; use /v1/completions")
+        return self.encode(self.template.render(messages, variables), special=False, limit=limit)
+
+
+def load(folder: Path) -> Tokenizer:
+    """Read config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises DamagedModel."""
+    config = read_json(folder / "config.json")
+    vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
+        raise DamagedModel(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}, not a count")
+    path = folder / "tokenizer.json"
+    _check_file(path)
+    try:
+        encoder = Encoder.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DamagedModel(f"{path} is not a tokenizer: {one_line(error)}") from error
+    encoder.no_padding()
+    encoder.no_truncation()
+    settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
+    specials = _special_tokens(read_json(folder / "special_tokens_map.json", missing_ok=True) | settings)
+    source = _template_source(folder, settings)
+    try:
+        template = ChatTemplate(source, specials) if source is not None else None
+    except TemplateError as error:
+        raise DamagedModel(f"{folder}: {one_line(error)}") from error
+    longest = max((len(token) for token in encoder.get_vocab()), default=1)
+    return Tokenizer(encoder=encoder, template=template, vocab_size=vocab_size, longest_token=max(1, longest))
+
+
+def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    """A JSON object of a model's directory; {} where it may be missing. Raises DamagedModel."""
+    if missing_ok and not path.exists():
+        return {}
+    _check_file(path)
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedModel(f"{path} is not JSON: {one_line(error)}") from error
+    if not isinstance(document, dict):
+        raise DamagedModel(f"{path} is not a JSON object")
+    return document
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks, bounded."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _check_file(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DamagedModel(f"{path}: {error.strerror or error}") from error
+    if not path.is_file() or size > MAX_FILE_BYTES:
+        raise DamagedModel(f"{path} is not a file of at most {MAX_FILE_BYTES} bytes")
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name; a file gives each as a string or as an object with its content."""
+    found = {}
+    for name in SPECIAL_NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """A file of its own wins over the entry in the config; of several named templates the default one is taken."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        _check_file(path)
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DamagedModel(f"{path}: {one_line(error)}") from error
+    entry = settings.get("chat_template")
+    if entry is None:
+        entry = read_json(folder / "chat_template.json", missing_ok=True).get("chat_template")
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
+        entry = named.get("default")
+    if entry is None or isinstance(entry, str):
+        return entry
+    raise DamagedModel(f"{folder / 'tokenizer_config.json'}: chat_template is not a text")

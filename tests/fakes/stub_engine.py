@@ -1,0 +1,193 @@
+"""An engine process for the server's tests: it speaks the wire protocol and echoes each prompt, with faults on demand.
+
+Run as the child of the API process in place of the real engine. It answers with the prompt's ids again and again, one a
+step. What it shall do wrong comes from the options: KVASIR_STUB in the environment, as JSON with the fields of Faults.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from kvasir_api.state import Kv, State, Totals
+from kvasir_runtime import wire
+
+
+class Faults(msgspec.Struct, kw_only=True):
+    """step_s: seconds between steps. gate: a file that must exist before tokens flow. fail: words to fail with at the
+    start. refuse: words that every request is refused with. cached: prompt tokens reported as found in the cache.
+    load_gate: a file that must exist before it is ready. eos_after: tokens after which requests end by themselves.
+    log: a file that gets a line per message heard. waiting: what the state reports."""
+
+    step_s: float = 0.0
+    gate: str = ""
+    load_gate: str = ""
+    fail: str = ""
+    refuse: str = ""
+    cached: int = 0
+    eos_after: int = 0
+    max_sequences: int = 64
+    waiting: int = 0
+    log: str = ""
+    per_step: int = 1
+
+
+class Sequence:
+    """One request being answered."""
+
+    def __init__(self, client: bytes, request: wire.Request) -> None:
+        self.client = client
+        self.request = request
+        self.done = 0
+
+    def step(self, faults: Faults) -> wire.Event:
+        """Its next tokens."""
+        sampling, prompt = self.request.sampling, self.request.prompt
+        limit = sampling.max_tokens
+        stop = faults.eos_after and not sampling.ignore_eos
+        if stop:
+            limit = min(limit, max(faults.eos_after, sampling.min_tokens))
+        count = min(faults.per_step, limit - self.done)
+        tokens = tuple(prompt[(self.done + i) % len(prompt)] for i in range(count))
+        self.done += count
+        reason: wire.FinishReason | None = None
+        if self.done >= limit:
+            reason = "stop" if stop and limit < sampling.max_tokens else "length"
+        ended_by = 0 if reason == "stop" else None
+        return wire.Event(
+            request_id=self.request.request_id,
+            token_ids=tokens,
+            finish_reason=reason,
+            stop_token_id=ended_by,
+            cached_tokens=faults.cached,
+        )
+
+
+class Stub:
+    """The process."""
+
+    def __init__(self, launch: wire.Launch, faults: Faults) -> None:
+        self.faults = faults
+        self.socket = zmq.Context().socket(zmq.ROUTER)
+        self.socket.bind(launch.address)
+        self.decode = msgspec.msgpack.Decoder(wire.ToEngine).decode
+        self.live: dict[str, Sequence] = {}
+        self.clients: deque[bytes] = deque(maxlen=4)
+        self.totals = 0
+        self.phase = "ready"
+        self.max_len = int(launch.options.get("max_model_len") or 4096)
+        self.stopping = False
+
+    def send(self, client: bytes, message: wire.FromEngine) -> None:
+        """One message."""
+        self.socket.send_multipart([client, msgspec.msgpack.encode(message)])
+
+    def ready(self) -> wire.Ready:
+        """Facts that are recognisable in the banner."""
+        return wire.Ready(
+            device="stub",
+            kernels="none",
+            dtype="float32",
+            block_size=16,
+            capacity_tokens=8192,
+            max_model_len=self.max_len,
+            max_sequences=self.faults.max_sequences,
+            weights_bytes=1 << 20,
+            kv_bytes_per_token=64,
+            load_s=0.1,
+            warm_s=0.0,
+        )
+
+    def state(self) -> State:
+        """With pinned tokens only while something runs."""
+        pinned = sum(16 * (1 + (len(s.request.prompt) + s.done) // 16) for s in self.live.values())
+        return State(
+            phase="ready",
+            kv=Kv(capacity_tokens=8192, pinned_tokens=pinned, free_tokens=8192 - pinned),
+            running=len(self.live),
+            waiting=self.faults.waiting,
+            max_sequences=self.faults.max_sequences,
+            max_model_len=self.max_len,
+            totals=Totals(arrivals=self.totals, prompt_tokens=7),
+            device="stub",
+            kernels="none",
+        )
+
+    def hear(self) -> None:
+        """Everything that came."""
+        while self.socket.poll(0):
+            client, payload = self.socket.recv_multipart()
+            message = self.decode(payload)
+            if self.faults.log:
+                with Path(self.faults.log).open("ab") as log:
+                    log.write(msgspec.json.encode(message) + b"\n")
+            self.act(client, message)
+
+    def act(self, client: bytes, message: wire.ToEngine) -> None:
+        """One message."""
+        match message:
+            case wire.Hello():
+                self.clients.append(client)
+                self.send(client, self.first_words())
+                self.send(client, wire.Step((), self.state()))
+            case wire.Submit(request):
+                self.totals += 1
+                if self.faults.refuse:
+                    event = wire.Event(request_id=request.request_id, finish_reason="error", message=self.faults.refuse)
+                    self.send(client, wire.Step((event,), self.state()))
+                else:
+                    self.live[request.request_id] = Sequence(client, request)
+            case wire.Abort(request_id):
+                self.live.pop(request_id, None)
+                self.send(client, wire.Step((), self.state()))
+            case wire.Shutdown():
+                self.stopping = True
+
+    def first_words(self) -> wire.FromEngine:
+        """Ready, or the last words."""
+        if self.faults.fail:
+            self.stopping = True
+            return wire.Failed(self.faults.fail)
+        gate = self.faults.load_gate
+        return wire.Progress("loading", 0.25, 3.0) if gate and not Path(gate).exists() else self.ready()
+
+    def step(self) -> None:
+        """One step of all that live, when the gate is open."""
+        if self.faults.gate and not Path(self.faults.gate).exists():
+            return
+        by_client: dict[bytes, list[wire.Event]] = {}
+        for sequence in list(self.live.values()):
+            event = sequence.step(self.faults)
+            by_client.setdefault(sequence.client, []).append(event)
+            if event.finish_reason is not None:
+                del self.live[event.request_id]
+        for client, events in by_client.items():
+            self.send(client, wire.Step(tuple(events), self.state()))
+
+    def run(self) -> None:
+        """Until told to stop or orphaned."""
+        gate, parent = self.faults.load_gate, os.getppid()
+        while not self.stopping and os.getppid() == parent:
+            self.socket.poll(1 if self.live else 10)
+            self.hear()
+            if gate and Path(gate).exists():
+                gate = ""
+                for client in self.clients:
+                    self.send(client, self.ready())
+                    self.send(client, wire.Step((), self.state()))
+            if self.live:
+                self.step()
+                time.sleep(self.faults.step_s)
+        self.socket.close(linger=200)
+
+
+if __name__ == "__main__":
+    line = sys.stdin.readline()
+    Stub(
+        msgspec.json.decode(line, type=wire.Launch),
+        msgspec.json.decode(os.environ.get("KVASIR_STUB", "{}"), type=Faults),
+    ).run()
