@@ -86,6 +86,7 @@ fresh: setup  ## Check that the generated files are fresh
 
 generate: setup  ## Write the CRD, the tables in the docs and the other generated files
 	@$(BIN)/python -m kvasir_api.generate
+	@cd operator && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kvasir_gateway/proto/*.proto
 
 lock: setup  ## Write constraints.txt anew from pyproject.toml: versions and hashes, no address
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-header --quiet --output-file constraints.txt

@@ -1,0 +1,103 @@
+"""The clusters that Envoy may route to, one per service, as a discovery response in a file.
+
+Pure data. Endpoints stand inside their cluster: one file changes at once, in one rename, and Envoy keeps one watch
+for it (it opens an inotify instance per watched file, of which a user has 128). A cluster that did not change stays.
+"""
+
+import hashlib
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvasir_api import names
+from kvasir_gateway.envoy.bootstrap import TYPES, http_options, unlimited
+
+Config = dict[str, Any]
+UPSTREAM_IDLE_S = 4
+"""Kept connections are given up before the pod does it (uvicorn: 5 s), so that none is taken while it closes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What is to be written. version: a hash of the content, which Envoy repeats once it has accepted it."""
+
+    version: str
+    content: bytes
+    clusters: frozenset[str]
+
+
+def document(addresses: Mapping[str, Iterable[str]]) -> Document:
+    """Clusters by name with the addresses that take requests; others are absent, so that nothing falls back to them."""
+    clusters = [_cluster(name, found) for name, found in sorted(addresses.items())]
+    version = hashlib.sha256(msgspec.json.encode(clusters)).hexdigest()[:16]
+    content = msgspec.json.encode({"version_info": version, "resources": clusters})
+    return Document(version=version, content=content, clusters=frozenset(addresses))
+
+
+def _cluster(name: str, addresses: Iterable[str]) -> Config:
+    return {
+        "@type": f"{TYPES}.config.cluster.v3.Cluster",
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": http_options(
+            {"http_protocol_options": {}}, idle_timeout=f"{UPSTREAM_IDLE_S}s"
+        ),
+        "circuit_breakers": unlimited(),
+        "outlier_detection": _outliers(),
+        "upstream_connection_options": {"tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10}},
+        "load_balancing_policy": _policy(),
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [_endpoint(address) for address in addresses]}],
+        },
+    }
+
+
+def _endpoint(address: str) -> Config:
+    host, _, port = address.rpartition(":")
+    plain = str(ipaddress.ip_address(host.strip("[]")))
+    return {"endpoint": {"address": {"socket_address": {"address": plain, "port_value": int(port)}}}}
+
+
+def _outliers() -> Config:
+    """Only a host that cannot be connected to is set aside, for a moment; what it answers is the client's business."""
+    return {
+        "split_external_local_origin_errors": True,
+        "consecutive_local_origin_failure": 3,
+        "enforcing_consecutive_local_origin_failure": 100,
+        "enforcing_local_origin_success_rate": 0,
+        "enforcing_consecutive_5xx": 0,
+        "enforcing_consecutive_gateway_failure": 0,
+        "enforcing_success_rate": 0,
+        "enforcing_failure_percentage": 0,
+        "interval": "1s",
+        "base_ejection_time": "3s",
+        "max_ejection_percent": 50,
+    }
+
+
+def _policy() -> Config:
+    """The picker's list rules; a host outside of this cluster is skipped, and least-request stands behind."""
+    least = {
+        "name": "envoy.load_balancing_policies.least_request",
+        "typed_config": {"@type": f"{TYPES}.extensions.load_balancing_policies.least_request.v3.LeastRequest"},
+    }
+    override = {
+        "@type": f"{TYPES}.extensions.load_balancing_policies.override_host.v3.OverrideHost",
+        "override_host_sources": [{"header": names.HEADER_DESTINATION}],
+        "fallback_policy": {"policies": [{"typed_extension_config": least}]},
+    }
+    return {
+        "policies": [
+            {
+                "typed_extension_config": {
+                    "name": "envoy.load_balancing_policies.override_host",
+                    "typed_config": override,
+                }
+            }
+        ]
+    }

@@ -1,0 +1,146 @@
+"""The loops that keep the picker's knowledge true: objects into table and clusters file, readings, Envoy's status.
+
+Shells: each reads, calls something pure or the picker, and writes. What the world does wrong is no reading or no
+status; an error that is ours ends the process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir_gateway import table as tables
+from kvasir_gateway.envoy import clusters, files
+from kvasir_gateway.envoy.admin import Admin, Status
+from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.sources import Objects, States
+from kvasir_gateway.table import Read
+
+LOG = logging.getLogger(__name__)
+SETTLE_S = 0.02
+"""Changes come in bursts; one table serves all of a burst."""
+ASK_SOON_S = 0.01
+ENVOY_PERIOD_S = 1.0
+RESTART_SLACK_S = 3.0
+"""Envoy's uptime is in whole seconds, read a little late."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Health:
+    """What readiness depends on."""
+
+    synced: bool = False
+    envoy_live: bool = False
+    envoy_accepted: bool = False
+    draining: bool = False
+
+    def missing(self) -> str:
+        """Why the gateway takes no requests; empty when it does."""
+        if self.draining:
+            return "draining"
+        if not self.synced:
+            return "services and pods are not listed yet"
+        if not self.envoy_live:
+            return "Envoy does not answer or is not live"
+        return "" if self.envoy_accepted else "Envoy has not accepted the first configuration"
+
+
+class Loops:
+    """The three loops, over one picker."""
+
+    def __init__(
+        self,
+        *,
+        picker: Picker,
+        objects: Objects,
+        states: States,
+        admin: Admin,
+        directory: Path,
+        clock: Callable[[], float],
+        reading_period_s: float,
+    ) -> None:
+        self.health = Health()
+        self._picker, self._objects, self._states = picker, objects, states
+        self._admin, self._directory, self._clock = admin, directory, clock
+        self._reading_period_s = reading_period_s
+        self._written = clusters.document({})
+        self._asked = asyncio.Event()
+        self._envoy_began_s: float | None = None
+        self._rejected = 0
+
+    async def run(self) -> None:
+        """All loops, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._objects.run())
+            group.create_task(self._follow_objects())
+            group.create_task(self._follow_states())
+            group.create_task(self._follow_envoy())
+
+    async def _follow_objects(self) -> None:
+        """Before the first complete lists nothing is written: an earlier picker's clusters go on to serve."""
+        await self._objects.wait_synced()
+        while True:
+            self._objects.changed.clear()
+            self._update()
+            self.health.synced = True
+            await self._objects.changed.wait()
+            await asyncio.sleep(SETTLE_S)
+
+    def _update(self) -> None:
+        table = tables.table(self._objects.services(), self._objects.pods())
+        document = clusters.document({s.key: [e.address for e in s.ready] for s in table.services})
+        self._picker.table = table
+        self._picker.accepted &= document.clusters
+        if document.version == self._written.version and self.health.synced:
+            return
+        files.write_clusters(self._directory, document)
+        self._written = document
+        self._asked.set()
+
+    async def _follow_states(self) -> None:
+        while True:
+            started_s = self._clock()
+            targets = {endpoint.address: endpoint.ops_url for endpoint in self._picker.table.endpoints()}
+            found = await self._states.states(targets, deadline_s=self._reading_period_s)
+            fresh = {address: Read(state=state, at_s=started_s) for address, state in found.items()}
+            kept = {address: read for address, read in self._picker.reads.items() if address in targets}
+            self._picker.reads = kept | fresh
+            await asyncio.sleep(max(0.0, started_s + self._reading_period_s - self._clock()))
+
+    async def _follow_envoy(self) -> None:
+        """Once a second; after a write soon and then less and less soon, until it is accepted."""
+        soon_s = ASK_SOON_S
+        while True:
+            self._asked.clear()
+            status = await self._admin.status()
+            current = self._notice(status)
+            soon_s = ENVOY_PERIOD_S if current or not self.health.synced else min(soon_s * 1.5, ENVOY_PERIOD_S)
+            try:
+                await asyncio.wait_for(self._asked.wait(), timeout=soon_s)
+                soon_s = ASK_SOON_S
+            except TimeoutError:
+                continue
+
+    def _notice(self, status: Status | None) -> bool:
+        """Take in what Envoy says; whether it routes by what was written last."""
+        self.health.envoy_live = bool(status and status.live)
+        if status is None:
+            return False
+        self._notice_restart(self._clock() - status.uptime_s)
+        if status.rejected_updates > self._rejected:
+            LOG.error("Envoy rejected %d updates of the clusters; its log says why", status.rejected_updates)
+        self._rejected = status.rejected_updates
+        if not self.health.synced or status.clusters_version != self._written.version:
+            return False
+        self.health.envoy_accepted = True
+        self._picker.accepted = self._written.clusters
+        return True
+
+    def _notice_restart(self, began_s: float) -> None:
+        """A new Envoy knows nothing of what the old one forwarded, so those requests are over."""
+        before_s = self._envoy_began_s
+        if before_s is not None and began_s > before_s + RESTART_SLACK_S:
+            LOG.warning("Envoy started anew; %d requests ended with the old one", self._picker.tickets.close_all())
+            before_s = None
+        self._envoy_began_s = began_s if before_s is None else min(began_s, before_s)

@@ -1,0 +1,117 @@
+"""Where the picker learns from: objects of the API server, state documents of pods. Shells over kvasir_kube.
+
+`Objects` is a protocol, so that tests hand in lists of their own.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from kvasir_api import names
+from kvasir_api.state import State
+from kvasir_kube import kinds
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.kinds import Json
+from kvasir_kube.mirror import Mirror
+
+
+class Objects(Protocol):
+    """Services and pods as they are now. changed is set when they may differ from before."""
+
+    changed: asyncio.Event
+
+    def services(self) -> Iterable[Json]:
+        """All InferenceServices."""
+        ...
+
+    def pods(self) -> Iterable[Json]:
+        """All pods of services."""
+        ...
+
+    async def run(self) -> None:
+        """Follow the world until cancelled."""
+        ...
+
+    async def wait_synced(self) -> None:
+        """Return once both are complete for the first time."""
+        ...
+
+
+class States(Protocol):
+    """Reads state documents under one deadline."""
+
+    async def states(self, targets: Mapping[str, str], *, deadline_s: float) -> dict[str, State]:
+        """Documents by the targets' names; a pod that does not answer is absent."""
+        ...
+
+
+class Mirrored:
+    """Objects mirrored from the API server, of one namespace or of all."""
+
+    def __init__(self, cluster: Cluster, *, namespace: str) -> None:
+        self.changed = asyncio.Event()
+        self._services = Mirror(
+            cluster, kinds.INFERENCE_SERVICE, namespace=namespace, project=_service, on_change=self._mark
+        )
+        self._pods = Mirror(
+            cluster,
+            kinds.POD,
+            namespace=namespace,
+            selector=names.LABEL_SERVICE,
+            project=_pod,
+            on_change=self._mark,
+        )
+
+    def services(self) -> Iterable[Json]:
+        """All InferenceServices."""
+        return tuple(self._services.objects.values())
+
+    def pods(self) -> Iterable[Json]:
+        """All pods that carry a service's label."""
+        return tuple(self._pods.objects.values())
+
+    async def run(self) -> None:
+        """Follow both kinds until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._services.run())
+            group.create_task(self._pods.run())
+
+    async def wait_synced(self) -> None:
+        """Return once both first lists are complete."""
+        await self._services.synced.wait()
+        await self._pods.synced.wait()
+
+    def _mark(self, _key: object) -> None:
+        self.changed.set()
+
+
+def _kept(obj: Json, *fields: str) -> Json:
+    metadata: dict[str, Any] = obj.get("metadata") or {}
+    return {field: metadata[field] for field in fields if field in metadata}
+
+
+def _service(obj: Json) -> Json:
+    """Of a service, what routing reads."""
+    model = (obj.get("spec") or {}).get("model") or {}
+    return {
+        "metadata": _kept(obj, "namespace", "name", "creationTimestamp"),
+        "spec": {"model": {"servedName": model.get("servedName", "")}},
+    }
+
+
+def _pod(obj: Json) -> Json:
+    """Of a pod, what routing reads: a changed probe counter or annotation of others wakes nobody up needlessly."""
+    status = obj.get("status") or {}
+    metadata = _kept(obj, "namespace", "name", "labels", "deletionTimestamp")
+    notes = (obj.get("metadata") or {}).get("annotations") or {}
+    metadata["annotations"] = {k: v for k, v in notes.items() if k == names.ANNOTATION_DRAIN}
+    containers = (obj.get("spec") or {}).get("containers") or ()
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [{"ports": container.get("ports") or []} for container in containers]},
+        "status": {
+            "podIP": status.get("podIP"),
+            "phase": status.get("phase"),
+            "conditions": [c for c in status.get("conditions") or () if c.get("type") == "Ready"],
+        },
+    }

