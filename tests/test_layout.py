@@ -166,6 +166,19 @@ def test_every_field_option_and_metric_is_in_the_reference():
     assert not missing, report(missing)
 
 
+def test_every_operation_has_a_reference_and_cases():
+    kernels = ROOT / "runtime" / "kvasir_runtime" / "kernels"
+    table = next(node for node in ast.parse((kernels / "ops.py").read_text()).body if isinstance(node, ast.ClassDef))
+    fields = [node.target.id for node in table.body if isinstance(node, ast.AnnAssign) and node.target.id != "name"]
+    assert fields
+    breaches = []
+    for field in fields:
+        tree = ast.parse((kernels / f"{field}.py").read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        breaches += [f"kernels/{field}.py: no {name}()" for name in ("reference", "cases") if name not in functions]
+    assert not breaches, report(breaches)
+
+
 def test_pure_rooms_import_no_world():
     breaches = []
     for name, tree in trees():
