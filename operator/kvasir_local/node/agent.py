@@ -1,0 +1,195 @@
+"""The node: registers, sends heartbeats, gives each pod bound to it a worker. Wired by `__main__`.
+
+Holds what pods share: addresses, GPUs. Decides nothing about a single pod.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api import __version__
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import POD, Key, key
+from kvasir_kube.mirror import Mirror
+from kvasir_local.node.apikinds import LEASE, NODE
+from kvasir_local.node.provisioner import Provisioner
+from kvasir_local.node.recorder import Recorder
+from kvasir_local.node.rules import addresses, devices, nodeobject
+from kvasir_local.node.rules.kinds import Json
+from kvasir_local.node.rules.nodeobject import Machine
+from kvasir_local.node.settings import Settings
+from kvasir_local.node.sources import Sources
+from kvasir_local.node.starter import Starter
+from kvasir_local.node.volumes import PodVolumes
+from kvasir_local.node.worker import PodWorker, Tools
+
+LOG: Final = logging.getLogger(__name__)
+MANAGER: Final = "kvasir-node"
+HEARTBEAT_S: Final = 10.0
+STATUS_S: Final = 300.0
+RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A pod's worker and the task that runs it."""
+
+    worker: PodWorker
+    task: asyncio.Task[None]
+
+
+class Agent:
+    """Runs the node until cancelled; then every container is stopped."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, machine: Machine, *, port: int) -> None:
+        self._cluster, self._settings, self._machine, self._port = cluster, settings, machine, port
+        self._recorder = Recorder(cluster, settings.node_name)
+        self._sources = Sources(cluster, self._source_changed)
+        self._provisioner = Provisioner(cluster, self._sources, self._recorder, settings.volumes_dir)
+        self._pods = Mirror(cluster, POD, on_change=self._pod_changed)
+        self._served: dict[str, Served] = {}
+        self._last_ip: str | None = None
+        self._serving = False
+        self._tools = Tools(
+            cluster=cluster,
+            settings=settings,
+            starter=Starter(settings, self._sources, machine.gpus),
+            recorder=self._recorder,
+            allocatable=nodeobject.allocatable(machine),
+            gpus=self._assign_gpus,
+        )
+
+    def worker(self, namespace: str, name: str) -> PodWorker | None:
+        """The worker of a pod, for the kubelet API."""
+        return next(
+            (item.worker for item in self._served.values() if key(dict(item.worker.pod)) == (namespace, name)), None
+        )
+
+    async def run(self) -> None:
+        """Register, then serve."""
+        since = time.time()
+        await _until_done(lambda: self._report(since))
+        loops = [mirror.run() for mirror in (self._pods, *self._sources.mirrors)]
+        tasks = [asyncio.create_task(loop) for loop in (*loops, self._recorder.run(), self._provisioner.run())]
+        tasks += [asyncio.create_task(self._heartbeat(since)), asyncio.create_task(self._serve())]
+        try:
+            for task in asyncio.as_completed(tasks):
+                await task  # none returns; one that raises ends the node, loudly
+        finally:
+            await self._end(tasks)
+
+    async def _serve(self) -> None:
+        await self._sources.synced()
+        await self._pods.synced.wait()
+        mine = {pod["metadata"]["uid"] for pod in self._pods.objects.values() if self._is_mine(pod)}
+        for directory in (self._settings.state_dir / "pods").iterdir():
+            if directory.name not in mine:
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        self._serving = True
+        # Pods that have an address already come first, so that nobody else is given it.
+        for name in sorted(
+            self._pods.objects, key=lambda name: not (self._pods.objects[name].get("status") or {}).get("podIP")
+        ):
+            self._pod_changed(name)
+        LOG.info("node %s serves, %d pods", self._settings.node_name, len(self._served))
+        await asyncio.Event().wait()
+
+    def _is_mine(self, pod: Json) -> bool:
+        return bool(pod["spec"].get("nodeName") == self._settings.node_name)
+
+    def _pod_changed(self, name: Key) -> None:
+        if not self._serving:
+            return
+        pod = self._pods.objects.get(name)
+        uid = pod["metadata"]["uid"] if pod and self._is_mine(pod) else None
+        for served_uid, served in self._served.items():
+            if key(dict(served.worker.pod)) == name and served_uid != uid:
+                served.worker.update(None)
+        if pod is None or uid is None:
+            return
+        if uid in self._served:
+            self._served[uid].worker.update(pod)
+        else:
+            self._admit(uid, pod)
+
+    def _admit(self, uid: str, pod: Json) -> None:
+        ip = self._address(pod)
+        if ip is None:
+            LOG.error("no address is left in %s for pod %s/%s", self._settings.pods, *key(dict(pod)))
+            return
+        volumes = PodVolumes(self._cluster, self._sources, self._settings.pod_dir(uid))
+        worker = PodWorker(pod, ip=ip, tools=self._tools, volumes=volumes)
+        task = asyncio.create_task(worker.run(), name=f"pod {uid}")
+        self._served[uid] = Served(worker, task)
+        task.add_done_callback(lambda done: self._left(uid, done))
+
+    def _left(self, uid: str, task: asyncio.Task[None]) -> None:
+        del self._served[uid]
+        if not task.cancelled() and task.exception():
+            LOG.error("the worker of pod %s failed", uid, exc_info=task.exception())
+
+    def _address(self, pod: Json) -> str | None:
+        if pod["spec"].get("hostNetwork"):
+            return nodeobject.HOST_IP
+        taken = frozenset(item.worker.record.ip for item in self._served.values())
+        earlier = (pod.get("status") or {}).get("podIP")
+        if earlier and earlier not in taken and earlier in map(str, self._settings.pods.hosts()):
+            return str(earlier)
+        self._last_ip = addresses.choose(self._settings.pods, taken, self._last_ip)
+        return self._last_ip
+
+    def _assign_gpus(self, pod: Json) -> dict[str, tuple[int, ...]] | None:
+        held = [item.worker for item in self._served.values() if not item.worker.record.settled]
+        taken = frozenset(number for worker in held for numbers in worker.gpus.values() for number in numbers)
+        return devices.assign(pod, taken, self._machine.gpus)
+
+    def _source_changed(self, namespace: str) -> None:
+        self._provisioner.wake()
+        for served in self._served.values():
+            if namespace in ("", served.worker.pod["metadata"]["namespace"]):
+                served.worker.look_again(stale_files=True)
+
+    async def _heartbeat(self, since: float) -> None:
+        reported = time.time()
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            try:
+                await self._cluster.apply(
+                    LEASE, nodeobject.lease(self._settings.node_name, now=time.time()), manager=MANAGER
+                )
+                if time.time() - reported >= STATUS_S:
+                    await self._report(since)
+                    reported = time.time()
+            except KubeError as error:
+                LOG.warning("heartbeat: %s", error)
+
+    async def _report(self, since: float) -> None:
+        """Node, status and Lease: what makes the scheduler send pods here."""
+        name, ready = self._settings.node_name, ("KubeletReady", "the process node is ready")
+        await self._cluster.apply(NODE, nodeobject.node(name, self._machine), manager=MANAGER)
+        now = time.time()
+        status = nodeobject.node_status(
+            name, self._machine, version=__version__, port=self._port, ready=ready, now=now, since=since
+        )
+        await self._cluster.apply(NODE, status, manager=MANAGER, subresource="status")
+        await self._cluster.apply(LEASE, nodeobject.lease(name, now=now), manager=MANAGER)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        workers = [item.task for item in self._served.values()]
+        for task in (*workers, *tasks):
+            task.cancel()
+        await asyncio.gather(*workers, *tasks, return_exceptions=True)
+
+
+async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            return await work()
+        except KubeError as error:
+            LOG.warning("registration: %s; again in %g s", error, RETRY_S)
+            await asyncio.sleep(RETRY_S)

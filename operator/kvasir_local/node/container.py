@@ -1,0 +1,130 @@
+"""A running container: starts its supervisor (`launch.py`), signals it, runs commands inside it, waits for its end.
+
+Called by `worker`; decides nothing about restarts or status.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvasir_local.node.launch import CLONE_NEWNS, CLONE_NEWUSER
+from kvasir_local.node.rules.plan import Launch
+from kvasir_local.node.rules.rootfs import Step
+
+LAUNCHER: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")))
+START_TIMEOUT_S: Final = 30.0
+OUTPUT_LIMIT_BYTES: Final = 1024
+
+
+class StartFailedError(Exception):
+    """The program could not be started; the message is for the pod's author."""
+
+
+class Container:
+    """One started container. `exited` is set when its last process is gone; `exit_code` is then known."""
+
+    def __init__(
+        self, launch: Launch, supervisor: asyncio.subprocess.Process, pid: int, *, user_namespace: bool
+    ) -> None:
+        self._launch, self._supervisor, self._pid = launch, supervisor, pid
+        self._user_namespace = user_namespace
+
+    @property
+    def pid(self) -> int:
+        """Process 1 of the container, as the machine counts."""
+        return self._pid
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the program, as a container engine does: not to its children."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill every process of the container."""
+        self._signal(signal.SIGUSR1)
+
+    async def wait(self) -> int:
+        """The exit code, once nothing of the container runs any more."""
+        code = await self._supervisor.wait()
+        return code if code >= 0 else 128 - code
+
+    async def run(self, command: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
+        """Run a command inside. Returns its exit code and the start of its output. TimeoutError when late."""
+        order = self._launch.enter_order(
+            command, pid=self._pid, node_pid=os.getpid(), user_namespace=self._user_namespace
+        )
+        process = await _spawn(order, stderr=asyncio.subprocess.PIPE)
+        try:
+            async with asyncio.timeout(timeout_s):
+                output, _ = await asyncio.gather(_head(process.stderr), process.wait())
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            raise
+        return process.returncode or 0, output
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._supervisor.send_signal(number)
+
+
+async def start(launch: Launch, *, root: Path, steps: Sequence[Step], log: Path) -> Container:
+    """Start a container. root: an empty directory, on which its root is mounted privately; log: for its output."""
+    root.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    user_namespace = os.geteuid() != 0
+    order = launch.order(root=str(root), steps=steps, log=str(log), node_pid=os.getpid(), user_namespace=user_namespace)
+    supervisor = await _spawn(order, stderr=None)
+    assert supervisor.stdout is not None
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            line = await supervisor.stdout.readline()
+    except TimeoutError:
+        supervisor.kill()
+        raise StartFailedError(f"the container was not prepared within {START_TIMEOUT_S:g} s") from None
+    answer = json.loads(line) if line else {"error": "its supervisor died while it was prepared"}
+    if "error" in answer:
+        await supervisor.wait()
+        raise StartFailedError(answer["error"])
+    return Container(launch, supervisor, int(answer["pid"]), user_namespace=user_namespace)
+
+
+async def _spawn(order: dict[str, Any], *, stderr: int | None) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    # Its own session: Ctrl-C at the terminal of the node is not for the pods. The parent must be the main thread, since
+    # the kernel's word "kill me when my parent dies" follows the thread.
+    process = await asyncio.create_subprocess_exec(
+        *LAUNCHER, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(json.dumps(order).encode())
+        await process.stdin.drain()
+    process.stdin.close()
+    return process
+
+
+async def _head(stream: asyncio.StreamReader | None) -> str:
+    """The first bytes of a stream; the rest is read and dropped so that the writer never blocks."""
+    kept = b""
+    while stream is not None and (part := await stream.read(4096)):
+        kept += part[: OUTPUT_LIMIT_BYTES - len(kept)]
+    return kept.decode(errors="replace").strip()
+
+
+def check_machine(report: Callable[[str], None]) -> bool:
+    """Whether this machine lets us make namespaces; `report` gets the reason when not."""
+    pid = os.fork()
+    if pid == 0:
+        flags = CLONE_NEWNS | (CLONE_NEWUSER if os.geteuid() else 0)
+        os._exit(1 if ctypes.CDLL(None).unshare(flags) else 0)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+        return True
+    report("this machine allows no mount namespaces; run the node as root, or allow unprivileged user namespaces")
+    return False

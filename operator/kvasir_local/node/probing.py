@@ -1,0 +1,55 @@
+"""Carries out one probe or hook: an HTTP request, a connection, a command in the container. Counts nothing."""
+
+import asyncio
+from dataclasses import dataclass
+
+import aiohttp
+
+from kvasir_local.node.container import Container
+from kvasir_local.node.rules.probe import Exec, Hook, HttpGet, Sleep, TcpSocket
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Whether a probe passed, and what it saw when not."""
+
+    passed: bool
+    message: str = ""
+
+
+async def check(wanted: Hook | TcpSocket, *, pod_ip: str, container: Container, timeout_s: float) -> Result:
+    """Carry out one check within the timeout. Never raises for a failing check."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            match wanted:
+                case HttpGet():
+                    return await _http(wanted, wanted.host or pod_ip)
+                case TcpSocket():
+                    _, writer = await asyncio.open_connection(wanted.host or pod_ip, wanted.port)
+                    writer.close()
+                    return Result(True)
+                case Exec():
+                    code, output = await container.run(wanted.command, timeout_s=timeout_s)
+                    return Result(code == 0, f"command {wanted.command[0]!r} exited with {code}: {output}")
+                case Sleep():
+                    await asyncio.sleep(wanted.seconds)
+                    return Result(True)
+    except TimeoutError:
+        return Result(False, f"no answer within {timeout_s:g} s")
+    except (OSError, aiohttp.ClientError) as error:
+        return Result(False, str(error) or type(error).__name__)
+
+
+async def _http(wanted: HttpGet, host: str) -> Result:
+    headers = {"User-Agent": "kube-probe/kvasir-node", "Accept": "*/*", **dict(wanted.headers)}
+    url = f"{wanted.scheme}://{host}:{wanted.port}{wanted.path}"
+    # A connection for each probe, certificates unchecked, no proxy: as the kubelet does.
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False, force_close=True)) as session,
+        session.get(url, headers=headers, allow_redirects=False) as response,
+    ):
+        body = await response.content.read(256)
+        text = body.decode(errors="replace").strip()
+        return Result(
+            200 <= response.status < 400, f"HTTP probe failed with statuscode: {response.status} {text}".rstrip()
+        )

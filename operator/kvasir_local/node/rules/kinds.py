@@ -1,0 +1,50 @@
+"""Shapes that the rooms share: JSON objects as the API server sends them, and errors that a pod author can act on."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+Json = Mapping[str, Any]
+"""A JSON object of the Kubernetes API; never changed in place."""
+
+
+class ConfigError(Exception):
+    """A container cannot be configured (yet): a missing key, a bad reference. The message names what and where."""
+
+
+def containers(spec: Json) -> tuple[Json, ...]:
+    """The containers of a pod spec, without init containers."""
+    return tuple(spec.get("containers") or ())
+
+
+def init_containers(spec: Json) -> tuple[Json, ...]:
+    """The init containers of a pod spec, in order."""
+    return tuple(spec.get("initContainers") or ())
+
+
+def named(spec: Json, name: str) -> Json:
+    """The container or init container of that name; KeyError when there is none."""
+    for container in (*init_containers(spec), *containers(spec)):
+        if container["name"] == name:
+            return container
+    raise KeyError(name)
+
+
+def key(obj: Json) -> tuple[str, str]:
+    """(namespace, name) of an object; the namespace is empty for cluster-wide ones."""
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def timestamp(epoch_s: float) -> str:
+    """RFC 3339 in UTC, whole seconds, as status fields carry it."""
+    return datetime.fromtimestamp(int(epoch_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_timestamp(epoch_s: float) -> str:
+    """RFC 3339 in UTC with microseconds, as Leases and container logs carry it."""
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def epoch(text: str) -> float:
+    """Seconds since 1970 of an RFC 3339 time. ValueError when it is none."""
+    return datetime.fromisoformat(text).timestamp()

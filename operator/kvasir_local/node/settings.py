@@ -1,0 +1,42 @@
+"""What one node process is told at its start; made by `__main__`, read by the shells."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from kvasir_local.node.rules.backoff import Policy
+from kvasir_local.node.rules.images import Programs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """state_dir: absolute; pods, volumes and logs lie below it. api_host, api_port: the API server as pods reach it.
+
+    keep: host directories that the programs need, wherever they lie.
+    """
+
+    node_name: str
+    state_dir: Path
+    pods: IPv4Network
+    backoff: Policy
+    programs: Programs
+    api_host: str
+    api_port: int
+    keep: tuple[str, ...]
+
+    def pod_dir(self, uid: str) -> Path:
+        """Everything that lives and dies with a pod."""
+        return self.state_dir / "pods" / uid
+
+    def log(self, uid: str, container: str, run: int) -> Path:
+        """The log of one run of a container; runs count from 0, as restartCount does."""
+        return self.pod_dir(uid) / "containers" / container / f"{run}.log"
+
+    def message(self, uid: str, container: str, run: int) -> Path:
+        """The termination message file of one run."""
+        return self.pod_dir(uid) / "containers" / container / f"{run}.message"
+
+    @property
+    def volumes_dir(self) -> Path:
+        """Directories of claims: namespace/claim."""
+        return self.state_dir / "volumes"

@@ -1,0 +1,111 @@
+"""Starts one container of a pod: its environment, its volumes, its root directory, its process. Called by `worker`.
+
+Gathers what the pure rooms need and carries out what they say; errors go up with their reason word.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvasir_local.node import container as containers
+from kvasir_local.node.container import Container
+from kvasir_local.node.hostfiles import HostFiles
+from kvasir_local.node.rules import devices, environ, images, plan, rootfs
+from kvasir_local.node.rules.devices import Gpus
+from kvasir_local.node.rules.downward import Place
+from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_local.node.rules.rootfs import Mount
+from kvasir_local.node.settings import Settings
+from kvasir_local.node.sources import Sources
+from kvasir_local.node.volumes import with_files
+
+HOME: Final = "/"
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+RESOLVER: Final = "/etc/resolv.conf"
+PASSED_ON: Final = ("LANG", "LC_ALL", "TZ", "KVASIR_LOCAL_STATE_DIR")
+"""Variables of the node that containers get too; the last marks every process of a local cluster."""
+
+
+class UnknownImageError(Exception):
+    """No program of this machine belongs to the image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a container: which pod and container, where, with which volumes and GPUs; run counts from 0."""
+
+    pod: Json
+    container: Json
+    place: Place
+    volumes: Mapping[str, Mount]
+    gpus: tuple[int, ...]
+    run: int
+
+
+class Starter:
+    """Starts containers on this machine."""
+
+    def __init__(self, settings: Settings, sources: Sources, gpus: Gpus) -> None:
+        self._settings, self._sources, self._gpus = settings, sources, gpus
+
+    async def start(self, run: Run) -> Container:
+        """Start it. UnknownImageError, ConfigError and container.StartFailedError say why not."""
+        name, uid = run.container["name"], run.pod["metadata"]["uid"]
+        image = images.image_of(run.container["image"], self._settings.programs)
+        if image is None:
+            raise UnknownImageError(f'no program of this machine belongs to image "{run.container["image"]}"')
+        launch = plan.launch(run.pod, run.container, image, self._environment(run))
+        message = self._settings.message(uid, name, run.run)
+        message.parent.mkdir(parents=True, exist_ok=True)
+        message.touch(mode=0o666)
+        try:
+            steps = self._steps(run, message)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+        log = self._settings.log(uid, name, run.run)
+        return await containers.start(launch, root=log.with_suffix(".root"), steps=steps, log=log)
+
+    def _environment(self, run: Run) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        path = f"{self._settings.programs.scripts}:{SYSTEM_PATH}"
+        gpus = devices.variables(run.gpus, self._gpus)
+        base = {**passed, "PATH": path, "HOME": HOME, "HOSTNAME": plan.hostname(run.pod), **gpus}
+        return environ.environment(
+            run.pod,
+            run.container,
+            place=run.place,
+            sources=self._sources.view(run.pod["metadata"]["namespace"]),
+            base=base,
+            injected=plan.injected(self._settings.api_host, self._settings.api_port),
+        )
+
+    def _steps(self, run: Run, message: Path) -> tuple[rootfs.Step, ...]:
+        found = [with_files(mount) for mount in plan.mounts(run.container, run.volumes)]
+        path = run.container.get("terminationMessagePath") or "/dev/termination-log"
+        found.append(Mount(source=str(message), path=path, read_only=False, is_file=True))
+        present = frozenset(_device_files())
+        security = run.container.get("securityContext") or {}
+        return rootfs.layout(
+            HostFiles(),
+            found,
+            keep=self._kept(),
+            devices=devices.files(run.gpus, self._gpus, present),
+            read_only_root=bool(security.get("readOnlyRootFilesystem")),
+        )
+
+    def _kept(self) -> list[Mount]:
+        """Host paths that a fresh directory hides though programs need them: the interpreter, the resolver's file."""
+        hidden = [path for path in self._settings.keep if path.startswith(tuple(f"{top}/" for top in rootfs.SCRATCH))]
+        kept = [Mount(source=path, path=path, read_only=True) for path in hidden]
+        resolver = os.path.realpath(RESOLVER)
+        if resolver.startswith("/run/") and os.path.exists(resolver):
+            kept.append(Mount(source=resolver, path=resolver, read_only=True))
+        return [replace(mount, is_file=not os.path.isdir(mount.source)) for mount in kept]
+
+
+def _device_files() -> list[str]:
+    found = [f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia")]
+    nested = [f"{path}/{name}" for path in found if os.path.isdir(path) for name in os.listdir(path)]
+    return [path for path in found + nested if not os.path.isdir(path)]

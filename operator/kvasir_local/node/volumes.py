@@ -1,0 +1,122 @@
+"""Makes the volumes of one pod as directories on this machine and keeps their files fresh. Called by `worker`.
+
+What the files say is decided by `rules/payload.py`; where a claim lies by `rules/claims.py`.
+"""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kvasir_kube.cluster import Cluster
+from kvasir_local.node import atomic
+from kvasir_local.node.apikinds import token_request
+from kvasir_local.node.rules import claims, payload
+from kvasir_local.node.rules.downward import Place
+from kvasir_local.node.rules.kinds import ConfigError, Json, epoch
+from kvasir_local.node.rules.payload import TokenWish
+from kvasir_local.node.rules.rootfs import Mount
+from kvasir_local.node.sources import Sources
+
+TOKEN_RETRY_S: Final = 10.0
+TOKEN_LIFE_USED: Final = 0.8
+"""A token is renewed when this fraction of its life is over, as the kubelet does."""
+
+
+class PodVolumes:
+    """The volumes of one pod below its directory."""
+
+    def __init__(self, cluster: Cluster, sources: Sources, directory: Path) -> None:
+        self._cluster, self._sources, self._directory = cluster, sources, directory
+        self._tokens: dict[TokenWish, tuple[str, float]] = {}
+        self._written: set[str] = set()
+
+    async def mounts(self, pod: Json, place: Place) -> dict[str, Mount]:
+        """Volume name → where it lies, everything made and written. ConfigError names what is missing."""
+        return {volume["name"]: await self._mount(pod, volume, place) for volume in pod["spec"].get("volumes") or ()}
+
+    async def refresh(self, pod: Json, place: Place) -> float | None:
+        """Rewrite the files of volumes in use whose sources changed.
+
+        Returns when a token must be renewed (epoch), if any.
+        """
+        for volume in pod["spec"].get("volumes") or ():
+            if volume["name"] in self._written:
+                await self._write(pod, volume, place)
+        return min((due for _, due in self._tokens.values()), default=None)
+
+    def remove(self) -> None:
+        """Delete everything that lives and dies with the pod."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _mount(self, pod: Json, volume: Json, place: Place) -> Mount:
+        here = self._directory / volume["name"]
+        if any(kind in volume for kind in payload.KINDS):
+            await self._write(pod, volume, place)
+            return Mount(source=str(here), path="", read_only=True)
+        if "hostPath" in volume:
+            return _host_path(volume["hostPath"])
+        if "persistentVolumeClaim" in volume:
+            return self._claim(pod, volume["persistentVolumeClaim"])
+        here.mkdir(parents=True, exist_ok=True)
+        here.chmod(0o777)
+        return Mount(source=str(here), path="", read_only=False)
+
+    async def _write(self, pod: Json, volume: Json, place: Place) -> None:
+        wishes = payload.token_wishes(volume)
+        tokens = {wish: await self._token(pod, wish) for wish in wishes}
+        view = self._sources.view(pod["metadata"]["namespace"])
+        files = payload.files(pod, volume, place=place, sources=view, tokens=tokens)
+        atomic.write(self._directory / volume["name"], files)
+        self._written.add(volume["name"])
+
+    async def _token(self, pod: Json, wish: TokenWish) -> str:
+        known = self._tokens.get(wish)
+        if known and time.time() < known[1]:
+            return known[0]
+        metadata, account = pod["metadata"], pod["spec"].get("serviceAccountName") or "default"
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "metadata": {"namespace": metadata["namespace"], "name": account},
+            "spec": {
+                "audiences": [wish.audience] if wish.audience else [],
+                "expirationSeconds": wish.expiration_s,
+                "boundObjectRef": bound,
+            },
+        }
+        answer = await self._cluster.create(token_request(account), request)
+        now = time.time()
+        life_s = epoch(answer["status"]["expirationTimestamp"]) - now
+        self._tokens[wish] = answer["status"]["token"], now + max(life_s * TOKEN_LIFE_USED, TOKEN_RETRY_S)
+        return self._tokens[wish][0]
+
+    def _claim(self, pod: Json, reference: Json) -> Mount:
+        name = reference["claimName"]
+        claim = self._sources.claim(pod["metadata"]["namespace"], name)
+        bound = self._sources.volume(claim["spec"].get("volumeName") or "") if claim else None
+        path = claims.directory_of(claim, bound, name)
+        os.makedirs(path, exist_ok=True)
+        return Mount(source=path, path="", read_only=bool(reference.get("readOnly")))
+
+
+def with_files(mount: Mount) -> Mount:
+    """The mount with its source made (a missing subPath becomes a directory) and recognised as file or directory."""
+    if not os.path.lexists(mount.source):
+        os.makedirs(mount.source, exist_ok=True)
+    return replace(mount, source=os.path.realpath(mount.source), is_file=not os.path.isdir(mount.source))
+
+
+def _host_path(source: Json) -> Mount:
+    path, kind = source["path"], source.get("type") or ""
+    if kind == "DirectoryOrCreate":
+        os.makedirs(path, exist_ok=True)
+    elif kind == "FileOrCreate" and not os.path.exists(path):
+        Path(path).touch()
+    wants_dir = kind.startswith("Directory") if kind else os.path.isdir(path)
+    if not os.path.exists(path) or os.path.isdir(path) != wants_dir:
+        raise ConfigError(f"hostPath {path} is no {'directory' if wants_dir else 'file'} on this machine")
+    return Mount(source=path, path="", read_only=False, is_file=not wants_dir)
