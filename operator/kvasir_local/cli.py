@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from kvasir_local import install, stack
+from kvasir_local import install, members, stack
 from kvasir_local import kubectl as kubectl_shell
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.errors import LocalClusterError, StaleStateError
@@ -118,10 +118,10 @@ def status(*, state_dir: Path) -> None:
         line = f"{word:6}  {member.name:28} pid {member.process.pid}"
         click.echo(line if answer.ok else f"{line}  {' '.join(answer.text.split())[:300]}")
     unwell = [name for name, answer in answers.items() if not answer.ok]
-    pods = _pods(cluster)
-    for line in pods:
-        click.echo(line)
-    click.echo(f"server  https://127.0.0.1:{recorded.network.apiserver}   kubeconfig  {cluster.kubeconfig}")
+    if members.APISERVER not in unwell:
+        for line in _pods(cluster):
+            click.echo(line)
+    click.echo(f"server  {members.server_url(recorded.network)}   kubeconfig  {cluster.kubeconfig}")
     if unwell:
         click.echo(
             f"not well: {', '.join(unwell)}; `kvasir local up` starts again what died; logs: {cluster.layout.logs}"

@@ -93,6 +93,7 @@ class ControlPlane:
         with self._locked():
             verdict = self.examine()
             if verdict.finding == Finding.HEALTHY:
+                self._check()
                 self._say.done(f"the control plane in {self.layout.root} already runs")
             elif verdict.finding == Finding.DAMAGED:
                 self._repair(verdict.dead)
@@ -144,10 +145,18 @@ class ControlPlane:
                 found[member.name] = probe.member(member.name, layout=self.layout, network=recorded.network)
             elif member.name == GUARD:
                 found[member.name] = Answer(ok=True, text="alive")
+            elif not found[members.APISERVER].ok:
+                found[member.name] = Answer(ok=False, text="alive; the API server does not tell more")
             else:
                 name = member.name.removeprefix(record.NODE_PREFIX)
                 found[member.name] = probe.node(name, layout=self.layout, network=recorded.network)
         return found
+
+    def _check(self) -> None:
+        """A process may live and not answer: stopped, starved, out of memory."""
+        started, network = time.monotonic(), self.state.network
+        for name in members.MEMBERS:
+            self._await(name, partial(probe.member, name, layout=self.layout, network=network), started)
 
     def _fresh(self) -> None:
         if self._binaries is None:
@@ -208,7 +217,7 @@ class ControlPlane:
         while True:
             process = self.state.process(name)
             if process is None or not processes.alive(process):
-                raise MemberFailedError(f"{name} died while it started. Its last words:\n{self._last_words(name)}")
+                raise MemberFailedError(f"{name} died. Its last words:\n{self._last_words(name)}")
             answer = ask()
             if answer.ok:
                 return

@@ -57,13 +57,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...] = ()
 
     def with_member(self, member: Member) -> "State":
-        """The same cluster with this member added, or replaced when its name is known."""
-        others = tuple(known for known in self.members if known.name != member.name)
-        return msgspec.structs.replace(self, members=(*others, member))
+        """The same cluster with this member added, or in the place of the one with its name."""
+        by_name = {known.name: known for known in self.members} | {member.name: member}
+        return msgspec.structs.replace(self, members=tuple(by_name.values()))
 
     def with_node(self, node: Node) -> "State":
-        others = tuple(known for known in self.nodes if known.name != node.name)
-        return msgspec.structs.replace(self, nodes=(*others, node))
+        by_name = {known.name: known for known in self.nodes} | {node.name: node}
+        return msgspec.structs.replace(self, nodes=tuple(by_name.values()))
 
     def process(self, name: str) -> Identity | None:
         """The recorded process of a member, dead or alive; None when there is no such member."""

@@ -1,16 +1,22 @@
 """The gateway's real Envoy with our picker before pods that stream: who gets which request, and what nobody gets."""
 
+import asyncio
+import json
+
 import pytest
 import pytest_asyncio
-
 from fakes.gateway import StubPod, gateway, until
 
+from kvasir_api import names
+from kvasir_api.state import State
+
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-routing")]
+MAX_BODY = 1 << 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front():
-    async with gateway() as running:
+    async with gateway(max_body_bytes=MAX_BODY) as running:
         yield running
 
 
@@ -22,6 +28,10 @@ async def pods():
         await stub.stop()
 
 
+def error_of(body):
+    return json.loads(body)["error"]
+
+
 async def test_the_model_names_the_service(front, pods):
     one, two = pods
     front.objects.serve("alpha", one, model="org/alpha-8b")
@@ -30,3 +40,209 @@ async def test_the_model_names_the_service(front, pods):
     await until(lambda: front.routes("beta"), "beta")
     assert (await front.post("org/alpha-8b"))[1] == one.whole()
     assert (await front.post("beta"))[1] == two.whole()
+
+
+async def test_a_stream_comes_piece_by_piece_and_byte_by_byte(front, pods):
+    pod = pods[0]
+    front.objects.serve("streams", pod)
+    await until(lambda: front.routes("streams"), "streams")
+    pod.hold_tokens = asyncio.Event()
+    async with front.client.post(f"{front.url}/v1/chat/completions", json={"model": "streams"}) as response:
+        first = await response.content.readexactly(len(pod.piece(0)))
+        assert first == pod.piece(0)
+        assert pod.open == 1
+        pod.hold_tokens.set()
+        assert first + await response.read() == pod.whole()
+        assert response.headers["content-type"] == "text/event-stream"
+        assert response.headers["x-pod"] == pod.name
+        assert response.headers["x-request-id"]
+
+
+async def test_a_request_id_of_the_client_is_kept(front, pods):
+    front.objects.serve("ids", pods[0])
+    await until(lambda: front.routes("ids"), "ids")
+    _, _, headers = await front.post("ids", headers={"x-request-id": "mine"})
+    assert headers["x-request-id"] == "mine"
+    assert pods[0].seen[-1].headers["x-request-id"] == "mine"
+
+
+async def test_an_unknown_model_is_not_found(front):
+    status, body, headers = await front.post("nobody/serves-this")
+    assert (status, error_of(body)["code"], headers["content-type"]) == (404, "model_not_found", "application/json")
+    assert error_of(body)["param"] == "model"
+
+
+async def test_a_service_without_ready_pods_is_unavailable_for_now(front, pods):
+    front.objects.serve("waits")
+    front.objects.edit("waits", pods[0], ready=False)
+    await until(lambda: known(front, "waits"), "waits is known")
+    status, body, headers = await front.post("waits")
+    assert (status, error_of(body)["code"], headers["retry-after"]) == (503, "no_ready_replica", "2")
+    assert "1 of its replicas are starting" in error_of(body)["message"]
+    demand = next(s for s in (await front.state()).services if s.name == "waits")
+    assert (demand.refused, demand.inflight) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [({"draining": True}, "draining"), ({"deleted": True}, "terminating"), ({"ready": False}, "not ready")],
+)
+async def test_a_pod_that_leaves_gets_nothing(front, pods, fields, code):
+    stays, leaves = pods
+    service = f"leaving-{code.replace(' ', '-')}"
+    front.objects.serve(service, stays, leaves)
+    await until(lambda: front.routes(service), service)
+    front.objects.edit(service, leaves, **fields)
+    await asyncio.sleep(0.05)
+    before = len(leaves.seen)
+    answers = [await front.post(service) for _ in range(12)]
+    assert [status for status, _, _ in answers] == [200] * 12
+    assert len(leaves.seen) == before
+
+
+async def test_a_pod_that_says_that_it_drains_gets_nothing(front, pods):
+    stays, leaves = pods
+    front.objects.serve("says", stays, leaves)
+    await until(lambda: front.routes("says"), "says")
+    leaves.state = State(phase="draining")
+
+    async def quiet():
+        before = len(leaves.seen)
+        answers = [await front.post("says") for _ in range(12)]
+        assert [status for status, _, _ in answers] == [200] * 12
+        return len(leaves.seen) == before
+
+    await until(quiet, "the pod that drains is left alone")
+
+
+async def test_a_stream_outlives_its_pods_place_in_the_table(front, pods):
+    stays, leaves = pods
+    front.objects.serve("outlives", leaves)
+    await until(lambda: front.routes("outlives"), "outlives")
+    leaves.hold_tokens = asyncio.Event()
+    async with front.client.post(f"{front.url}/v1/completions", json={"model": "outlives"}) as response:
+        assert await response.content.readexactly(len(leaves.piece(0))) == leaves.piece(0)
+        front.objects.serve("outlives", stays)
+
+        async def moved():
+            return (await front.post("outlives"))[2].get("x-pod") == stays.name
+
+        await until(moved, "new requests go to the other pod")
+        leaves.hold_tokens.set()
+        rest = await response.read()
+    assert leaves.piece(0) + rest == leaves.whole()
+
+
+async def test_headers_of_the_client_cannot_name_a_destination(front, pods):
+    mine, foreign = pods
+    front.objects.serve("mine", mine)
+    front.objects.serve("foreign", foreign)
+    await until(lambda: front.routes("mine"), "mine")
+    await until(lambda: front.routes("foreign"), "foreign")
+    forged = {
+        names.HEADER_DESTINATION: f"127.0.0.1:{foreign.http_port}",
+        names.HEADER_CLUSTER: "default.foreign",
+        names.HEADER_TICKET: "forged",
+    }
+    before = len(foreign.seen)
+    for _ in range(5):
+        status, body, _ = await front.post("mine", headers=forged)
+        assert (status, body) == (200, mine.whole())
+    assert len(foreign.seen) == before
+    sent = mine.seen[-1].headers
+    assert sent[names.HEADER_DESTINATION] == f"127.0.0.1:{mine.http_port}"
+    assert sent[names.HEADER_TICKET] != "forged"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b'{"model": ', "invalid_json", None),
+        (b"", "invalid_json", None),
+        (b"\xff\xfe{}", "invalid_json", None),
+        (b"[" * 100_000, "invalid_json", None),
+        (b'{"messages": []}', None, "model"),
+        (b'{"model": 7}', None, "model"),
+        (b'["model"]', None, "model"),
+        (b'{"model": "routes", "n": 1} x', "invalid_json", None),
+    ],
+)
+async def test_a_body_that_names_no_model_is_refused(front, body, code, param):
+    async with front.client.post(f"{front.url}/v1/chat/completions", data=body) as response:
+        error = error_of(await response.read())
+        assert (response.status, error["type"]) == (400, "invalid_request_error")
+        assert (error["code"], error["param"]) == (code, param)
+
+
+async def pieces(total):
+    for _ in range(total // 65_536):
+        yield b" " * 65_536
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit_is_refused(front, chunked):
+    data = pieces(2 * MAX_BODY) if chunked else b" " * (MAX_BODY + 1)
+    async with front.client.post(f"{front.url}/v1/chat/completions", data=data) as response:
+        error = error_of(await response.read())
+        assert (response.status, error["code"]) == (413, "body_too_large")
+        assert str(MAX_BODY) in error["message"]
+
+
+async def test_a_body_just_below_the_limit_arrives(front, pods):
+    front.objects.serve("large", pods[0])
+    await until(lambda: front.routes("large"), "large")
+    assert (await front.post("large", prompt="x" * (MAX_BODY - 100)))[0] == 200
+
+
+async def known(front, model):
+    async with front.client.get(f"{front.url}/v1/models") as response:
+        return model in [card["id"] for card in (await response.json())["data"]]
+
+
+async def test_models_are_the_union_of_all_services(front, pods):
+    front.objects.serve("listed", pods[0], model="org/listed")
+    await until(lambda: known(front, "org/listed"), "org/listed")
+    async with front.client.get(f"{front.url}/v1/models/org/listed") as response:
+        assert (response.status, (await response.json())["id"]) == (200, "org/listed")
+    async with front.client.get(f"{front.url}/v1/models/none") as response:
+        assert (response.status, error_of(await response.read())["code"]) == (404, "model_not_found")
+    front.objects.drop("listed")
+
+    async def gone():
+        return not await known(front, "org/listed")
+
+    await until(gone, "a deleted service is no longer listed")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("GET", "/healthz", 200),
+        ("GET", "/", 404),
+        ("POST", "/metrics", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models/x", 405),
+        ("POST", "/v1/../ops/drain", 404),
+    ],
+)
+async def test_only_what_is_meant_for_clients_is_there(front, method, path, status):
+    from yarl import URL
+
+    async with front.client.request(method, URL(f"{front.url}{path}", encoded=True), data=b"{}") as response:
+        assert response.status == status
+        assert response.headers["content-type"] == "application/json"
+
+
+async def test_metrics_tell_what_happened(front, pods):
+    front.objects.serve("counted", pods[0])
+    await until(lambda: front.routes("counted"), "counted")
+
+    async def told():
+        async with front.client.get(f"http://127.0.0.1:{front.state_port}/metrics") as response:
+            text = await response.text()
+        labels = 'namespace="default",service="counted"'
+        ok = f'kvasir_gateway_requests_total{{namespace="default",outcome="ok",service="counted"}}'
+        return f"kvasir_gateway_inflight_requests{{{labels}}} 0.0" in text and ok in text
+
+    await until(told, "metrics of the service")

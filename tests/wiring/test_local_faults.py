@@ -16,6 +16,7 @@ import pytest
 
 from kvasir_local import addresses, binaries, members, processes, record
 from kvasir_local.control_plane import ControlPlane
+from kvasir_local.errors import MemberFailedError
 from kvasir_local.layout import Layout
 from kvasir_local.say import Quiet
 
@@ -134,6 +135,20 @@ def test_a_recorded_port_that_somebody_took_is_said(state_dir):
     assert up.returncode == 1
     assert f"port {port} on 127.0.0.1, wanted for kube-scheduler, is taken by pid {taking.pid}" in up.stderr
     assert status.returncode == 1
+
+
+def test_a_member_that_lives_but_does_not_answer_is_said(state_dir):
+    cluster = ControlPlane(state_dir=state_dir, binaries=binaries.provide(say=Quiet()), ready_timeout_s=60)
+    cluster.start()
+    os.kill(cluster.state.process(members.APISERVER).pid, signal.SIGSTOP)
+    impatient = ControlPlane(state_dir=state_dir, binaries=binaries.provide(say=Quiet()), ready_timeout_s=0.1)
+    with pytest.raises(MemberFailedError, match=r"kube-apiserver is not ready after 0 s: .*timed out"):
+        impatient.start()
+    status = kvasir(state_dir, "status")
+    assert status.returncode == 1
+    assert "FAILED  kube-apiserver" in status.stdout
+    stopped = kvasir(state_dir, "down").stdout.splitlines()
+    assert "stopped kube-apiserver (killed)" in stopped
 
 
 def test_state_is_json_for_other_tools(cluster):
