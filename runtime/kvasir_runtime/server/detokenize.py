@@ -10,6 +10,8 @@ REPLACEMENT = "\ufffd"
 KEPT = 6
 WINDOW = 16
 MAX_WINDOW = 64
+MAX_HELD = 3
+"""Replacement characters at the end that may still become one character: it has at most four bytes."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -67,12 +69,13 @@ class Detokenizer:
 
     def _slide(self, text: str) -> str:
         """Forget old ids. Returns replacement characters that can no longer become anything else."""
-        kept = self._ids[-KEPT:]
-        view = self._decode(kept)
+        pending = len(text) - len(self._sent)
+        if pending and len(self._ids) < MAX_WINDOW:
+            return ""  # wait for the end of the character: a cut through the one before it would look like it
+        view = self._decode(self._ids[-KEPT:])
         if not view and len(self._ids) < MAX_WINDOW:
             return ""  # only ids without a text are in view: keep a word, or the next would lose its blank
-        pending = len(text) - len(self._sent)
-        whole = view.rstrip(REPLACEMENT) if pending else view
+        held = min(pending, MAX_HELD, len(view))
         del self._ids[:-KEPT]
-        self._sent = whole
-        return REPLACEMENT * max(0, pending - (len(view) - len(whole)))
+        self._sent = view[: len(view) - held]
+        return REPLACEMENT * (pending - held)

@@ -1,0 +1,197 @@
+"""What a body becomes: each parameter that is accepted changes what is sent, each wrong length is refused with numbers."""
+
+import json
+
+import pytest
+from fakes import tiny_tokenizer
+
+from kvasir_api import hashes
+from kvasir_runtime.server import bodies, prepare
+from kvasir_runtime.server.prepare import Served
+from kvasir_runtime.server.refusals import Refused
+
+SERVED = Served(names=("m", "alias"), tokenizer=tiny_tokenizer.tokenizer(), max_context=64)
+COMPLETION = {"model": "m", "prompt": "plan", "seed": 7}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "plan"}], "seed": 7}
+
+
+def job(fields=None, *, chat=False, served=SERVED):
+    base = CHAT if chat else COMPLETION
+    return prepare.job(json.dumps(base | (fields or {})).encode(), served, chat=chat)
+
+
+def refused(fields, **kwargs):
+    with pytest.raises(Refused) as caught:
+        job(fields, **kwargs)
+    return caught.value.error
+
+
+EFFECTS = {
+    "max_tokens": (9, lambda j: j.requests[0].sampling.max_tokens, 9),
+    "min_tokens": (3, lambda j: j.requests[0].sampling.min_tokens, 3),
+    "temperature": (0.5, lambda j: j.requests[0].sampling.temperature, 0.5),
+    "top_p": (0.5, lambda j: j.requests[0].sampling.top_p, 0.5),
+    "top_k": (4, lambda j: j.requests[0].sampling.top_k, 4),
+    "min_p": (0.25, lambda j: j.requests[0].sampling.min_p, 0.25),
+    "seed": (11, lambda j: j.requests[0].sampling.seed, 11),
+    "n": (3, lambda j: len(j.requests), 3),
+    "stop": (["x", "y"], lambda j: j.stops, ("x", "y")),
+    "stop_token_ids": ([5], lambda j: j.requests[0].sampling.stop_token_ids, (5,)),
+    "include_stop_str_in_output": (True, lambda j: j.include_stop, True),
+    "ignore_eos": (True, lambda j: j.requests[0].sampling.ignore_eos, True),
+    "stream": (True, lambda j: j.stream, True),
+    "stream_options": ({"include_usage": True}, lambda j: j.include_usage, True),
+    "model": ("alias", lambda j: j.model, "alias"),
+    "cache_salt": ("tenant", lambda j: len(j.requests[0].salt), 32),
+}
+OF_COMPLETION = {
+    "prompt": ([9, 8], lambda j: j.requests[0].prompt, (9, 8)),
+    "add_special_tokens": (False, lambda j: j.prompt_tokens, None),
+}
+OF_CHAT = {
+    "messages": (
+        [{"role": "assistant", "content": "e"}],
+        lambda j: j.requests[0].prompt,
+        tuple(tiny_tokenizer.byte_level().encode("<assistant>e\n<assistant>").ids),
+    ),
+    "max_completion_tokens": (9, lambda j: j.requests[0].sampling.max_tokens, 9),
+    "chat_template_kwargs": ({"x": 1}, None, None),
+}
+
+
+@pytest.mark.parametrize("name", [*EFFECTS, "prompt"])
+def test_each_completion_parameter_has_its_effect(name):
+    value, read, want = {**EFFECTS, **OF_COMPLETION}[name]
+    assert read(job({name: value})) == want
+    assert read(job()) != want
+
+
+@pytest.mark.parametrize("name", [*EFFECTS, "messages", "max_completion_tokens"])
+def test_each_chat_parameter_has_its_effect(name):
+    value, read, want = {**EFFECTS, **OF_CHAT}[name]
+    assert read(job({name: value}, chat=True)) == want
+    assert read(job(chat=True)) != want
+
+
+def test_every_accepted_parameter_is_in_the_tables():
+    assert set(bodies.CompletionBody.model_fields) == {*EFFECTS, *OF_COMPLETION}
+    assert set(bodies.ChatBody.model_fields) == {*EFFECTS, *OF_CHAT}
+
+
+def test_template_switches_change_the_prompt():
+    template = "{{ 'think' if enable_thinking else 'answer' }}"
+    served = Served(names=("m",), tokenizer=tiny_tokenizer.tokenizer(template), max_context=64)
+    plain = job(chat=True, served=served)
+    thinking = job({"chat_template_kwargs": {"enable_thinking": True}}, chat=True, served=served)
+    assert SERVED.tokenizer.decode(thinking.requests[0].prompt) == "think"
+    assert SERVED.tokenizer.decode(plain.requests[0].prompt) == "answer"
+
+
+def test_special_tokens_are_added_to_text_prompts_unless_told_otherwise():
+    from tokenizers import Tokenizer, processors
+
+    encoder = Tokenizer.from_str(tiny_tokenizer.byte_level().to_str())
+    encoder.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    plain = tiny_tokenizer.tokenizer()
+    with_bos = type(plain)(encoder=encoder, template=plain.template, vocab_size=plain.vocab_size, longest_token=8)
+    served = Served(names=("m",), tokenizer=with_bos, max_context=64)
+    assert job(served=served).requests[0].prompt == (0, *job().requests[0].prompt)
+    assert job({"add_special_tokens": False}, served=served).requests[0].prompt == job().requests[0].prompt
+    assert job(chat=True, served=served).requests[0].prompt == job(chat=True).requests[0].prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "top_k", "top_p"), [({"top_p": 0}, 1, 1.0), ({"top_k": -1}, 0, 1.0), ({"top_k": 0}, 0, 1.0)]
+)
+def test_edge_values_of_top_p_and_top_k(fields, top_k, top_p):
+    sampling = job(fields).requests[0].sampling
+    assert (sampling.top_k, sampling.top_p) == (top_k, top_p)
+
+
+def test_choices_and_prompts_make_one_request_each_with_seeds_of_their_own():
+    made = job({"prompt": [[1], [2]], "n": 2})
+    assert [request.prompt for request in made.requests] == [(1,), (1,), (2,), (2,)]
+    assert [request.sampling.seed for request in made.requests] == [7, 8, 7, 8]
+    assert len({request.request_id for request in made.requests}) == 4
+    assert (made.num_prompts, made.prompt_tokens) == (2, 2)
+
+
+def test_without_a_seed_two_requests_differ():
+    assert job({"seed": None}).requests[0].sampling.seed != job({"seed": None}).requests[0].sampling.seed
+
+
+def test_negative_seeds_are_seeds():
+    assert job({"seed": -1}).requests[0].sampling.seed == (1 << 63) - 1
+
+
+def test_default_lengths():
+    assert job().requests[0].sampling.max_tokens == 16
+    assert job({"prompt": [1] * 60}).requests[0].sampling.max_tokens == 4
+    chat = job(chat=True)
+    assert chat.requests[0].sampling.max_tokens == 64 - chat.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "numbers"),
+    [
+        ({"prompt": [1] * 64}, "prompt", ["64 tokens", "no room"]),
+        ({"prompt": [1] * 100, "max_tokens": 5}, "prompt", ["64", "105", "100", "5"]),
+        ({"prompt": [1] * 60, "max_tokens": 5}, "max_tokens", ["64", "65", "60", "5"]),
+        ({"prompt": "x" * 10_000}, "prompt", ["64", "at least 1250"]),
+    ],
+)
+def test_too_long_is_refused_with_the_numbers(fields, param, numbers):
+    error = refused(fields)
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", param)
+    assert all(number in error.message for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [330]}, "prompt", "330"),
+        ({"stop_token_ids": [999]}, "stop_token_ids", "999"),
+        ({"min_tokens": 17}, "min_tokens", "17"),
+    ],
+)
+def test_refusals_that_need_the_model(fields, param, says):
+    vocab = SERVED.tokenizer.vocab_size
+    fields = {k: [vocab] if v == [330] else v for k, v in fields.items()}
+    error = refused(fields)
+    assert (error.status, error.param) == (400, param)
+    assert says in error.message or str(vocab) in error.message
+
+
+def test_another_model_is_not_found():
+    error = refused({"model": "gpt"})
+    assert (error.status, error.code) == (404, "model_not_found")
+
+
+def test_what_the_template_says_is_told():
+    served = Served(
+        names=("m",), tokenizer=tiny_tokenizer.tokenizer("{{ raise_exception('no system') }}"), max_context=64
+    )
+    error = refused({}, chat=True, served=served)
+    assert (error.status, error.param) == (400, "messages")
+    assert "no system" in error.message
+
+
+def test_a_model_without_a_template_sends_chats_elsewhere():
+    served = Served(names=("m",), tokenizer=tiny_tokenizer.tokenizer(None), max_context=64)
+    assert "/v1/completions" in refused({}, chat=True, served=served).message
+
+
+def test_a_developer_message_is_a_system_message():
+    chat = job({"messages": [{"role": "developer", "content": "e"}]}, chat=True)
+    assert SERVED.tokenizer.decode(chat.requests[0].prompt) == "<system>e\n<assistant>"
+
+
+def test_route_hashes_are_those_that_the_gateway_computes():
+    served = Served(names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=4096)
+    long = {"messages": [{"role": "user", "content": "plan " * 200}]}
+    want = hashes.route_hashes(hashes.request_text({"model": "m", **long}), model="m")
+    assert len(want) > 1
+    assert job(long, chat=True, served=served).requests[0].route_hashes == want
+    text = {"prompt": "plan " * 200}
+    assert job(text, served=served).requests[0].route_hashes == hashes.route_hashes(text["prompt"], model="m")
