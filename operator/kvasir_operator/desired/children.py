@@ -1,0 +1,99 @@
+"""The children of a service as manifests for server-side apply: a ControllerRevision, a Deployment per revision, a
+Service.
+
+Names are derived here and nowhere else. Labels and annotations of the parent are never copied.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvasir_api import names
+from kvasir_operator.desired.template import pod_labels, selector
+from kvasir_operator.observed.world import Observed, Revision
+
+Json = dict[str, Any]
+
+
+def child_name(service: str, revision: str) -> str:
+    """Name of a revision and of its workload: at most 63 characters, since a service's name has at most 52."""
+    return f"{service}-{revision}"
+
+
+def controller_revision(seen: Observed, revision: Revision) -> Json:
+    """The object that keeps inputs and rendered template; its data never changes."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": _metadata(seen, child_name(seen.name, revision.id), revision.id),
+        "data": {"inputs": revision.inputs, "template": revision.template},
+        "revision": revision.number,
+    }
+
+
+def deployment(seen: Observed, revision: Revision, replicas: int) -> Json:
+    """The workload of a revision with its template verbatim; only the number of replicas ever changes."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(seen, child_name(seen.name, revision.id), revision.id),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "selector": {"matchLabels": selector(seen.name, revision.id)},
+            "template": revision.template,
+        },
+    }
+
+
+def svc(seen: Observed) -> Json:
+    """The Service over the replicas of all revisions, for clients inside the cluster that go past the gateway."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(seen, seen.name, ""),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": {names.LABEL_SERVICE: seen.name, names.LABEL_ROLE: names.ROLE_SERVE},
+            "ports": [
+                {
+                    "name": names.PORT_HTTP_NAME,
+                    "port": names.PORT_HTTP,
+                    "targetPort": names.PORT_HTTP_NAME,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def children(seen: Observed, current: Revision, counts: Mapping[str, int]) -> tuple[Json, ...]:
+    """All manifests that ought to exist. counts: replicas by revision; the current one's workload exists even with
+    none."""
+    workloads = []
+    for id_, count in counts.items():
+        revision = current if id_ == current.id else seen.revision(id_)
+        if revision is not None:
+            workloads.append(deployment(seen, revision, count))
+    return (svc(seen), controller_revision(seen, current), *workloads)
+
+
+def _metadata(seen: Observed, name: str, revision: str) -> Json:
+    labels = pod_labels(seen.name, revision)
+    if not revision:
+        del labels[names.LABEL_REVISION]
+    return {
+        "name": name,
+        "namespace": seen.namespace,
+        "labels": labels,
+        "ownerReferences": [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": seen.name,
+                "uid": seen.uid,
+                "controller": True,
+                # True would need the right to update the owner's finalizers where that admission is on.
+                "blockOwnerDeletion": False,
+            }
+        ],
+    }

@@ -1,0 +1,62 @@
+"""What of a spec cannot be honoured although the API server accepted it: an ordered list of checks, the first one
+counts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api import names
+from kvasir_operator.desired.source import allowed, source
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why nothing new is made of this spec. reason: one of names.REASONS. message: begins with the path of the
+    field."""
+
+    reason: str
+    message: str
+
+
+def fault(seen: Observed, settings: Settings) -> Fault | None:
+    """The first thing that cannot be honoured, or None. What runs already goes on as it is."""
+    return next((found for check in CHECKS if (found := check(seen, settings)) is not None), None)
+
+
+def _contract(seen: Observed, _: Settings) -> Fault | None:
+    return Fault(reason="InvalidSpec", message=seen.invalid) if seen.invalid else None
+
+
+def _directory(seen: Observed, settings: Settings) -> Fault | None:
+    where = source(seen.spec.model.uri)
+    if where.kind != "file" or allowed(where.volume, settings.model_dirs):
+        return None
+    dirs = ", ".join(settings.model_dirs) or "none"
+    return Fault(
+        reason="InvalidSpec",
+        message=f"spec.model.uri: {where.volume} is not below a directory that the operator allows "
+        f"(--allow-model-dir: {dirs})",
+    )
+
+
+def _claim(seen: Observed, _: Settings) -> Fault | None:
+    if seen.claim_found:
+        return None
+    claim = source(seen.spec.model.uri).volume
+    return Fault(
+        reason="InvalidSpec", message=f"spec.model.uri: there is no PersistentVolumeClaim {seen.namespace}/{claim}"
+    )
+
+
+def _served_name(seen: Observed, _: Settings) -> Fault | None:
+    if not seen.holder:
+        return None
+    return Fault(
+        reason=names.CONDITION_NAME_CONFLICT,
+        message=f"spec.model.servedName: {seen.served_name} is served by the older InferenceService {seen.holder}",
+    )
+
+
+CHECKS: Final[tuple[Callable[[Observed, Settings], Fault | None], ...]] = (_contract, _directory, _claim, _served_name)

@@ -1,0 +1,36 @@
+"""Which inputs make a revision, and its identity: equal inputs are the same revision, whatever the operator's version.
+
+Only values that differ from the contract's defaults are hashed, so a new field with a default changes no running pod.
+"""
+
+import hashlib
+import json
+from typing import Any, Final
+
+from kvasir_operator.observed.world import Observed
+
+Json = dict[str, Any]
+PARTS: Final = {"model", "resources", "runtime", "drain", "pod"}
+"""Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
+ID_LENGTH: Final = 10
+KEPT_REVISIONS: Final = 5
+"""Old revisions that stay for going back."""
+
+
+def inputs(seen: Observed) -> Json:
+    """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name."""
+    parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
+    return {**parts, "servedName": seen.served_name}
+
+
+def revision_id(parts: Json) -> str:
+    """Hash of inputs: lower-case hex, fit for names and labels."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
+
+
+def surplus(seen: Observed, current: str) -> tuple[str, ...]:
+    """Names of ControllerRevisions to delete: the oldest beyond KEPT_REVISIONS that have neither workload nor pod."""
+    used = {current, *(w.revision for w in seen.workloads), *(r.revision for r in seen.replicas)}
+    old = [revision for revision in seen.revisions if revision.id not in used]
+    return tuple(revision.name for revision in old[: max(0, len(old) - KEPT_REVISIONS)])

@@ -1,0 +1,34 @@
+"""Reads a model's uri: which volume holds it and under which path the container sees it."""
+
+from dataclasses import dataclass
+from posixpath import normpath
+from typing import Literal
+
+from kvasir_api import names
+
+CLAIM_SCHEME = "pvc://"
+FILE_SCHEME = "file://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. path: in the container."""
+
+    kind: Literal["pvc", "file"]
+    volume: str
+    path: str
+
+
+def source(uri: str) -> Source:
+    """Parse a uri that the CRD's rules let pass. Raises ValueError for any other."""
+    if uri.startswith(CLAIM_SCHEME):
+        claim, _, path = uri.removeprefix(CLAIM_SCHEME).strip("/").partition("/")
+        return Source(kind="pvc", volume=claim, path=f"{names.MODEL_MOUNT}/{path}".rstrip("/"))
+    if uri.startswith(FILE_SCHEME + "/"):
+        return Source(kind="file", volume=normpath(uri.removeprefix(FILE_SCHEME)), path=names.MODEL_MOUNT)
+    raise ValueError(f"model.uri {uri} is neither pvc://CLAIM/PATH nor file:///PATH")
+
+
+def allowed(directory: str, roots: tuple[str, ...]) -> bool:
+    """Whether an absolute, normalised directory is one of the roots or lies below one."""
+    return any(directory == root or directory.startswith(f"{root.rstrip('/')}/") for root in map(normpath, roots))

@@ -1,0 +1,138 @@
+"""The pod template of a revision: rendered once, stored in the ControllerRevision, applied verbatim from then on."""
+
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, Final
+
+from kvasir_api import names
+from kvasir_api.options import arguments, flag
+from kvasir_operator.desired.probes import probes
+from kvasir_operator.desired.source import Source, source
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Observed
+
+Json = dict[str, Any]
+
+USER_ID: Final = 65532
+GRACE_EXTRA_S: Final = 30
+"""Added to the drain timeout, so that the runtime ends by itself before it is killed."""
+SCRATCH: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
+
+
+def pod_labels(service: str, revision: str) -> dict[str, str]:
+    """Labels of a runtime pod. Fixed: none comes from the user, so no foreign selector can be made to match."""
+    return {
+        names.LABEL_NAME: names.IMAGE_RUNTIME,
+        names.LABEL_INSTANCE: service,
+        names.LABEL_COMPONENT: names.COMPONENT_RUNTIME,
+        names.LABEL_PART_OF: names.PART_OF,
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        **selector(service, revision),
+    }
+
+
+def selector(service: str, revision: str) -> dict[str, str]:
+    """Labels by which a workload finds its pods."""
+    return {names.LABEL_SERVICE: service, names.LABEL_REVISION: revision, names.LABEL_ROLE: names.ROLE_SERVE}
+
+
+def template(seen: Observed, revision: str, settings: Settings) -> Json:
+    """The whole PodTemplateSpec; fits Pod Security `restricted`, except that a file:// model needs a hostPath."""
+    spec = seen.spec
+    where = source(spec.model.uri)
+    pod: Json = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(seen, revision, where, settings)],
+        "volumes": [_volume(where), {"name": "scratch", "emptyDir": {}}],
+    }
+    if spec.pod.node_selector:
+        pod["nodeSelector"] = dict(spec.pod.node_selector)
+    if spec.pod.tolerations:
+        pod["tolerations"] = [t.model_dump(by_alias=True, exclude_defaults=True) for t in spec.pod.tolerations]
+    if spec.pod.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
+    return {"metadata": {"labels": pod_labels(seen.name, revision)}, "spec": pod}
+
+
+def _container(seen: Observed, revision: str, where: Source, settings: Settings) -> Json:
+    on_accelerator = seen.spec.resources.accelerator.count > 0
+    return {
+        "name": names.CONTAINER_RUNTIME,
+        "image": settings.runtime_image if on_accelerator else settings.runtime_image_cpu,
+        "args": list(_args(seen, revision, where)),
+        "env": _env(seen, on_accelerator=on_accelerator),
+        "ports": [
+            {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
+            {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
+        ],
+        "resources": _resources(seen),
+        **probes(),
+        "volumeMounts": [
+            {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
+            {"name": "scratch", "mountPath": SCRATCH},
+        ],
+        # A refusal is one line on stderr; it reaches us as the container's last words.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+
+
+def _args(seen: Observed, revision: str, where: Source) -> tuple[str, ...]:
+    """Arguments behind the image's entry point `kvasir serve`; everything the pod relies on is said, not defaulted."""
+    device = "cuda" if seen.spec.resources.accelerator.count else "cpu"
+    given = {
+        "served_model_name": seen.served_name,
+        "host": "$(POD_IP)",
+        "port": names.PORT_HTTP,
+        "ops_port": names.PORT_OPS,
+        "device": device,
+        "drain_timeout": seen.spec.drain.timeout_seconds,
+        "log_format": "json",
+        "revision": revision,
+    }
+    flags = [part for name, value in given.items() for part in (flag(name), str(value))]
+    return (where.path, *flags, *arguments(seen.spec.runtime))
+
+
+def _env(seen: Observed, *, on_accelerator: bool) -> list[Json]:
+    env: list[Json] = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
+    ]
+    if not on_accelerator:
+        env.append({"name": "OMP_NUM_THREADS", "value": str(cores(seen.spec.resources.cpu))})
+    return env
+
+
+def _resources(seen: Observed) -> Json:
+    asked = seen.spec.resources
+    limits: Json = {"memory": asked.memory}
+    if asked.accelerator.count:
+        limits[asked.accelerator.resource_name] = str(asked.accelerator.count)
+    return {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
+
+
+def _volume(where: Source) -> Json:
+    if where.kind == "pvc":
+        return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
+    return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}
+
+
+def cores(quantity: str) -> int:
+    """Whole threads for a CPU quantity such as 500m or 3, rounded up, at least one."""
+    if quantity.endswith("m"):
+        value = Decimal(quantity[:-1]) / 1000
+    else:
+        value = Decimal(quantity.rstrip("kKMGTi") or "1")
+    return max(1, int(value.to_integral_value(ROUND_CEILING)))

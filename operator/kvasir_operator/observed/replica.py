@@ -1,0 +1,191 @@
+"""A pod of a service as decisions see it: what it is doing, since when, and what it last said.
+
+Called by the loop when it observes, never by a decision; knows the shape of a pod, no client and no clock.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from kvasir_api import names
+from kvasir_api.state import State
+
+Json = dict[str, Any]
+Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
+
+FAILED_WAITS: Final = frozenset(
+    {
+        "CrashLoopBackOff",
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+"""Reasons for which a container waits that do not pass by waiting alone."""
+RESTARTS_OF_A_FAILURE: Final = 2
+"""A container that died this often and is not ready is failing; one death is an accident."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One pod.
+
+    created, ready_at, drain_since: epoch seconds; None where it did not happen. assigned: a node was found. refusal:
+    the line with which the runtime refused model or options. last_words: why it failed, for people. drained: the
+    operator has marked it as the first to go. reading: what the runtime said last, None when it is silent.
+    """
+
+    name: str
+    uid: str = ""
+    revision: str = ""
+    ip: str = ""
+    ops_port: int = names.PORT_OPS
+    phase: Phase = "starting"
+    created: float = 0.0
+    ready_at: float | None = None
+    drain_since: float | None = None
+    drained: bool = False
+    terminating: bool = False
+    assigned: bool = True
+    pending: bool = False
+    restarts: int = 0
+    refusal: str = ""
+    last_words: str = ""
+    reading: State | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it said that it has no request. A silent pod is not known to be idle."""
+        return self.reading is not None and self.reading.running == 0 and self.reading.waiting == 0
+
+    @property
+    def live(self) -> bool:
+        """Whether it counts as one of its workload's pods: a terminating pod has been replaced already."""
+        return not self.terminating
+
+    @property
+    def ops_url(self) -> str:
+        """Base URL of its ops port, empty while it has no address."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.ops_port}" if self.ip else ""
+
+
+DRAINED_COST: Final = -2_000_000_000
+"""pod-deletion-cost of a pod that may go now."""
+DRAINING_COST: Final = -1_000_000
+"""pod-deletion-cost of a pod that still finishes requests: after those that may go, before all others."""
+
+
+def replica(pod: Json, reading: State | None) -> Replica:
+    """A pod object and its reading as a Replica."""
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    notes = metadata.get("annotations") or {}
+    runtime = _runtime(status.get("containerStatuses") or ())
+    ready = _condition(status, "Ready")
+    refusal = "" if ready.get("status") == "True" else refusal_line(_terminated(runtime))
+    return Replica(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        revision=str((metadata.get("labels") or {}).get(names.LABEL_REVISION, "")),
+        ip=str(status.get("podIP") or ""),
+        ops_port=_ops_port(pod),
+        phase=_phase(pod, runtime, refusal, reading),
+        created=epoch(metadata.get("creationTimestamp")) or 0.0,
+        ready_at=epoch(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        drain_since=epoch(notes.get(names.ANNOTATION_DRAIN)),
+        drained=notes.get(names.ANNOTATION_DELETION_COST) == str(DRAINED_COST),
+        terminating=bool(metadata.get("deletionTimestamp")),
+        assigned=bool((pod.get("spec") or {}).get("nodeName")),
+        pending=status.get("phase") == "Pending",
+        restarts=int(runtime.get("restartCount") or 0),
+        refusal=refusal,
+        last_words=_last_words(pod, runtime),
+        reading=reading,
+    )
+
+
+def epoch(text: object) -> float | None:
+    """Epoch seconds of an RFC 3339 time; None for anything else."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def refusal_line(terminated: Json) -> str:
+    """The line with which `kvasir serve` refused model or options; empty when this is no such end.
+
+    The message may hold the tail of the log, so the last line that starts with the prefix counts.
+    """
+    if terminated.get("exitCode") != names.EXIT_REFUSED:
+        return ""
+    lines = str(terminated.get("message") or "").splitlines()
+    found = [line.strip() for line in lines if line.strip().startswith(names.REFUSAL_PREFIX)]
+    return found[-1].removeprefix(names.REFUSAL_PREFIX) if found else ""
+
+
+def _phase(pod: Json, runtime: Json, refusal: str, reading: State | None) -> Phase:
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    ready = _condition(status, "Ready").get("status") == "True"
+    if metadata.get("deletionTimestamp"):
+        return "draining"
+    if status.get("phase") == "Failed" or (not ready and (refusal or _failing(runtime))):
+        return "failed"
+    if (metadata.get("annotations") or {}).get(names.ANNOTATION_DRAIN) or (reading and reading.phase == "draining"):
+        return "draining"
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return "unschedulable"
+    if ready:
+        return "ready"
+    return "loading" if reading and reading.phase != "starting" else "starting"
+
+
+def _failing(runtime: Json) -> bool:
+    waiting = ((runtime.get("state") or {}).get("waiting") or {}).get("reason")
+    if waiting in FAILED_WAITS:
+        return True
+    died = bool(_terminated(runtime).get("exitCode"))
+    return died and int(runtime.get("restartCount") or 0) >= RESTARTS_OF_A_FAILURE
+
+
+def _last_words(pod: Json, runtime: Json) -> str:
+    scheduled = _condition(pod.get("status") or {}, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("message") or "")
+    waiting = (runtime.get("state") or {}).get("waiting") or {}
+    ended = _terminated(runtime)
+    if ended:
+        lines = str(ended.get("message") or "").strip().splitlines()
+        how = f"exit code {ended.get('exitCode')}, {ended.get('reason') or 'Error'}"
+        return f"{lines[-1].strip()[:300]} ({how})" if lines else how
+    if waiting.get("reason") in FAILED_WAITS:
+        return f"{waiting['reason']}: {waiting.get('message') or ''}"[:300]
+    return str((pod.get("status") or {}).get("message") or "")[:300]
+
+
+def _terminated(runtime: Json) -> Json:
+    """How the container ended last, whether it is still down or has been restarted."""
+    now = (runtime.get("state") or {}).get("terminated")
+    return now or (runtime.get("lastState") or {}).get("terminated") or {}
+
+
+def _runtime(statuses: Iterable[Json]) -> Json:
+    return next((status for status in statuses if status.get("name") == names.CONTAINER_RUNTIME), {})
+
+
+def _condition(status: Json, kind: str) -> Json:
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+
+
+def _ops_port(pod: Json) -> int:
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            if port.get("name") == names.PORT_OPS_NAME:
+                return int(port["containerPort"])
+    return names.PORT_OPS

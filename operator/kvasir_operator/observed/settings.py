@@ -1,0 +1,16 @@
+"""What the installation decides, from the operator's flags: images, allowed directories, the gateway's address."""
+
+from dataclasses import dataclass
+
+from kvasir_api import names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
+    below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway."""
+
+    runtime_image: str = names.IMAGE_RUNTIME
+    runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
+    model_dirs: tuple[str, ...] = ()
+    gateway_url: str = ""

@@ -1,0 +1,171 @@
+"""Everything that is known about one service at one moment: its spec, its children, its pods. Input of every
+decision."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvasir_api import names
+from kvasir_api.claims import served_name
+from kvasir_api.service import Model, Spec, Status
+from kvasir_operator.observed.replica import Replica
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A ControllerRevision of ours. id: the hash of inputs, in its name and in the pods' label. number: rises with use.
+
+    found: the object as it is, to be compared; empty for one that is yet to be made.
+    """
+
+    id: str
+    number: int
+    inputs: Json
+    template: Json
+    name: str = ""
+    uid: str = ""
+    found: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A Deployment of ours: replicas as its spec asks; found: the object as it is, to be compared."""
+
+    revision: str
+    name: str
+    uid: str = ""
+    replicas: int = 0
+    found: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One service. foreign: objects that carry our children's names but belong to somebody else, as kind/name.
+
+    created: its creationTimestamp. invalid: why the spec breaks the contract, with the path of the field; spec is
+    then a stand-in that no decision may use. claim_found: whether the PersistentVolumeClaim of the model exists; True
+    when none is needed. holder: who holds the served name, as namespace/name, empty when it is this service.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created: str = ""
+    spec: Spec
+    status: Status
+    invalid: str = ""
+    revisions: tuple[Revision, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    svc: Json | None = None
+    foreign: tuple[str, ...] = ()
+    claim_found: bool = True
+    holder: str = ""
+
+    @property
+    def served_name(self) -> str:
+        """Name that clients ask for."""
+        return served_name(self.name, self.spec.model.served_name)
+
+    def revision(self, id_: str) -> Revision | None:
+        """The revision of that hash."""
+        return next((revision for revision in self.revisions if revision.id == id_), None)
+
+    def of(self, revision: str) -> tuple[Replica, ...]:
+        """Live pods of one revision."""
+        return tuple(r for r in self.replicas if r.live and r.revision == revision)
+
+
+def observed(
+    service: Json,
+    *,
+    revisions: Iterable[Json],
+    deployments: Iterable[Json],
+    replicas: Iterable[Replica],
+    svc: Json | None,
+    claim_found: bool = True,
+    holder: str = "",
+) -> Observed:
+    """Parse the objects of one service. A spec that the API server accepted but the models do not is said in
+    invalid."""
+    metadata = service["metadata"]
+    uid = str(metadata["uid"])
+    ours, foreign = _split(uid, "Deployment", deployments)
+    own_revisions, foreign_revisions = _split(uid, "ControllerRevision", revisions)
+    foreign_svc = () if svc is None or owned(svc, uid) else (f"Service/{svc['metadata']['name']}",)
+    spec, invalid = parsed_spec(service)
+    return Observed(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        uid=uid,
+        generation=int(metadata.get("generation", 0)),
+        created=str(metadata.get("creationTimestamp", "")),
+        spec=spec,
+        status=_parsed_status(service),
+        invalid=invalid,
+        revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
+        workloads=tuple(map(_workload, ours)),
+        replicas=tuple(sorted(replicas, key=lambda r: r.name)),
+        svc=None if foreign_svc else svc,
+        foreign=(*foreign, *foreign_revisions, *foreign_svc),
+        claim_found=claim_found,
+        holder=holder,
+    )
+
+
+def parsed_spec(service: Json) -> tuple[Spec, str]:
+    """The spec, and why it breaks the contract: empty, or field path and sentence of each breach."""
+    try:
+        return Spec.model_validate(service.get("spec") or {}), ""
+    except ValidationError as error:
+        breaches = [f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        return Spec(model=Model(uri="invalid")), "; ".join(breaches)
+
+
+def _parsed_status(service: Json) -> Status:
+    """The status as written before; an empty one when somebody broke it, since everything in it can be observed
+    again."""
+    try:
+        return Status.model_validate(service.get("status") or {})
+    except ValidationError:
+        return Status()
+
+
+def owned(obj: Json, uid: str) -> bool:
+    """Whether the object with this uid controls obj."""
+    references = (obj.get("metadata") or {}).get("ownerReferences") or ()
+    return any(reference.get("controller") and reference.get("uid") == uid for reference in references)
+
+
+def _split(uid: str, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tuple[str, ...]]:
+    found = [obj for obj in objects if not (obj.get("metadata") or {}).get("deletionTimestamp")]
+    ours = [obj for obj in found if owned(obj, uid)]
+    return ours, tuple(f"{kind}/{obj['metadata']['name']}" for obj in found if not owned(obj, uid))
+
+
+def _revision(obj: Json) -> Revision:
+    content = obj.get("data") or {}
+    return Revision(
+        id=str((obj["metadata"].get("labels") or {}).get(names.LABEL_REVISION, "")),
+        number=int(obj.get("revision", 0)),
+        inputs=content.get("inputs") or {},
+        template=content.get("template") or {},
+        name=str(obj["metadata"]["name"]),
+        uid=str(obj["metadata"].get("uid", "")),
+        found=obj,
+    )
+
+
+def _workload(obj: Json) -> Workload:
+    return Workload(
+        revision=str((obj["metadata"].get("labels") or {}).get(names.LABEL_REVISION, "")),
+        name=str(obj["metadata"]["name"]),
+        uid=str(obj["metadata"].get("uid", "")),
+        replicas=int((obj.get("spec") or {}).get("replicas", 0)),
+        found=obj,
+    )

@@ -1,0 +1,102 @@
+"""Which pods leave a workload, and when its count may be lowered: drained first, then marked, then counted down.
+
+The order follows what a ReplicaSet does whatever we wish (pods without a node, then pending ones, then those not
+ready); within that it is ours: by pod-deletion-cost. A count is lowered only for pods whose mark has come back to us
+in a watch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kvasir_operator.observed.replica import Replica
+
+SETTLE_S: Final = 3.0
+"""An idle pod waits this long after the drain began, since gateways learn of it with their next reading."""
+OVERDUE_S: Final = 30.0
+"""So long after its drain timeout a terminating pod is cut short; its own grace period began only when it was
+deleted."""
+
+Verb = Literal["drain", "ask", "finish", "release", "cut"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to do to one pod.
+
+    drain: ask its runtime to drain and mark it. ask: ask again, the mark is there. finish: mark it as the next to go.
+    release: take both back. cut: delete it with a short grace, it has had its time. why: one sentence.
+    """
+
+    verb: Verb
+    replica: Replica
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """The count that may be applied now, and the steps that bring it closer to the one wanted."""
+
+    count: int
+    steps: tuple[Step, ...] = ()
+
+
+def leaving(replicas: Sequence[Replica], *, count: int, target: int, now: float, timeout_s: float) -> Leaving:
+    """Bring a workload from count to target.
+
+    replicas: all its pods. count: as asked of the workload now. now: epoch seconds. timeout_s: how long a pod may
+    drain.
+    """
+    live = sorted((r for r in replicas if r.live), key=_order)
+    victims = live[: max(0, len(live) - target)]
+    steps = [step for r in victims if (step := _next_step(r, now, timeout_s)) is not None]
+    steps += [
+        Step(verb="release", replica=r, why="its replica is wanted again")
+        for r in live[len(victims) :]
+        if r.drain_since is not None or r.drained
+    ]
+    steps += [
+        Step(verb="cut", replica=r, why=f"it did not end within its drain timeout of {timeout_s:g} s")
+        for r in replicas
+        if not r.live and r.drain_since is not None and now - r.drain_since > timeout_s + OVERDUE_S
+    ]
+    marked = sum(r.drained for r in victims)
+    return Leaving(count=max(target, min(count, len(live) - marked)), steps=tuple(steps))
+
+
+def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, int, int, float, str]:
+    """The first leaves first; see the module's docstring. Among ready pods the one with the least work left."""
+    mark = 0 if r.drained else 1 if r.drain_since is not None else 2
+    work = r.reading.remaining_tokens if r.reading else 0
+    requests = r.reading.running + r.reading.waiting if r.reading else 0
+    return (
+        r.assigned,
+        not r.pending,
+        mark,
+        r.phase != "failed",
+        r.phase == "ready",
+        work,
+        requests,
+        -r.created,
+        r.name,
+    )
+
+
+def _next_step(r: Replica, now: float, timeout_s: float) -> Step | None:
+    if r.drained:
+        return None
+    serving = r.phase == "ready" or (r.reading is not None and r.reading.phase in ("ready", "draining"))
+    if not serving and (r.reading is not None or r.drain_since is None):
+        return Step(verb="finish", replica=r, why=f"it serves nothing ({r.phase})")
+    if r.drain_since is None:
+        return Step(verb="drain", replica=r, why="fewer replicas are wanted")
+    waited = now - r.drain_since
+    if waited >= timeout_s:
+        return Step(verb="finish", replica=r, why=f"its drain timeout of {timeout_s:g} s passed")
+    if r.reading is None:
+        return None
+    if r.reading.phase != "draining":
+        return Step(verb="ask", replica=r, why="its runtime does not drain yet")
+    if r.idle and waited >= min(SETTLE_S, timeout_s):
+        return Step(verb="finish", replica=r, why=f"it finished its requests after {waited:.0f} s")
+    return None

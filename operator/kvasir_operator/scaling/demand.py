@@ -1,0 +1,109 @@
+"""The laws: how many replicas the present demand needs, each as an absolute number, never as a factor on what runs.
+
+kv       arrivals/s × KV token-seconds of a request (Little's law), at least what is pinned now, over what a replica may
+         hold: its capacity, less a tenth that a full allocator cannot use, times the edge
+backlog  work that waits, to be done within the horizon: uncached prompt tokens over the prefill rate, or KV
+         token-seconds over what a replica may hold, whichever needs more
+prefill  uncached prompt tokens arriving per second over four fifths of the prefill rate
+The result is the larger of kv + backlog and prefill. Splitting what waits from what arrives keeps a short queue from
+being taken for a steady demand.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+from typing import Final
+
+from kvasir_operator.scaling.window import Sample, Window
+
+FAST_S: Final = 10.0
+SLOW_S: Final = 60.0
+ALLOCATOR_FRACTION: Final = 0.90
+PREFILL_FRACTION: Final = 0.80
+BYTES_PER_TOKEN: Final = 4
+EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Replicas by law, as fractions. known: whether any replica has said what it can hold. sentence: the numbers."""
+
+    known: bool
+    kv: float = 0.0
+    backlog: float = 0.0
+    prefill: float = 0.0
+    sentence: str = "no replica has said yet what it can hold"
+
+    @property
+    def replicas(self) -> int:
+        """Whole replicas that the laws ask for."""
+        return ceil(max(self.kv + self.backlog, self.prefill) - EPSILON)
+
+    @property
+    def law(self) -> str:
+        """The law that asks for most."""
+        if self.prefill > self.kv + self.backlog:
+            return "prefill"
+        return "backlog" if self.backlog > self.kv else "kv"
+
+
+def demand(window: Window, *, edge_fraction: float, horizon_s: float, now: float) -> Demand:
+    """Demand at one edge: the target when asking whether to add, the release when asking whether to remove."""
+    last = window.last
+    if last is None or not last.capacity_tokens:
+        return Demand(known=False)
+    usable = ALLOCATOR_FRACTION * last.capacity_tokens
+    if last.limit_tokens:
+        usable = min(usable, last.limit_tokens)
+    held_tokens = edge_fraction * usable
+    arriving = _rate(window, now, "arrivals")
+    each = _kv_of_a_request(window)
+    steady = arriving * each
+    pinned = _pinned(window, now)
+    needed = max(steady, pinned)
+    waiting = last.waiting + last.held
+    waiting_tokens = last.waiting_tokens + last.held_bytes / BYTES_PER_TOKEN * (1 - _hit_fraction(window))
+    prompt_rate = _rate(window, now, "new_tokens")
+    rate = last.prefill_rate
+    prompt_backlog = waiting_tokens / (rate * horizon_s) if rate else 0.0
+    return Demand(
+        known=True,
+        kv=needed / held_tokens,
+        backlog=max(prompt_backlog, waiting * each / (horizon_s * held_tokens)),
+        prefill=prompt_rate / (rate * PREFILL_FRACTION) if rate else 0.0,
+        sentence=(
+            f"{arriving:.2g} requests/s × {each:.3g} KV token·s = {steady:.3g} tokens, {pinned:.3g} pinned, "
+            f"{usable:.3g} usable per replica at {edge_fraction:.0%}; "
+            f"{waiting} waiting with {waiting_tokens:.3g} tokens; "
+            f"{prompt_rate:.3g} new prompt tokens/s, {rate:.3g} computed per replica"
+        ),
+    )
+
+
+def _rate(window: Window, now: float, counter: str) -> float:
+    """Per second: the larger of a fast and a slow mean, so that a rise is seen at once and a fall only slowly."""
+    return max(_mean_rate(window, now, counter, FAST_S), _mean_rate(window, now, counter, SLOW_S))
+
+
+def _mean_rate(window: Window, now: float, counter: str, span_s: float) -> float:
+    first = window.samples[0].at
+    samples = window.since(max(first, now - span_s))
+    # Before a whole span was seen, a few arrivals in the first second must not look like many per second.
+    seen_s = max(min(span_s, now - first), FAST_S)
+    return float(sum(getattr(sample, counter) for sample in samples)) / seen_s
+
+
+def _kv_of_a_request(window: Window) -> float:
+    """Mean KV token-seconds of a request over the whole window; 0 before the first one ended."""
+    ended = sum(sample.ended for sample in window.samples)
+    return sum(sample.kv_token_seconds for sample in window.samples) / ended if ended else 0.0
+
+
+def _pinned(window: Window, now: float) -> float:
+    recent: tuple[Sample, ...] = window.since(now - FAST_S) or window.samples[-1:]
+    return fmean(sample.pinned_tokens for sample in recent)
+
+
+def _hit_fraction(window: Window) -> float:
+    asked = sum(sample.query_tokens for sample in window.samples)
+    return sum(sample.hit_tokens for sample in window.samples) / asked if asked else 0.0

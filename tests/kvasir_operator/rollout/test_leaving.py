@@ -1,0 +1,108 @@
+"""Who leaves, what is done to it, and when the count follows."""
+
+import pytest
+
+from kvasir_api.state import State
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.rollout.leaving import leaving
+
+NOW = 1000.0
+
+
+def ready(name, *, running=0, tokens=0, created=0.0, **fields):
+    phase = "draining" if fields.get("drain_since") is not None else "ready"
+    reading = State(phase=phase, running=running, remaining_tokens=tokens)
+    return Replica(name=name, phase=phase, created=created, **{"reading": reading, **fields})
+
+
+def leave(*replicas, count=None, target, timeout_s=600.0):
+    return leaving(
+        replicas, count=len(replicas) if count is None else count, target=target, now=NOW, timeout_s=timeout_s
+    )
+
+
+def acts(result):
+    return [(step.verb, step.replica.name) for step in result.steps]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "first"),
+    [
+        ([ready("a", tokens=9, running=1), ready("b", tokens=5, running=1)], ("drain", "b")),
+        ([ready("a"), Replica(name="b", phase="failed")], ("finish", "b")),
+        (
+            [Replica(name="a", phase="failed"), Replica(name="b", phase="unschedulable", assigned=False)],
+            ("finish", "b"),
+        ),
+        ([ready("a"), Replica(name="b", phase="loading", reading=State(phase="loading"))], ("finish", "b")),
+        ([ready("a", created=1.0), ready("b", created=2.0)], ("drain", "b")),
+        ([Replica(name="a", pending=True), Replica(name="b", phase="failed")], ("finish", "a")),
+    ],
+)
+def test_the_first_to_leave_is_the_one_least_missed(replicas, first):
+    assert acts(leave(*replicas, target=1)) == [first]
+
+
+def test_count_stays_while_a_victim_works():
+    result = leave(ready("a"), ready("b", running=2, drain_since=NOW - 100), target=1)
+    assert (result.count, acts(result)) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("victim", "verb"),
+    [
+        (ready("v", running=1), "drain"),
+        (ready("v", drain_since=NOW - 1), None),  # idle, but gateways may not have noticed yet
+        (ready("v", drain_since=NOW - 4), "finish"),
+        (ready("v", running=3, drain_since=NOW - 4), None),
+        (ready("v", running=3, drain_since=NOW - 601), "finish"),
+        (ready("v", drain_since=NOW - 4, reading=None), None),  # silent is not idle
+        (ready("v", drain_since=NOW - 4, reading=State(phase="ready")), "ask"),  # it restarted, or never heard
+        (ready("v", drain_since=NOW - 4, reading=State(phase="loading")), "finish"),
+        (ready("v", drain_since=NOW - 9, drained=True), None),
+    ],
+)
+def test_what_happens_to_a_victim(victim, verb):
+    result = leave(victim, target=0)
+    assert acts(result) == ([(verb, "v")] if verb else [])
+
+
+def test_count_follows_only_marked_victims():
+    gone = ready("a", drain_since=NOW - 9, drained=True)
+    working = ready("b", running=1, drain_since=NOW - 9)
+    result = leave(gone, working, ready("c"), target=1)
+    assert (result.count, acts(result)) == (2, [])
+
+
+def test_returning_load_releases_the_one_with_most_work():
+    result = leave(
+        ready("a", tokens=1, running=1, drain_since=NOW - 9),
+        ready("b", tokens=9, running=1, drain_since=NOW - 9),
+        target=1,
+    )
+    assert acts(result) == [("release", "b")]
+
+
+def test_pods_that_do_not_exist_yet_need_no_drain():
+    result = leave(ready("a"), count=4, target=2)
+    assert (result.count, acts(result)) == (2, [])
+
+
+def test_pods_that_the_replica_set_is_about_to_delete_are_not_released():
+    gone = ready("a", drain_since=NOW - 9, drained=True)
+    result = leave(gone, ready("b"), count=1, target=1)
+    assert (result.count, acts(result)) == (1, [])
+
+
+def test_growing_is_immediate():
+    assert leave(ready("a"), target=3).count == 3
+
+
+def test_an_overdue_pod_is_cut_short():
+    late = ready("a", drain_since=NOW - 700, terminating=True)
+    fresh = ready("b", drain_since=NOW - 10, terminating=True)
+    assert acts(leave(late, fresh, count=0, target=0)) == [("cut", "a")]
+
+
+def test_zero_timeout_finishes_at_once():
+    assert acts(leave(ready("a", running=1, drain_since=NOW), target=0, timeout_s=0)) == [("finish", "a")]
