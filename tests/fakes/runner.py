@@ -10,6 +10,25 @@ from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeFacts:
+    """What the engine asks of a runner before it serves."""
+
+    device: str = "cpu"
+    kernels: str = "fake"
+    dtype: str = "float32"
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_sequences: int
+    max_batch_tokens: int
+    eos_token_ids: tuple[int, ...]
+    weights_bytes: int = 1000
+    kv_bytes_per_token: int = 4
+    load_s: float = 0.0
+    warm_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Row:
     """What a real runner keeps in tensors."""
@@ -22,17 +41,12 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class FakeRunner:
-    """Takes the arguments of a test and has the attributes of a real one. fail_steps: steps whose collection raises."""
+    """fail_steps: steps whose collection raises."""
 
     model: FakeModel = field(default_factory=FakeModel)
     num_blocks: int = 64
     block_size: int = 4
     max_model_len: int = 256
-    device: str = "cpu"
-    kernels: str = "fake"
-    dtype: str = "float32"
-    weights_bytes: int = 0
-    kv_bytes_per_token: int = 1
     eos_token_ids: tuple[int, ...] = (EOS,)
     max_rows: int = 256
     max_batch_tokens: int = 1 << 20
@@ -41,6 +55,18 @@ class FakeRunner:
     cache: dict[int, int] = field(default_factory=dict)
     launched: list[Plan] = field(default_factory=list)
     in_flight: int = 0
+
+    @property
+    def facts(self) -> FakeFacts:
+        """Of this runner as it is configured now."""
+        return FakeFacts(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_model_len=self.max_model_len,
+            max_sequences=self.max_rows,
+            max_batch_tokens=self.max_batch_tokens,
+            eos_token_ids=self.eos_token_ids,
+        )
 
     def launch(self, plan: Plan) -> Results:
         """Applies the plan in its order; the handle is the result itself."""
@@ -64,7 +90,6 @@ class FakeRunner:
         assert handle.step == self.launched[-self.in_flight].step
         self.in_flight -= 1
         if handle.step in self.fail_steps:
-            self.in_flight = 0
             raise RuntimeError(f"step {handle.step} was told to fail")
         return handle
 

@@ -1,0 +1,202 @@
+"""The engine's loop: hear the clients, launch plans, collect results, tell everybody what a step did.
+
+A shell around the scheduler: it reads the clock and moves messages. Wired by engine_main. While there is work it never
+waits for clients, only for the runner; when idle it waits for clients and speaks about once a second.
+"""
+
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvasir_api.state import State
+from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.engine.ports import Clients, Runner
+from kvasir_runtime.engine.trace import Broke, Collected, Heard, NoTrace, Opened, Planned, Trace
+from kvasir_runtime.wire import Abort, Drain, Event, Hello, Ready, Shutdown, Step, Submit, ToEngine
+
+LOG = logging.getLogger(__name__)
+HEARTBEAT_S = 1.0
+MAX_FAILED_STEPS = 3
+"""Failed steps in a row after which the device, and not one request, must be what is broken."""
+
+
+class EngineError(Exception):
+    """The engine cannot go on; str() is one line."""
+
+
+class Engine:
+    """Serves until stop() or Shutdown. depth: plans that may be in flight, 1 on a CPU and 2 on CUDA.
+
+    state: what `/state` says besides the scheduler's numbers. ready: told to every client that says Hello.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        clients: Clients,
+        ready: Ready,
+        state: State,
+        depth: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        trace: Trace | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clients = clients
+        self._ready = ready
+        self._state = state
+        self._depth = depth
+        self._clock = clock
+        self._trace = NoTrace() if trace is None else trace
+        self._flight: deque[tuple[Plan, Any, float]] = deque()
+        self._present: dict[bytes, None] = {}
+        self._owners: dict[str, bytes] = {}
+        self._outbox: defaultdict[bytes, list[Event]] = defaultdict(list)
+        self._collected_at = 0.0
+        self._spoke_at = 0.0
+        self._failed_steps = 0
+        self._stopping = threading.Event()
+        self._trace.add(Opened(scheduler.limits))
+
+    @property
+    def present(self) -> list[bytes]:
+        """Clients that said hello and are not gone."""
+        return list(self._present)
+
+    def stop(self) -> None:
+        """Leave the loop after the step that is being computed. May be called by a signal handler."""
+        self._stopping.set()
+
+    def greet(self, client: bytes) -> None:
+        """A client that introduced itself: it gets the facts, and from now on every step."""
+        self._present[client] = None
+        self._send(client, self._ready)
+        self._spoke_at = 0.0
+
+    def run(self) -> None:
+        """Serve. Raises EngineError when the runner fails again and again."""
+        while not self._stopping.is_set():
+            busy = self._scheduler.has_work or bool(self._flight)
+            heard = self._clients.receive(0.0 if busy else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock()))
+            for client, message in heard:
+                self._hear(client, message)
+            stepped = not self._stopping.is_set() and self._step()
+            if stepped or heard or self._clock() >= self._spoke_at + HEARTBEAT_S:
+                self._speak()
+
+    def _hear(self, client: bytes, message: ToEngine) -> None:
+        match message:
+            case Hello():
+                self.greet(client)
+            case Submit():
+                self._submit(client, message)
+            case Abort():
+                self._abort(message)
+            case Drain():
+                self._state = msgspec.structs.replace(self._state, phase="draining")
+            case Shutdown():
+                self.stop()
+
+    def _submit(self, client: bytes, message: Submit) -> None:
+        now = self._clock()
+        self._trace.add(Heard(now, message))
+        refused = self._scheduler.submit(message.request, now)
+        if refused is None:
+            self._owners[message.request.request_id] = client
+        else:
+            self._outbox[client].append(refused)
+
+    def _abort(self, message: Abort) -> None:
+        now = self._clock()
+        self._trace.add(Heard(now, message))
+        self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
+        self._owners.pop(message.request_id, None)
+
+    def _step(self) -> bool:
+        """Launch until depth plans are in flight, then take in the oldest. False when there is nothing to do."""
+        try:
+            self._launch()
+            if not self._flight:
+                if self._scheduler.has_work:
+                    raise EngineError("requests are left that the scheduler does not plan")
+                return False
+            plan, handle, launched_at = self._flight.popleft()
+            results = self._runner.collect(handle)
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
+            self._break(error)
+            return True
+        now = self._clock()
+        self._trace.add(Collected(now, results))
+        self._post(self._scheduler.commit(results, now))
+        self._scheduler.speed.observe(plan, now - max(launched_at, self._collected_at))
+        self._collected_at = now
+        self._failed_steps = 0
+        return True
+
+    def _launch(self) -> None:
+        while len(self._flight) < self._depth and self._scheduler.has_work:
+            now = self._clock()
+            plan = self._scheduler.plan(now)
+            self._trace.add(Planned(now, plan))
+            if plan is None:
+                return
+            self._flight.append((plan, self._runner.launch(plan), now))
+
+    def _break(self, error: Exception) -> None:
+        """A step failed: everybody who has a row is told, those who wait are tried again."""
+        LOG.error("a step failed", exc_info=error)
+        self._failed_steps += 1
+        while self._flight:
+            _, handle, _ = self._flight.popleft()
+            try:
+                self._runner.collect(handle)
+            except Exception as later:  # noqa: BLE001 - its requests are failed with the others
+                LOG.warning("a later step failed too: %s", one_line(later))
+        message = f"the engine failed to compute a step: {one_line(error)}"
+        now = self._clock()
+        self._trace.add(Broke(now, message))
+        self._post(self._scheduler.fail_running(message, now))
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            self._speak()
+            raise EngineError(f"{self._failed_steps} steps failed in a row, the last with {one_line(error)}")
+
+    def _post(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            owners = self._owners
+            client = owners.get(event.request_id) if event.finish_reason is None else owners.pop(event.request_id, None)
+            if client is not None:
+                self._outbox[client].append(event)
+
+    def _speak(self) -> None:
+        """One message to every client: its events and the state after the step."""
+        state = self._scheduler.report(self._state)
+        outbox, self._outbox = self._outbox, defaultdict(list)
+        for client in {**self._present, **dict.fromkeys(outbox)}:
+            self._send(client, Step(events=tuple(outbox.get(client, ())), state=state))
+        self._spoke_at = self._clock()
+
+    def _send(self, client: bytes, message: Ready | Step) -> None:
+        if not self._clients.send(client, message):
+            self._leave(client)
+
+    def _leave(self, client: bytes) -> None:
+        """A client is gone without a word: nobody reads its answers."""
+        self._present.pop(client, None)
+        self._outbox.pop(client, None)
+        for request_id in [request_id for request_id, owner in self._owners.items() if owner == client]:
+            self._abort(Abort(request_id))
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,78 @@
+"""Gives a recorded trace to a fresh scheduler and compares every plan: python -m kvasir_runtime.engine.replay FILE.
+
+A difference means that a decision depended on something that is not in the trace, or that the rule has changed.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.engine.trace import Broke, Collected, Heard, Opened, Planned, Record, records
+from kvasir_runtime.wire import Abort, Submit
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """num_plans: plans that came out as recorded. recorded, replayed: the first two that differ."""
+
+    num_plans: int
+    differs: bool = False
+    recorded: Plan | None = None
+    replayed: Plan | None = None
+
+
+def replay(trace: Iterable[Record]) -> Replay:
+    """Replays until the end or the first difference. Raises ValueError when the trace has no beginning."""
+    scheduler: Scheduler | None = None
+    num_plans = 0
+    for record in trace:
+        if isinstance(record, Opened):
+            scheduler = Scheduler(record.limits)
+        elif scheduler is None:
+            raise ValueError("the trace does not begin with the limits of its scheduler")
+        elif isinstance(record, Planned):
+            plan = scheduler.plan(record.now)
+            if plan != record.plan:
+                return Replay(num_plans=num_plans, differs=True, recorded=record.plan, replayed=plan)
+            num_plans += plan is not None
+        else:
+            _tell(scheduler, record)
+    return Replay(num_plans=num_plans)
+
+
+def _tell(scheduler: Scheduler, record: Heard | Collected | Broke) -> None:
+    match record:
+        case Heard(now, Submit(request)):
+            scheduler.submit(request, now)
+        case Heard(now, Abort(request_id, reason)):
+            scheduler.abort(request_id, now, success=reason == "stop")
+        case Collected(now, results):
+            scheduler.commit(results, now)
+        case Broke(now, message):
+            scheduler.fail_running(message, now)
+
+
+def main(arguments: list[str]) -> int:
+    """0 when every plan is the same, 1 when one differs, 2 when the file cannot be read."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m kvasir_runtime.engine.replay FILE\n")
+        return 2
+    try:
+        result = replay(records(Path(arguments[0])))
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        sys.stderr.write(f"error: {arguments[0]}: {error}\n")
+        return 2
+    if result.differs:
+        sys.stdout.write(
+            f"plan {result.num_plans + 1} differs\nrecorded: {result.recorded}\nreplayed: {result.replayed}\n"
+        )
+        return 1
+    sys.stdout.write(f"{result.num_plans} plans came out as recorded\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

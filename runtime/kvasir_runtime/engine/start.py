@@ -1,0 +1,140 @@
+"""From the launch document to a running engine: build the runner, tell clients how far it is, wire the loop.
+
+Called by engine_main. A reason not to start is told to every client that says hello within a moment, and to the log.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvasir_api.options import ServeOptions
+from kvasir_api.state import State
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.engine.link import Link
+from kvasir_runtime.engine.loop import Engine
+from kvasir_runtime.engine.ports import Facts, Runner
+from kvasir_runtime.engine.trace import TraceFile
+from kvasir_runtime.wire import Failed, FromEngine, Hello, Progress, Ready, Shutdown, ToEngine
+
+LOG = logging.getLogger(__name__)
+LAST_WORDS_S = 2.0
+
+Build = Callable[[ServeOptions, Callable[[Progress], None]], Runner]
+
+
+class Stopped(Exception):
+    """A client said Shutdown before the engine was ready."""
+
+
+class Lobby:
+    """Clients that came while the model is loading, and the last that was said to them."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._said: FromEngine = Progress(phase="starting", progress_fraction=0.0)
+        self._present: list[bytes] = []
+        self._engine: Engine | None = None
+
+    @property
+    def present(self) -> list[bytes]:
+        """Who said hello."""
+        return self._present
+
+    def follow(self, engine: Engine) -> None:
+        """From now on the engine hears who comes; last words go to whom it knows."""
+        self._engine = engine
+
+    def say(self, message: FromEngine) -> None:
+        """Tell everybody, now and when they come later. Raises Stopped when one of them wants no engine any more."""
+        self._said = message
+        self.hear(0.0)
+        self._present = [client for client in self._present if self._link.send(client, message)]
+
+    def hear(self, timeout_s: float) -> None:
+        """Welcome whoever comes. Requests cannot come before Ready; what else does is ignored."""
+        for client, message in self._link.receive(timeout_s):
+            self._hear(client, message)
+
+    def _hear(self, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Shutdown):
+            raise Stopped
+        if isinstance(message, Hello) and client not in self._present and self._link.send(client, self._said):
+            self._present.append(client)
+
+    def say_last(self, message: Failed) -> None:
+        """Tell everybody, and wait a moment for somebody to tell if nobody is there."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        if self._engine is not None:
+            self._present = self._engine.present
+        try:
+            self.say(message)
+            while not self._present and time.monotonic() < deadline:
+                self.hear(0.1)
+        except Stopped:
+            return
+
+
+def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> Engine:
+    """The engine, its model loaded, its clients greeted. Raises StartError, or what else the runner raised."""
+    lobby.say(Progress(phase="starting", progress_fraction=0.0))
+    runner = build(options, lobby.say)
+    lobby.hear(0.0)
+    facts = runner.facts
+    limits = limits_of(options, facts)
+    on_gpu = not facts.device.lower().startswith("cpu")
+    engine = Engine(
+        scheduler=Scheduler(limits),
+        runner=runner,
+        clients=link,
+        ready=_ready(facts, limits),
+        state=_state(options, facts),
+        depth=2 if on_gpu else 1,
+        trace=TraceFile(Path(options.trace)) if options.trace else None,
+    )
+    for client in lobby.present:
+        engine.greet(client)
+    return engine
+
+
+def limits_of(options: ServeOptions, facts: Facts) -> Limits:
+    """What the scheduler may use of this runner."""
+    return Limits(
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_batch_tokens=facts.max_batch_tokens,
+        max_sequences=facts.max_sequences,
+        max_model_len=min(facts.max_model_len, facts.num_blocks * facts.block_size),
+        prefix_cache=options.prefix_cache,
+        eos_token_ids=tuple(facts.eos_token_ids),
+    )
+
+
+def _ready(facts: Facts, limits: Limits) -> Ready:
+    return Ready(
+        device=facts.device,
+        kernels=facts.kernels,
+        dtype=facts.dtype,
+        block_size=limits.block_size,
+        capacity_tokens=limits.capacity_tokens,
+        max_model_len=limits.max_model_len,
+        max_sequences=limits.max_sequences,
+        weights_bytes=facts.weights_bytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token,
+        load_s=facts.load_s,
+        warm_s=facts.warm_s,
+    )
+
+
+def _state(options: ServeOptions, facts: Facts) -> State:
+    name = options.served_model_name[0] if options.served_model_name else options.model.rstrip("/").rsplit("/", 1)[-1]
+    return State(
+        model=name,
+        revision=options.revision,
+        phase="ready",
+        progress_fraction=1.0,
+        eta_s=0.0,
+        device=facts.device,
+        kernels=facts.kernels,
+    )

@@ -1,0 +1,110 @@
+"""The engine process: python -m kvasir_runtime.engine_main, with a Launch document on standard input.
+
+Started by the API process, which keeps our standard input open as long as it lives; its end ends us. Exit code 0 after
+Shutdown or SIGTERM, 1 after a failure, which was told to the clients in one line.
+"""
+
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from datetime import UTC, datetime
+
+import msgspec
+from pydantic import ValidationError
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.engine.link import Link
+from kvasir_runtime.engine.loop import EngineError, one_line
+from kvasir_runtime.engine.start import Build, Lobby, Stopped, started
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.wire import Failed, Launch
+
+LOG = logging.getLogger("kvasir_runtime.engine")
+STDIN = 0
+
+
+class JsonLines(logging.Formatter):
+    """One object a line, with the fields that the API process uses too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        document = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False)
+
+
+def main(build: Build | None = None) -> int:
+    """Runs the process; build is replaced by tests. Returns the exit code."""
+    try:
+        with open(STDIN, "rb", buffering=0, closefd=False) as stdin:
+            launch = msgspec.json.decode(stdin.readline(), type=Launch)
+        options = ServeOptions.model_validate({**launch.options, "model": launch.model})
+    except (msgspec.MsgspecError, ValidationError) as error:
+        sys.stderr.write(f"error: the launch document is not understood: {one_line(error)}\n")
+        return 1
+    _configure_logs(options)
+    threading.Thread(target=_die_with_parent, daemon=True, name="parent").start()
+    link = Link(launch.address)
+    try:
+        return _serve(options, build or _real_build(), link)
+    finally:
+        link.close()
+
+
+def _serve(options: ServeOptions, build: Build, link: Link) -> int:
+    lobby = Lobby(link)
+    try:
+        engine = started(options, build, link, lobby)
+        signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+        gc.collect()
+        gc.freeze()  # what was loaded stays; collections during a step need not look at it again
+        lobby.follow(engine)
+        engine.run()
+    except Stopped:
+        return 0
+    except (StartError, EngineError) as error:
+        LOG.error("%s", one_line(error))  # noqa: TRY400 - one line for a person, the cause is in it
+        lobby.say_last(Failed(one_line(error)))
+        return 1
+    except Exception as error:
+        LOG.exception("the engine failed")
+        lobby.say_last(Failed(f"the engine failed: {type(error).__name__}: {one_line(error)}"))
+        return 1
+    return 0
+
+
+def _real_build() -> Build:
+    from kvasir_runtime.runner.build import build
+
+    return build
+
+
+def _configure_logs(options: ServeOptions) -> None:
+    stream = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    stream.setFormatter(JsonLines() if options.log_format == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[stream], force=True)
+
+
+def _die_with_parent() -> None:
+    """Nothing but the end ever comes; it comes when the API process is gone, however it went.
+
+    Read without Python's buffer, whose lock a waiting thread would hold while the interpreter shuts down.
+    """
+    while os.read(STDIN, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Clients of the engine's loop without sockets: a script of what they send, a list of what they are told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvasir_runtime.wire import Event, FromEngine, Shutdown, Step, ToEngine
+
+CLIENT = b"api-0"
+
+
+@dataclass(slots=True)
+class FakeClients:
+    """script: what each call of receive() gives; once it is spent, Shutdown as soon as the engine would wait.
+
+    gone: clients that cannot be reached. waited: the timeouts the engine asked for.
+    """
+
+    script: list[Sequence[ToEngine | tuple[bytes, ToEngine]]] = field(default_factory=list)
+    gone: set[bytes] = field(default_factory=set)
+    sent: list[tuple[bytes, FromEngine]] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+
+    def receive(self, timeout_s: float) -> Sequence[tuple[bytes, ToEngine]]:
+        """The next part of the script."""
+        self.waited.append(timeout_s)
+        if self.script:
+            return [item if isinstance(item, tuple) else (CLIENT, item) for item in self.script.pop(0)]
+        return [(CLIENT, Shutdown())] if timeout_s else []
+
+    def send(self, client: bytes, message: FromEngine) -> bool:
+        """Kept, unless the client is gone."""
+        if client in self.gone:
+            return False
+        self.sent.append((client, message))
+        return True
+
+    def steps(self, client: bytes = CLIENT) -> list[Step]:
+        """What the engine said after each step."""
+        return [message for to, message in self.sent if to == client and isinstance(message, Step)]
+
+    def events(self, client: bytes = CLIENT) -> list[Event]:
+        """All events, in order."""
+        return [event for step in self.steps(client) for event in step.events]

@@ -1,0 +1,41 @@
+"""The real engine process with a fake runner: python -m fakes.engine_process, as kvasir_runtime.engine_main.
+
+The name of the model says what happens: `broken` cannot be loaded, `crash` fails while loading, `slow` reports progress
+twenty times, `poison` fails every step, `endless` never says EOS; any other works.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+from fakes.model import FakeModel
+from fakes.runner import FakeRunner
+from kvasir_api.options import ServeOptions
+from kvasir_runtime import engine_main
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.wire import Progress
+
+
+def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRunner:
+    """Takes what the options say of the cache; max_model_len 256 unless given."""
+    name = options.model.rstrip("/").rsplit("/", 1)[-1]
+    if name == "broken":
+        raise ModelError("model broken: config.json is missing")
+    if name == "crash":
+        raise RuntimeError("something nobody\nexpected")
+    for percent in range(0, 100, 5):
+        progress(Progress(phase="loading", progress_fraction=percent / 100))
+        time.sleep(0.01 if name == "slow" else 0)
+    return FakeRunner(
+        model=FakeModel(table=tuple(range(1, 61))) if name == "endless" else FakeModel(),
+        num_blocks=(options.kv_cache_tokens or 4096) // options.block_size,
+        block_size=options.block_size,
+        max_model_len=options.max_model_len or 256,
+        max_rows=options.max_sequences,
+        max_batch_tokens=options.max_batch_tokens or 512,
+        fail_steps=frozenset(range(1000)) if name == "poison" else frozenset(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(engine_main.main(build))

@@ -1,0 +1,215 @@
+"""The loop with scripted clients and a fake runner: who is told what, when it waits, how it fails."""
+
+from itertools import count
+
+import pytest
+
+from fakes.clients import CLIENT, FakeClients
+from fakes.model import FakeModel
+from fakes.runner import FakeRunner
+from fakes.serving import request, serving
+from kvasir_api.state import State
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.engine.loop import Engine, EngineError
+from kvasir_runtime.engine.replay import replay
+from kvasir_runtime.engine.trace import Record
+from kvasir_runtime.wire import Abort, Drain, Hello, Ready, Shutdown, Submit
+
+ENDLESS = FakeModel(table=tuple(range(1, 61)))
+OTHER = b"api-1"
+
+
+class TraceList(list[Record]):
+    """A trace in memory."""
+
+    def add(self, record):
+        self.append(record)
+
+
+def engine(clients, *, runner=None, depth=1, trace=None, **limits):
+    runner = runner or FakeRunner(model=ENDLESS)
+    settings = {"num_blocks": 64, "block_size": 4, "max_batch_tokens": 32, "max_sequences": 8, "max_model_len": 256}
+    ticks = count()
+    return Engine(
+        scheduler=Scheduler(Limits(**{**settings, "eos_token_ids": (0,), **limits})),
+        runner=runner,
+        clients=clients,
+        ready=READY,
+        state=State(model="m", phase="ready"),
+        depth=depth,
+        clock=lambda: next(ticks) / 1000,
+        trace=trace,
+    )
+
+
+READY = Ready(
+    device="cpu",
+    kernels="fake",
+    dtype="float32",
+    block_size=4,
+    capacity_tokens=256,
+    max_model_len=256,
+    max_sequences=8,
+    weights_bytes=0,
+    kv_bytes_per_token=1,
+    load_s=0.0,
+    warm_s=0.0,
+)
+
+
+def submit(name, prompt=(1, 2, 3), **sampling):
+    return Submit(request(name, prompt, **sampling))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_is_answered_step_by_step(depth):
+    clients = FakeClients([[Hello()], [submit("a", max_tokens=3)]])
+    engine(clients, depth=depth).run()
+    assert clients.sent[0] == (CLIENT, READY)
+    assert [len(event.token_ids) for event in clients.events()] == [1, 1, 1]
+    assert [event.finish_reason for event in clients.events()] == [None, None, "length"]
+    last = clients.steps()[-1].state
+    assert (last.model, last.phase, last.running, last.totals.completions) == ("m", "ready", 0, 1)
+
+
+def test_both_depths_give_the_same_answers():
+    said = []
+    for depth in (1, 2):
+        clients = FakeClients([[submit(str(number), range(number + 1), max_tokens=9) for number in range(12)]])
+        engine(clients, runner=FakeRunner(), depth=depth, num_blocks=12).run()
+        said.append({name: [] for name in map(str, range(12))})
+        for event in clients.events():
+            said[-1][event.request_id] += event.token_ids
+    assert said[0] == said[1]
+
+
+def test_it_waits_for_clients_only_when_idle():
+    clients = FakeClients([[submit("a", max_tokens=4)]])
+    engine(clients).run()
+    before, *during, after = clients.waited
+    assert during == [0.0] * 3
+    assert 0.9 < before <= 1.0
+    assert 0.9 < after <= 1.0
+
+
+def test_every_client_hears_every_step_and_only_its_own_events():
+    clients = FakeClients(
+        [[(OTHER, Hello()), Hello()], [submit("a", max_tokens=2), (OTHER, submit("b", max_tokens=2))]]
+    )
+    engine(clients).run()
+    assert {event.request_id for event in clients.events()} == {"a"}
+    assert {event.request_id for event in clients.events(OTHER)} == {"b"}
+    assert len(clients.steps()) == len(clients.steps(OTHER)) == 4
+
+
+def test_a_refusal_goes_to_who_asked():
+    clients = FakeClients([[(OTHER, submit("a", ())), submit("b")]])
+    engine(clients).run()
+    (refused,) = clients.events(OTHER)
+    assert (refused.finish_reason, refused.message) == ("error", "the prompt is empty")
+
+
+def test_a_second_request_with_the_same_id_does_not_take_over_the_first():
+    clients = FakeClients([[submit("a", max_tokens=3)], [(OTHER, submit("a"))]])
+    engine(clients).run()
+    assert [event.finish_reason for event in clients.events(OTHER)] == ["error"]
+    assert clients.events()[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_abort_frees_blocks_with_the_next_step(depth):
+    clients = FakeClients([[Hello(), submit("a", max_tokens=99)], [], [], [Abort("a"), Abort("unknown")]])
+    engine(clients, depth=depth, prefix_cache=False).run()
+    after = clients.steps()[3:]
+    assert after[0].state.kv.pinned_tokens == 0
+    assert after[-1].state.totals.aborts == 1
+    assert all(not step.events for step in after)
+
+
+def test_draining_is_said_and_work_is_finished():
+    clients = FakeClients([[submit("a", max_tokens=3), Drain()]])
+    engine(clients).run()
+    assert clients.steps()[-1].state.phase == "draining"
+    assert clients.events()[-1].finish_reason == "length"
+
+
+def test_shutdown_does_not_wait_for_work():
+    clients = FakeClients([[submit("a", max_tokens=99)], [Shutdown()]])
+    engine(clients).run()
+    assert len(clients.events()) == 1
+
+
+def test_a_client_that_is_gone_leaves_no_work_behind():
+    clients = FakeClients(
+        [[(OTHER, Hello()), (OTHER, submit("a", max_tokens=99)), submit("b", max_tokens=9)]], gone={OTHER}
+    )
+    engine(clients).run()
+    assert clients.steps()[-1].state.totals.aborts == 1
+    assert clients.events()[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failed_step_is_told_and_the_rest_goes_on(depth):
+    clients = FakeClients([[submit("a", max_tokens=9)], [], [], [submit("b", max_tokens=9)]])
+    runner = FakeRunner(model=ENDLESS, fail_steps=frozenset({2}))
+    engine(clients, runner=runner, depth=depth, max_sequences=1).run()
+    ends = [(event.request_id, event.finish_reason, event.message) for event in clients.events() if event.finish_reason]
+    assert ends == [
+        ("a", "error", "the engine failed to compute a step: step 2 was told to fail"),
+        ("b", "length", ""),
+    ]
+
+
+def test_a_runner_that_always_fails_ends_the_engine_after_everybody_was_told():
+    clients = FakeClients([[submit(name) for name in "abcdef"]])
+    runner = FakeRunner(fail_steps=frozenset(range(99)))
+    with pytest.raises(EngineError, match="3 steps failed in a row, the last with step 3 was told to fail"):
+        engine(clients, runner=runner, max_sequences=1).run()
+    assert [event.request_id for event in clients.events()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_recorded_trace_replays(depth):
+    trace = TraceList()
+    clients = FakeClients(
+        [
+            [submit("a", range(9), max_tokens=30), submit("b", range(9), max_tokens=30), submit("c", ())],
+            [],
+            [submit("d", range(5))],
+            [Abort("b", "stop")],
+            [submit("e", range(7), max_tokens=20)],
+            *([] for _ in range(20)),
+            [submit("f", range(7), max_tokens=20)],
+        ]
+    )
+    runner = FakeRunner(model=ENDLESS, fail_steps=frozenset({12}))
+    engine(clients, runner=runner, depth=depth, trace=trace, num_blocks=14).run()
+    result = replay(trace)
+    assert not result.differs
+    assert result.num_plans == len(runner.launched) > 12
+
+
+def test_a_changed_trace_is_noticed():
+    trace = TraceList()
+    engine(FakeClients([[submit("a", max_tokens=3)]]), trace=trace).run()
+    del trace[1]
+    result = replay(trace)
+    assert result.differs
+    assert result.recorded is not None
+    assert result.replayed is None
+    with pytest.raises(ValueError, match="does not begin with the limits"):
+        replay(trace[1:])
+
+
+def test_the_loop_does_what_the_scheduler_alone_does():
+    requests = [request(str(number), range(1, 2 + number), max_tokens=7) for number in range(9)]
+    served = serving(runner=FakeRunner())
+    served.submit(*requests)
+    served.finish()
+    clients = FakeClients([[Submit(made) for made in requests]])
+    engine(clients, runner=FakeRunner()).run()
+    tokens = {made.request_id: [] for made in requests}
+    for event in clients.events():
+        tokens[event.request_id] += event.token_ids
+    assert tokens == {name: answer.tokens for name, answer in served.answers.items()}
