@@ -20,6 +20,8 @@ from kvasir_local.errors import MemberFailedError
 from kvasir_local.layout import Layout
 from kvasir_local.say import Quiet
 
+NODE = "node/kvasir-0"
+
 pytestmark = pytest.mark.e2e
 
 
@@ -53,24 +55,26 @@ def kill(state_dir: Path, *names: str) -> None:
 
 
 def test_the_life_of_a_cluster(state_dir):
-    up = kvasir(state_dir, "up", "--no-operator", "--nodes=0")
+    up = kvasir(state_dir, "up", "--no-operator", "--fake-gpus=2")
     assert up.returncode == 0, up.stderr
     assert "control plane ready after" in up.stderr
-
+    assert "node kvasir-0 is Ready" in up.stderr
     assert f"kubeconfig  {state_dir}/kubeconfig" in up.stdout
 
+    names = (*members.MEMBERS, NODE)
     status = kvasir(state_dir, "status")
     assert status.returncode == 0, status.stdout
-    assert [line.split()[:2] for line in status.stdout.splitlines()[:4]] == [["ok", name] for name in members.MEMBERS]
+    assert [line.split()[:2] for line in status.stdout.splitlines()[:5]] == [["ok", name] for name in names]
     made = kvasir(state_dir, "kubectl", "--", "create", "configmap", "kept", "--from-literal=a=1")
     assert made.stdout == "configmap/kept created\n"
 
     # Some members die: said by status, mended by up, with the data.
-    kill(state_dir, members.APISERVER, members.SCHEDULER)
+    kill(state_dir, members.APISERVER, members.SCHEDULER, NODE)
     status = kvasir(state_dir, "status")
     assert status.returncode == 1
-    assert "not well: kube-apiserver, kube-scheduler" in status.stdout.replace("kube-controller-manager, ", "")
-    again = kvasir(state_dir, "up", "--no-operator", "--nodes=0")
+    for name in (members.APISERVER, members.SCHEDULER, NODE):
+        assert f"FAILED  {name}" in status.stdout
+    again = kvasir(state_dir, "up", "--no-operator")
     assert again.returncode == 0, again.stderr
     assert "kube-scheduler died; it is started again" in again.stderr
     assert kvasir(state_dir, "status").returncode == 0
@@ -80,7 +84,7 @@ def test_the_life_of_a_cluster(state_dir):
     state = record.read(Layout(root=state_dir))
     kill(state_dir, *(member.name for member in state.members))
     assert kvasir(state_dir, "status").returncode == 3
-    fresh = kvasir(state_dir, "up", "--no-operator", "--nodes=0")
+    fresh = kvasir(state_dir, "up", "--no-operator")
     assert fresh.returncode == 0, fresh.stderr
     assert "describes a cluster that is gone (none of its processes lives)" in fresh.stderr
     assert kvasir(state_dir, "kubectl", "get", "configmap", "kept").returncode == 1
@@ -88,7 +92,7 @@ def test_the_life_of_a_cluster(state_dir):
     down = kvasir(state_dir, "down")
     assert down.returncode == 0
     assert [line for line in down.stdout.splitlines() if "pid" in line] == []
-    assert down.stdout.splitlines()[0] == "stopped kube-scheduler"
+    assert down.stdout.splitlines()[0] == "stopped node/kvasir-0"
     assert processes.marked(state_dir) == []
     assert kvasir(state_dir, "down").stdout == f"nothing ran in {state_dir}\n"
     assert kvasir(state_dir, "status").returncode == 3
