@@ -4,6 +4,7 @@ Called by both processes of a pod (the API needs the tokenizer, the engine the w
 not look into the files: `models` and `weights` do.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -20,10 +21,10 @@ def resolve(model: str) -> Path:
     model: a directory, or a hub name such as `Qwen/Qwen3-0.6B`. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.
     Raises ModelError with one line when there is no such directory or repository, or it may not be read.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
+    if model and folder.is_dir():
         return folder
-    if folder.exists():
+    if model and folder.exists():
         raise ModelError(f"model {model} is a file; expected the directory of a Hugging Face checkpoint")
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_like_path or not _HUB_NAME.fullmatch(model):

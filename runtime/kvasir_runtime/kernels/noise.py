@@ -20,13 +20,14 @@ _SECOND = 0x94D049BB133111EB - (1 << 64)
 LOWEST, HIGHEST = -2.812, 16.636
 
 
-def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Noise for each id of each row: (rows, ids) float32.
+def keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """What the noise of a row hangs on: int64 like seeds and positions."""
+    return mix(seeds ^ mix(positions))
 
-    seeds, positions: (rows,) int64; ids: (ids,) or (rows, ids) int64.
-    """
-    keys = mix(seeds ^ mix(positions))
-    bits = mix(keys.unsqueeze(1) + ids * _GOLDEN)
+
+def gumbel(row_keys: Tensor, ids: Tensor) -> Tensor:
+    """Noise for token ids: float32, of the shape that row_keys and ids broadcast to."""
+    bits = mix(row_keys + ids * _GOLDEN)
     uniform = ((bits >> 41) & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()
 

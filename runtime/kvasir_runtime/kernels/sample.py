@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.noise import HIGHEST, LOWEST, gumbel
+from kvasir_runtime.kernels.noise import HIGHEST, LOWEST, gumbel, keys
 
 # Sorting a row of 150,000 costs 10 ms; nearly every filter is decided among its first ids.
 _FEW = 1024
@@ -45,42 +45,47 @@ def reference(logits: Tensor, draws: Draws) -> Tensor:
     greedy = logits.argmax(dim=-1)
     if draws.all_greedy:
         return greedy
-    scaled = logits / _positive(draws.temperature).unsqueeze(1)
+    scaled = logits / _divisor(draws.temperature)
     if draws.any_filter:
         ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-        kept = _by_mass(ordered, _by_rank(ordered, draws.top_k, draws.min_p), draws.top_p)
-        scaled = torch.empty_like(scaled).scatter_(1, ids, ordered.masked_fill(~kept, float("-inf")))
-    noise = gumbel(draws.seed, draws.position, torch.arange(logits.shape[1], device=logits.device))
-    return torch.where(draws.temperature > 0, (scaled + noise).argmax(dim=-1), greedy)
+        kept = _by_mass(ordered, _by_rank(ordered, draws), draws.top_p)
+        scaled = _only(scaled, kept, ids)
+    row_keys = keys(draws.seed, draws.position).unsqueeze(1)
+    scaled += gumbel(row_keys, torch.arange(logits.shape[1], device=logits.device))
+    return torch.where(draws.temperature > 0, scaled.argmax(dim=-1), greedy)
 
 
 def cpu(logits: Tensor, draws: Draws) -> Tensor:
-    """As reference, row by row, looking only at ids that can win."""
-    out = logits.argmax(dim=-1)
+    """As reference, sorting only _FEW ids where those decide, with noise only for ids that can win."""
+    greedy = logits.argmax(dim=-1)
     if draws.all_greedy:
-        return out
-    for row, temperature in enumerate(draws.temperature.tolist()):
-        if temperature > 0:
-            scaled = logits[row] / max(temperature, _COLDEST)
-            ids = _filtered(scaled, draws, row) if draws.any_filter else _possible(scaled)
-            noise = gumbel(draws.seed[row : row + 1], draws.position[row : row + 1], ids)[0]
-            out[row] = ids[(scaled[ids] + noise).argmax()]
-    return out
+        return greedy
+    scaled = logits / _divisor(draws.temperature)
+    if draws.any_filter:
+        scaled = _filtered(scaled, draws)
+    possible = scaled >= scaled.amax(dim=-1, keepdim=True) - (HIGHEST - LOWEST)
+    rows, ids = possible.nonzero(as_tuple=True)
+    noisy = scaled[rows, ids] + gumbel(keys(draws.seed, draws.position)[rows], ids)
+    best = torch.full_like(scaled, float("-inf")).index_put_((rows, ids), noisy).argmax(dim=-1)
+    return torch.where(draws.temperature > 0, best, greedy)
 
 
-_COLDEST = 1e-5
+def _divisor(temperature: Tensor) -> Tensor:
+    """(rows, 1) to divide logits by: that of greedy rows does not matter, one near zero must not overflow."""
+    return torch.where(temperature > 0, temperature, 1.0).clamp_min(1e-5).unsqueeze(1)
 
 
-def _positive(temperature: Tensor) -> Tensor:
-    """Temperatures to divide by: those of greedy rows do not matter, those near zero must not overflow."""
-    return torch.where(temperature > 0, temperature, 1.0).clamp_min(_COLDEST)
+def _only(scaled: Tensor, kept: Tensor, ids: Tensor) -> Tensor:
+    """scaled with -inf wherever ids are not kept; kept and ids: (rows, some)."""
+    values = scaled.gather(1, ids).masked_fill(~kept, float("-inf"))
+    return torch.full_like(scaled, float("-inf")).scatter_(1, ids, values)
 
 
-def _by_rank(ordered: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
+def _by_rank(ordered: Tensor, draws: Draws) -> Tensor:
     """Which of the largest-first logits of each row pass min_p and top_k: (rows, ids) bool. A prefix of each row."""
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)
-    kept = ordered >= ordered[:, :1] + min_p.unsqueeze(1).log()
-    return kept & ((top_k.unsqueeze(1) == 0) | (ranks < top_k.unsqueeze(1)))
+    ranks, top_k = torch.arange(ordered.shape[1], device=ordered.device), draws.top_k.unsqueeze(1)
+    kept = ordered >= ordered[:, :1] + draws.min_p.unsqueeze(1).log()
+    return kept & ((top_k == 0) | (ranks < top_k))
 
 
 def _by_mass(ordered: Tensor, kept: Tensor, top_p: Tensor, log_mass: Tensor | None = None) -> Tensor:
@@ -97,28 +102,22 @@ def _by_mass(ordered: Tensor, kept: Tensor, top_p: Tensor, log_mass: Tensor | No
     return kept
 
 
-def _filtered(scaled: Tensor, draws: Draws, row: int) -> Tensor:
-    """Ids that pass the filters of one row, found among its first _FEW where those decide."""
-    one = slice(row, row + 1)
-    top_k, top_p, min_p = draws.top_k[one], draws.top_p[one], draws.min_p[one]
-    if scaled.shape[0] > _FEW:
-        ordered, ids = scaled.topk(_FEW)
-        ordered = ordered.unsqueeze(0)
-        kept = _by_rank(ordered, top_k, min_p)
-        if not kept[0, -1]:
-            return ids[_by_mass(ordered, kept, top_p)[0]]
-        if not top_k and not min_p:
-            kept = _by_mass(ordered, kept, top_p, scaled.logsumexp(dim=0).view(1, 1))
-            if not kept[0, -1]:
-                return ids[kept[0]]
-    ordered, ids = scaled.sort(descending=True, stable=True)
-    ordered = ordered.unsqueeze(0)
-    return ids[_by_mass(ordered, _by_rank(ordered, top_k, min_p), top_p)[0]]
-
-
-def _possible(scaled: Tensor) -> Tensor:
-    """Ids of one row that some noise could make the largest: all others are too far below the best."""
-    return (scaled >= scaled.max() - (HIGHEST - LOWEST)).nonzero().squeeze(1)
+def _filtered(scaled: Tensor, draws: Draws) -> Tensor:
+    """scaled with -inf for what the filters drop, found among the first _FEW of each row where those decide."""
+    num_few = min(_FEW, scaled.shape[1])
+    ordered, ids = scaled.topk(num_few)
+    ranked = _by_rank(ordered, draws)
+    # Rows that only top_p narrows refer to the mass of the whole row, which needs no sorting.
+    only_mass = ((draws.top_k == 0) & (draws.min_p == 0)).unsqueeze(1)
+    of_ranked = ordered.masked_fill(~ranked, float("-inf")).logsumexp(dim=-1, keepdim=True)
+    mass = torch.where(only_mass, scaled.logsumexp(dim=-1, keepdim=True), of_ranked)
+    kept = _by_mass(ordered, ranked, draws.top_p, mass)
+    plain = only_mass & (draws.top_p >= 1).unsqueeze(1) | (draws.temperature == 0).unsqueeze(1)
+    decided = plain.squeeze(1) | ~ranked[:, -1] | (only_mass.squeeze(1) & ~kept[:, -1])
+    if num_few < scaled.shape[1] and not bool(decided.all()):
+        ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
+        kept = _by_mass(ordered, _by_rank(ordered, draws), draws.top_p)
+    return torch.where(plain, scaled, _only(scaled, kept, ids))
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:

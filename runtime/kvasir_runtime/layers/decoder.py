@@ -13,7 +13,7 @@ from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers import rotary
-from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,3 @@ class Decoder:
             gate_up=linear("gate_up"),
             down=linear("down"),
         )
-
-
-def meta_tensors(spec: DecoderSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The decoder's tensors without storage: what the loader has to fill."""
-    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in parameter_shapes(spec).items()}

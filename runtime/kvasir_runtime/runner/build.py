@@ -3,6 +3,7 @@
 Raises StartError with one line for everything that a person can put right.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,8 @@ from kvasir_runtime import source
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.kernels.ops import Ops, ops_for
-from kvasir_runtime.layers.decoder import Decoder, meta_tensors
+from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner import capacity, host, placement
@@ -39,11 +41,11 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
     if device.type == "cpu":
         host.use(host.num_threads())
-    empty, ops = meta_tensors(spec, dtype), ops_for(device)
-    weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in empty.values())
+    shapes, ops = parameter_shapes(spec), ops_for(device)
+    weights_bytes = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
     _check_room(weights_bytes, device, folder)
     with torch.inference_mode():
-        tensors = load(folder, family.places(spec), empty, device, _reporter(on_progress, start))
+        tensors = load(folder, family.places(spec), shapes, dtype, device, _reporter(on_progress, start))
         model = Decoder(spec, ops, tensors, num_positions=limit)
     loaded = time.monotonic()
     on_progress(Progress(phase="warming", progress_fraction=0.0))

@@ -33,11 +33,12 @@ class _Index(msgspec.Struct):
 def load(
     folder: Path,
     places: Mapping[str, Place],
-    empty: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
     device: torch.device,
     on_read: OnRead,
 ) -> dict[str, Tensor]:
-    """Tensors like `empty` (which are on the meta device), on a device, filled from the checkpoint in a folder.
+    """Tensors of the given shapes on a device, filled from the checkpoint in a folder.
 
     places: which rows of which tensor each name of the checkpoint fills. Raises ModelError naming file and tensor.
     """
@@ -47,7 +48,7 @@ def load(
     if missing:
         raise ModelError(f"{folder}: tensor {missing[0]} is missing{_more(missing)}")
     total, read = sum(bytes_ for _, bytes_ in found.values()), 0
-    tensors = {name: torch.empty_like(meta, device=device) for name, meta in empty.items()}
+    tensors = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 -- not a mapping

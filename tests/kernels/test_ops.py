@@ -1,0 +1,100 @@
+"""Every operation of every table agrees with the reference on all its cases, and the references with their formulas."""
+
+import copy
+import math
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops, ops_for
+from kvasir_runtime.kernels.spans import Spans
+
+OPERATIONS = [field.name for field in fields(Ops) if field.name != "name"]
+TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("table", [CPU, ops_for(torch.device("cpu"))], ids=lambda table: table.name)
+def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None:
+    module = import_module(f"kvasir_runtime.kernels.{operation}")
+    cases = list(module.cases(torch.Generator().manual_seed(0)))
+    assert cases
+    for case in cases:
+        assert_same(outcome(REFERENCE, operation, case), outcome(table, operation, case))
+
+
+def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor]:
+    """All tensors that an operation returns or may have changed, from its own copy of the arguments."""
+    args = copy.deepcopy(case)
+    if operation == "linear":
+        weight, bias, x = args
+        return [table.linear(weight, bias)(x)]
+    result = getattr(table, operation)(*args)
+    if operation in {"write_kv", "copy_blocks"}:
+        return [arg for arg in args if isinstance(arg, Tensor)]
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def assert_same(wanted: list[Tensor], got: list[Tensor]) -> None:
+    assert len(wanted) == len(got)
+    for want, have in zip(wanted, got, strict=True):
+        assert want.shape == have.shape
+        assert want.dtype == have.dtype
+        if want.is_floating_point():
+            atol, rtol = TOLERANCE[want.dtype]
+            torch.testing.assert_close(have, want, atol=atol, rtol=rtol)
+        else:
+            assert want.tolist() == have.tolist()
+
+
+def test_attention_is_its_formula() -> None:
+    generator = torch.Generator().manual_seed(1)
+    cache = torch.randn(2, 6, 4, 2, 8, generator=generator)
+    query = torch.randn(4, 4, 8, generator=generator)
+    tables, query_lens, kv_lens = [[5, 0, 2], [3, 3, 3]], (3, 1), (9, 2)
+    spans = Spans(query_lens, kv_lens, torch.tensor(tables), (-1, 3))
+    for window in (0, 4):
+        for table in (REFERENCE, CPU):
+            out = table.attention(query, cache, spans, 0.3, window).view(4, 4, 8)
+            token = 0
+            for sequence, (num_queries, end) in enumerate(zip(query_lens, kv_lens, strict=True)):
+                for position in range(end - num_queries, end):
+                    first = max(0, position - window + 1) if window else 0
+                    for head in range(4):
+                        keys, values = (
+                            [cache[i, tables[sequence][j // 4], j % 4, head // 2] for j in range(first, position + 1)]
+                            for i in (0, 1)
+                        )
+                        scores = [0.3 * float(query[token, head] @ key) for key in keys]
+                        weights = [math.exp(score) for score in scores]
+                        want = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+                        torch.testing.assert_close(out[token, head], want, atol=2e-6, rtol=1e-5)
+                    token += 1
+
+
+def test_rms_norm_is_its_formula() -> None:
+    x, residual, weight = [3.0, -4.0], [0.0, 8.0], [2.0, 0.5]
+    normed, total = REFERENCE.rms_norm(torch.tensor([x]), torch.tensor([residual]), torch.tensor(weight), 0.5)
+    scale = 1 / math.sqrt((9 + 16) / 2 + 0.5)
+    assert total.tolist() == [[3.0, 4.0]]
+    torch.testing.assert_close(normed, torch.tensor([[3 * scale * 2, 4 * scale * 0.5]]))
+
+
+def test_rope_turns_by_its_angle() -> None:
+    angle = torch.tensor([0.1, 2.0])
+    cos, sin = torch.cat((angle.cos(), angle.cos())), torch.cat((-angle.sin(), angle.sin()))
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for table in (REFERENCE, CPU):
+        out = table.rope(x.view(1, 1, 4), cos.view(1, 1, 4), sin.view(1, 1, 4)).flatten()
+        for i in (0, 1):
+            turned = complex(x[i], x[i + 2]) * complex(angle[i].cos(), angle[i].sin())
+            assert complex(out[i], out[i + 2]) == pytest.approx(turned, abs=1e-6)
+
+
+def test_silu_mul_is_its_formula() -> None:
+    for table in (REFERENCE, CPU):
+        out = table.silu_mul(torch.tensor([[1.0, -2.0, 3.0, 5.0]]))
+        torch.testing.assert_close(out, torch.tensor([[3 / (1 + math.exp(-1)), -10 / (1 + math.exp(2))]]))

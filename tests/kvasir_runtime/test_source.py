@@ -1,0 +1,58 @@
+"""A model is a directory or a hub name; whatever goes wrong is one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvasir_runtime import source
+from kvasir_runtime.errors import ModelError
+
+
+def test_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert source.resolve(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["/nowhere/model", "./nowhere", "a/b/c", "bad name", "~nobody-here/x", ""])
+def test_path_that_is_not_there_is_said_to_be_one(model: str) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        source.resolve(model)
+
+
+def test_file_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="is a file"):
+        source.resolve(str(tmp_path / "model.gguf"))
+
+
+def in_a_process(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The hub's library reads its environment when it is imported, so each case is its own process."""
+    env = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+
+
+def test_hub_name_offline_is_found_in_the_cache_or_refused(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--org--here/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "hub/models--org--here/refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    code = (
+        "import sys\n"
+        "from kvasir_runtime import errors, source\n"
+        "print(source.resolve('org/here'))\n"
+        "try:\n"
+        "    source.resolve('org/absent')\n"
+        "except errors.ModelError as error:\n"
+        "    print(error)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = in_a_process(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    path, refusal, has_torch = done.stdout.splitlines()
+    assert path == str(snapshot)
+    assert "org/absent is not a directory, is not in the local cache" in refusal
+    assert has_torch == "False"
