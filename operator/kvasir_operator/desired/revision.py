@@ -20,6 +20,7 @@ KEPT_REVISIONS: Final = 5
 def inputs(seen: Observed) -> Json:
     """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name."""
     parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
+    parts["model"].pop("servedName", None)
     return {**parts, "servedName": seen.served_name}
 
 

@@ -1,0 +1,94 @@
+"""The whole status of a service, and whether a difference to the one written before may wait a few seconds."""
+
+from statistics import median
+from typing import Any, Final
+
+from kvasir_api import names
+from kvasir_api.service import Address, Capacity, Counts, RolloutStatus, Status
+from kvasir_operator.status.conditions import conditions
+from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.summary import Summary, summary
+
+Json = dict[str, Any]
+
+COUNTERS: Final = ("counts", "capacity", "autoscaling")
+"""Parts that move with the load; decisions in them are written at once, the rest at most every few seconds."""
+
+
+def compose(found: Findings) -> tuple[Status, Summary]:
+    """Status to write now, with the summary behind it."""
+    answer = summary(found)
+    seen = found.seen
+    live = [r for r in seen.replicas if r.live]
+    status = Status(
+        observed_generation=seen.generation,
+        conditions=conditions(found, answer),
+        selector=f"{names.LABEL_ROLE}={names.ROLE_SERVE},{names.LABEL_SERVICE}={seen.name}",
+        replicas=len(live),
+        ready_replicas=sum(r.phase == "ready" for r in live),
+        desired_replicas=found.wanted,
+        model_name=seen.served_name,
+        counts=_counts(found),
+        capacity=_capacity(found),
+        autoscaling=found.autoscaling,
+        rollout=RolloutStatus(
+            current_revision=found.current or seen.status.rollout.current_revision,
+            updated_replicas=len(found.updated),
+            last_good_revision=_last_good(found, answer),
+        ),
+        address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),
+    )
+    return status, answer
+
+
+def document(status: Status) -> Json:
+    """Status as it is applied: everything but what is absent, so that a vanished part is given up and removed."""
+    written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if not status.conditions:
+        del written["conditions"]
+    return written
+
+
+def urgent(before: Json, after: Json) -> bool:
+    """Whether the difference must be seen at once: anything but counters, or a new decision of the autoscaler."""
+    decisions = [(part.get("autoscaling") or {}).get("decisions") for part in (before, after)]
+    settled = [{k: v for k, v in part.items() if k not in COUNTERS} for part in (before, after)]
+    return settled[0] != settled[1] or decisions[0] != decisions[1]
+
+
+def _counts(found: Findings) -> Counts:
+    phases = [r.phase for r in found.seen.replicas]
+    return Counts(
+        starting=phases.count("starting"),
+        loading=phases.count("loading"),
+        ready=phases.count("ready"),
+        draining=phases.count("draining"),
+        failed=phases.count("failed"),
+        unschedulable=phases.count("unschedulable"),
+    )
+
+
+def _capacity(found: Findings) -> Capacity:
+    """What one replica was measured to hold; as known before while none that is ready speaks."""
+    readings = [r.reading for r in found.seen.replicas if r.phase == "ready" and r.reading is not None]
+    if not readings:
+        return found.seen.status.capacity
+    rates = [reading.rates.prefill_tokens_per_s for reading in readings if reading.rates.prefill_tokens_per_s > 0]
+    devices = sorted({f"{reading.device}, {reading.kernels}".strip(", ") for reading in readings})
+    return Capacity(
+        kv_tokens=int(median(reading.kv.capacity_tokens for reading in readings)),
+        prefill_tokens_per_second=_two_digits(median(rates)) if rates else 0,
+        device="; ".join(devices)[:253],
+    )
+
+
+def _two_digits(value: float) -> int:
+    """Rounded to two significant digits, so that noise writes nothing."""
+    return int(float(f"{value:.2g}"))
+
+
+def _last_good(found: Findings, answer: Summary) -> str:
+    if answer.reason == "AllReplicasReady":
+        return found.current
+    before = found.seen.status.rollout.last_good_revision
+    return before if any(revision.id == before for revision in found.seen.revisions) else ""

@@ -1,0 +1,54 @@
+"""Conditions from a summary and the faults beside it.
+
+Ready is always present. Reconciling, Stalled and faults are present only while True, since generic tools take any False
+for an illness. A transition time changes only with the status of its condition.
+"""
+
+from collections.abc import Iterable
+
+from kvasir_api import names
+from kvasir_api.service import Condition
+from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.summary import Summary
+
+
+def conditions(found: Findings, answer: Summary) -> list[Condition]:
+    """All conditions, Ready first."""
+    ready = answer.mode == "ready"
+    made = [_condition(found, names.CONDITION_READY, answer.reason, answer.message, true=ready)]
+    if answer.mode == "reconciling":
+        made.append(_condition(found, names.CONDITION_RECONCILING, answer.reason, answer.message))
+    if answer.mode == "stalled":
+        made.append(_condition(found, names.CONDITION_STALLED, answer.reason, answer.message))
+    made += [_condition(found, kind, reason, message) for kind, reason, message in _faults(found)]
+    return made
+
+
+def _faults(found: Findings) -> Iterable[tuple[str, str, str]]:
+    """Type, reason and message of each fault that is there now."""
+    if found.fault_reason == "NameConflict":
+        yield names.CONDITION_NAME_CONFLICT, "NameConflict", found.fault_message
+    if unplaced := found.first("unschedulable"):
+        yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
+    serving = any(r.live and r.phase == "ready" for r in found.seen.replicas)
+    failed = found.first("failed")
+    if failed and serving:
+        yield names.CONDITION_DEGRADED, "ReplicasFailing", f"{failed.name}: {failed.last_words or 'it gave no reason'}"
+    if found.missing:
+        yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(found.missing)}"
+
+
+def _condition(found: Findings, kind: str, reason: str, message: str, *, true: bool = True) -> Condition:
+    status = "True" if true else "False"
+    before = next((c for c in found.seen.status.conditions if c.type == kind), None)
+    unchanged = before is not None and before.status == status
+    return Condition.model_validate(
+        {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": before.last_transition_time if before and unchanged else found.now,
+            "observedGeneration": found.seen.generation,
+        }
+    )

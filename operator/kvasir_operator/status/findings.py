@@ -1,0 +1,55 @@
+"""Everything that a status is made of, gathered by the loop; each check reads this and nothing else."""
+
+from dataclasses import dataclass
+
+from kvasir_api.service import AutoscalingStatus
+from kvasir_operator.observed.replica import Phase, Replica
+from kvasir_operator.observed.world import Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """seen and the decisions about it.
+
+    now: RFC 3339. current: the revision that the spec asks for, empty when the spec cannot be honoured for fault_reason
+    and fault_message. wanted: replicas. blocked: objects of others that are in the way. overdue: no progress within the
+    deadline. missing: pods and gateways that did not answer. gateway_url: for status.address.
+    """
+
+    seen: Observed
+    now: str
+    current: str = ""
+    wanted: int = 0
+    fault_reason: str = ""
+    fault_message: str = ""
+    blocked: tuple[str, ...] = ()
+    overdue: bool = False
+    missing: tuple[str, ...] = ()
+    autoscaling: AutoscalingStatus | None = None
+    gateway_url: str = ""
+
+    @property
+    def updated(self) -> tuple[Replica, ...]:
+        """Live replicas of the current revision."""
+        return self.seen.of(self.current)
+
+    @property
+    def updated_ready(self) -> int:
+        """Replicas of the current revision that take requests."""
+        return sum(r.phase == "ready" for r in self.updated)
+
+    @property
+    def outdated(self) -> int:
+        """Replicas of other revisions that have not begun to leave."""
+        return sum(r.live and r.phase != "draining" and r.revision != self.current for r in self.seen.replicas)
+
+    @property
+    def minimum(self) -> int:
+        """Replicas without which the service is not what the spec asks for."""
+        scaling = self.seen.spec.autoscaling
+        return self.wanted if scaling is None else min(scaling.min_replicas, self.wanted)
+
+    def first(self, phase: Phase) -> Replica | None:
+        """A live replica in that phase; one of the current revision if there is one."""
+        found = [r for r in self.seen.replicas if r.live and r.phase == phase]
+        return min(found, key=lambda r: (r.revision != self.current, r.name), default=None)

@@ -1,0 +1,119 @@
+"""Is the service ready, being worked on, or stalled? An ordered list of checks; the first that answers counts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kvasir_operator.status.findings import Findings
+
+Mode = Literal["ready", "reconciling", "stalled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One answer. mode ready: Ready=True and nothing else; reconciling and stalled: Ready=False beside that
+    condition."""
+
+    mode: Mode
+    reason: str
+    message: str
+
+
+def summary(found: Findings) -> Summary:
+    """What the service is now."""
+    return next(answer for check in CHECKS if (answer := check(found)) is not None)
+
+
+def _fault(found: Findings) -> Summary | None:
+    if not found.fault_reason:
+        return None
+    return Summary(mode="stalled", reason=found.fault_reason, message=found.fault_message)
+
+
+def _blocked(found: Findings) -> Summary | None:
+    if not found.blocked:
+        return None
+    what = ", ".join(found.blocked)
+    return _reconciling("Progressing", f"{what} exists and does not belong to this service; waiting until it is gone")
+
+
+def _zero(found: Findings) -> Summary | None:
+    if found.wanted:
+        return None
+    return Summary(mode="ready", reason="ScaledToZero", message="no replica is asked for")
+
+
+def _refused(found: Findings) -> Summary | None:
+    refusal = next((r.refusal for r in found.updated if r.refusal), "")
+    if not refusal or found.updated_ready:
+        return None
+    return Summary(mode="stalled", reason="ModelLoadFailed", message=refusal)
+
+
+def _all_ready(found: Findings) -> Summary | None:
+    if found.updated_ready < found.wanted or found.outdated:
+        return None
+    return Summary(
+        mode="ready", reason="AllReplicasReady", message=f"{_replicas(found.wanted)} ready, revision {found.current}"
+    )
+
+
+def _overdue(found: Findings) -> Summary | None:
+    if not found.overdue:
+        return None
+    deadline = found.seen.spec.rollout.progress_deadline_seconds
+    message = f"no progress for {deadline} s: {_why_not_ready(found).message}"
+    return Summary(mode="stalled", reason="ProgressDeadlineExceeded", message=message)
+
+
+def _rolling_out(found: Findings) -> Summary | None:
+    if not found.outdated:
+        return None
+    return _reconciling(
+        "RollingOut",
+        f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}, "
+        f"{found.outdated} still of an older one",
+    )
+
+
+def _minimum(found: Findings) -> Summary | None:
+    if found.updated_ready < found.minimum:
+        return None
+    message = f"{found.updated_ready} of {_replicas(found.wanted)} ready, the others are on their way"
+    return Summary(mode="ready", reason="MinimumAvailable", message=message)
+
+
+def _why_not_ready(found: Findings) -> Summary:
+    """Why too few replicas are ready, without saying how long that has lasted."""
+    how_many = f"{found.updated_ready} of {_replicas(found.wanted)} ready"
+    if failed := found.first("failed"):
+        reason = "Scaling" if found.updated_ready else "CrashLooping"
+        return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'it gave no reason'}")
+    if unplaced := found.first("unschedulable"):
+        return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
+    if found.updated_ready:
+        return _reconciling("Scaling", how_many)
+    if loading := found.first("loading"):
+        return _reconciling("ModelLoading", f"{how_many}; {loading.name} loads the model")
+    return _reconciling("MinimumNotAvailable", how_many)
+
+
+CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
+    _fault,
+    _blocked,
+    _zero,
+    _refused,
+    _all_ready,
+    _overdue,
+    _rolling_out,
+    _minimum,
+    _why_not_ready,
+)
+
+
+def _reconciling(reason: str, message: str) -> Summary:
+    return Summary(mode="reconciling", reason=reason, message=message)
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"

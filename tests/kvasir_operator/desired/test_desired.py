@@ -1,0 +1,201 @@
+"""Sources, faults, revisions, pod templates and children of a service."""
+
+import pytest
+
+from fakes.manifests import service
+from kvasir_api import names
+from kvasir_operator.desired.children import children
+from kvasir_operator.desired.current import current_revision
+from kvasir_operator.desired.faults import fault
+from kvasir_operator.desired.revision import inputs, revision_id, surplus
+from kvasir_operator.desired.source import allowed, source
+from kvasir_operator.desired.template import cores, template
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Revision, observed
+
+SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv/models",))
+
+
+def seen(obj=None, **fields):
+    return observed(obj or service(), **{"revisions": (), "deployments": (), "replicas": (), "svc": None, **fields})
+
+
+def container(obj):
+    return template(seen(obj), "rev", SETTINGS)["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "volume", "path"),
+    [
+        ("pvc://models/a/b", "pvc", "models", "/models/a/b"),
+        ("pvc://models", "pvc", "models", "/models"),
+        ("pvc://models/a/", "pvc", "models", "/models/a"),
+        ("file:///srv/models/x/", "file", "/srv/models/x", "/models"),
+    ],
+)
+def test_source_names_volume_and_path(uri, kind, volume, path):
+    where = source(uri)
+    assert (where.kind, where.volume, where.path) == (kind, volume, path)
+
+
+@pytest.mark.parametrize(
+    ("directory", "roots", "answer"),
+    [
+        ("/srv/models/x", ("/srv/models",), True),
+        ("/srv/models", ("/srv/models/",), True),
+        ("/srv/modelsx", ("/srv/models",), False),
+        ("/etc", (), False),
+        ("/anything", ("/",), True),
+    ],
+)
+def test_only_directories_below_a_root_are_allowed(directory, roots, answer):
+    assert allowed(directory, roots) is answer
+
+
+@pytest.mark.parametrize(
+    ("obj", "fields", "message"),
+    [
+        (service(), {}, None),
+        (service(model={"uri": "file:///srv/models/x"}), {}, None),
+        (
+            service(model={"uri": "file:///etc/x"}),
+            {},
+            "spec.model.uri: /etc/x is not below a directory that the operator allows (--allow-model-dir: /srv/models)",
+        ),
+        (service(), {"claim_found": False}, "spec.model.uri: there is no PersistentVolumeClaim default/models"),
+        (
+            service(model={"uri": "pvc://models/tiny", "servedName": "big"}),
+            {"holder": "other/first"},
+            "spec.model.servedName: big is served by the older InferenceService other/first",
+        ),
+        (
+            service(runtime={"maxBatchTokens": 4, "blockSize": 16}),
+            {},
+            "spec.runtime: Value error, maxBatchTokens 4 is less than blockSize 16",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_names_the_field(obj, fields, message):
+    found = fault(seen(obj, **fields), SETTINGS)
+    assert (found and found.message) == message
+
+
+def test_revision_follows_what_shapes_a_pod_and_nothing_else():
+    first = revision_id(inputs(seen()))
+    same = [
+        service(replicas=7, autoscaling={"maxReplicas": 9}, rollout={"maxSurge": 2}, generation=4),
+        service(runtime={"dtype": "auto"}, drain={"timeoutSeconds": 600}),
+        service(model={"uri": "pvc://models/tiny", "servedName": "tiny"}),
+    ]
+    other = [
+        service(runtime={"blockSize": 32}),
+        service(resources={"cpu": "3"}),
+        service(model={"uri": "pvc://models/tiny2"}),
+        service(pod={"nodeSelector": {"a": "b"}}),
+        service(drain={"timeoutSeconds": 60}),
+    ]
+    assert {revision_id(inputs(seen(obj))) for obj in same} == {first}
+    assert len({first, *(revision_id(inputs(seen(obj))) for obj in other)}) == 1 + len(other)
+
+
+def test_revision_identity_is_pinned():
+    """A changed hash would roll every pod of every cluster at the next upgrade."""
+    assert revision_id({"model": {"uri": "pvc://models/tiny"}, "servedName": "tiny"}) == "5485ad1ada"
+
+
+def test_an_existing_revision_keeps_its_template_whatever_the_operator_renders():
+    id_ = revision_id(inputs(seen()))
+    kept = Revision(id=id_, number=3, inputs={}, template={"kept": True}, name="tiny-x")
+    world = seen()
+    world = type(world)(**{f: getattr(world, f) for f in world.__slots__} | {"revisions": (kept,)})
+    assert current_revision(world, SETTINGS).template == {"kept": True}
+    assert current_revision(world, SETTINGS).number == 3
+
+
+def test_going_back_makes_an_old_revision_the_newest():
+    id_ = revision_id(inputs(seen()))
+    old = Revision(id=id_, number=1, inputs={}, template={}, name="a")
+    newer = Revision(id="other", number=2, inputs={}, template={}, name="b")
+    world = seen()
+    world = type(world)(**{f: getattr(world, f) for f in world.__slots__} | {"revisions": (old, newer)})
+    assert current_revision(world, SETTINGS).number == 3
+
+
+def test_old_revisions_without_pods_are_bounded():
+    revisions = tuple(Revision(id=str(n), number=n, inputs={}, template={}, name=f"r{n}") for n in range(8))
+    world = seen()
+    world = type(world)(**{f: getattr(world, f) for f in world.__slots__} | {"revisions": revisions})
+    assert surplus(world, "7") == ("r0", "r1")
+
+
+def test_arguments_are_said_and_not_defaulted():
+    obj = service(
+        model={"uri": "pvc://models/tiny", "servedName": "Big"},
+        runtime={"kvCacheTokens": 4096, "prefixCache": False, "memoryPercent": 50},
+    )
+    assert container(obj)["args"] == [
+        "/models/tiny", "--served-model-name", "Big", "--host", "$(POD_IP)", "--port", "8000", "--ops-port", "8001",
+        "--device", "cpu", "--drain-timeout", "600", "--log-format", "json", "--revision", "rev",
+        "--kv-cache-tokens", "4096", "--memory-fraction", "0.5", "--no-prefix-cache",
+    ]  # fmt: skip
+
+
+def test_accelerators_choose_image_device_and_limits():
+    runtime = container(service(resources={"accelerator": {"count": 1}, "cpu": "500m", "memory": "8Gi"}))
+    assert runtime["image"] == "gpu:1"
+    assert runtime["args"][runtime["args"].index("--device") + 1] == "cuda"
+    assert runtime["resources"] == {
+        "requests": {"cpu": "500m", "memory": "8Gi"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "1"},
+    }
+    assert container(service())["image"] == "cpu:1"
+
+
+def test_pod_is_restricted_and_passes_placement_through():
+    obj = service(
+        pod={
+            "nodeSelector": {"zone": "a"},
+            "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "imagePullSecrets": [{"name": "pull"}],
+        },
+        drain={"timeoutSeconds": 60},
+    )
+    spec = template(seen(obj), "rev", SETTINGS)["spec"]
+    runtime = spec["containers"][0]
+    assert spec["nodeSelector"] == {"zone": "a"}
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    assert spec["terminationGracePeriodSeconds"] == 90
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert runtime["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert {p: runtime[p]["httpGet"]["port"] for p in ("startupProbe", "readinessProbe", "livenessProbe")} == {
+        "startupProbe": "ops",
+        "readinessProbe": "ops",
+        "livenessProbe": "ops",
+    }
+
+
+@pytest.mark.parametrize(("quantity", "threads"), [("500m", 1), ("2", 2), ("2500m", 3), ("1.5", 2), ("0", 1)])
+def test_threads_follow_cores(quantity, threads):
+    assert cores(quantity) == threads
+
+
+def test_children_belong_to_the_service_and_to_nobody_else():
+    world = seen(service(name="a" * 52))
+    current = current_revision(world, SETTINGS)
+    made = children(world, current, {current.id: 2})
+    assert [m["kind"] for m in made] == ["Service", "ControllerRevision", "Deployment"]
+    assert all(len(m["metadata"]["name"]) <= 63 for m in made)
+    for manifest in made:
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (world.uid, True, False)
+        assert all(len(value) <= 63 for value in manifest["metadata"]["labels"].values())
+    workload = made[2]
+    selector = workload["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    assert selector[names.LABEL_REVISION] == current.id

@@ -1,0 +1,82 @@
+"""Pods as decisions see them."""
+
+import pytest
+
+from fakes.manifests import UNSCHEDULABLE, pod, terminated
+from kvasir_api import names
+from kvasir_api.state import State
+from kvasir_operator.observed.replica import DRAINED_COST, epoch, refusal_line, replica
+
+REFUSED = terminated(1, "loading\nkvasir: /models/x has no config.json\n")
+CRASHED = terminated(139, "", reason="Error")
+
+
+@pytest.mark.parametrize(
+    ("obj", "reading", "phase"),
+    [
+        (pod("a"), None, "starting"),
+        (pod("a"), State(phase="starting"), "starting"),
+        (pod("a"), State(phase="loading"), "loading"),
+        (pod("a"), State(phase="ready"), "loading"),  # the engine says so, the probe has not yet asked
+        (pod("a", ready=True), State(phase="ready"), "ready"),
+        (pod("a", ready=True), None, "ready"),
+        (pod("a", ready=True), State(phase="draining"), "draining"),
+        (pod("a", ready=True, annotations={names.ANNOTATION_DRAIN: "2026-01-01T00:00:00Z"}), None, "draining"),
+        (pod("a", ready=True, deleting=True), None, "draining"),
+        (pod("a", conditions=[UNSCHEDULABLE], node="", phase="Pending"), None, "unschedulable"),
+        (pod("a", phase="Failed"), None, "failed"),
+        (pod("a", container={"state": {"waiting": {"reason": "CrashLoopBackOff"}}}), None, "failed"),
+        (pod("a", container={"state": {"waiting": {"reason": "ImagePullBackOff"}}}), None, "failed"),
+        (pod("a", container={"state": {"waiting": {"reason": "ContainerCreating"}}}), None, "starting"),
+        (pod("a", container={"lastState": REFUSED, "restartCount": 1, "state": {"running": {}}}), None, "failed"),
+        (pod("a", container={"lastState": CRASHED, "restartCount": 1, "state": {"running": {}}}), None, "starting"),
+        (pod("a", container={"lastState": CRASHED, "restartCount": 2, "state": {"running": {}}}), None, "failed"),
+        (pod("a", container={"lastState": CRASHED, "restartCount": 9}, ready=True), None, "ready"),
+    ],
+)
+def test_phase_of_a_pod(obj, reading, phase):
+    assert replica(obj, reading).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [
+        (REFUSED["terminated"], "/models/x has no config.json"),
+        (terminated(1, "Traceback\nValueError: x")["terminated"], ""),
+        (terminated(2, "kvasir: x")["terminated"], ""),
+        (terminated(1, "kvasir: first\nkvasir: last")["terminated"], "last"),
+        ({}, ""),
+    ],
+)
+def test_refusal_is_the_runtimes_own_line(ended, line):
+    assert refusal_line(ended) == line
+
+
+def test_a_ready_pod_is_not_refused_by_its_past():
+    assert replica(pod("a", ready=True, container={"lastState": REFUSED}), None).refusal == ""
+
+
+def test_marks_and_times_are_read_back():
+    notes = {names.ANNOTATION_DRAIN: "1970-01-01T00:01:00Z", names.ANNOTATION_DELETION_COST: str(DRAINED_COST)}
+    seen = replica(pod("a", ready=True, annotations=notes), None)
+    assert (seen.drain_since, seen.drained, seen.ready_at) == (60.0, True, epoch("2026-01-01T00:00:10Z"))
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ({"lastState": terminated(137, reason="OOMKilled")}, "exit code 137, OOMKilled"),
+        ({"lastState": REFUSED}, "kvasir: /models/x has no config.json (exit code 1, Error)"),
+        (
+            {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}},
+            "ErrImagePull: no such image",
+        ),
+    ],
+)
+def test_last_words_say_why(container, words):
+    assert replica(pod("a", container=container), None).last_words == words
+
+
+def test_ops_url_needs_an_address():
+    urls = [replica(pod("a", ip=ip), None).ops_url for ip in ("", "10.1.2.3", "fd00::1")]
+    assert urls == ["", "http://10.1.2.3:8001", "http://[fd00::1]:8001"]

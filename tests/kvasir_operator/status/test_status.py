@@ -1,0 +1,197 @@
+"""Conditions for each situation, and the rules of generic tools over every status that can be written."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.manifests import service
+from kvasir_api import names
+from kvasir_api.service import Status
+from kvasir_api.state import Kv, Rates, State
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.world import observed
+from kvasir_operator.status.compose import compose, document, urgent
+from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.progress import overdue, progress
+
+NOW = "2026-01-01T12:00:00Z"
+LATER = "2026-01-01T12:05:00Z"
+ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+
+
+def replica(phase, *, revision="new", name="pod", **fields):
+    return Replica(name=name, revision=revision, phase=phase, **fields)
+
+
+def findings(*replicas, obj=None, now=NOW, **fields):
+    seen = observed(obj or service(generation=3), revisions=(), deployments=(), replicas=replicas, svc=None)
+    return Findings(**{"seen": seen, "now": now, "current": "new", "wanted": 1, **fields})
+
+
+def said(found):
+    """Ready's reason and the types of all conditions that are True."""
+    status, _ = compose(found)
+    ready = next(c for c in status.conditions if c.type == "Ready")
+    return ready.reason, {c.type for c in status.conditions if c.status == "True"}
+
+
+def message(found, kind="Ready"):
+    status, _ = compose(found)
+    return next(c.message for c in status.conditions if c.type == kind)
+
+
+READY = replica("ready")
+FAILED = replica("failed", name="bad", last_words="exit code 137, OOMKilled")
+UNPLACED = replica("unschedulable", name="big", last_words="0/1 nodes are available")
+REFUSED = replica("failed", name="bad", refusal="/models/x has no config.json")
+OLD = replica("ready", revision="old", name="old")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "true"),
+    [
+        (findings(READY), "AllReplicasReady", {"Ready"}),
+        (findings(wanted=0), "ScaledToZero", {"Ready"}),
+        (findings(), "MinimumNotAvailable", {"Reconciling"}),
+        (findings(replica("loading")), "ModelLoading", {"Reconciling"}),
+        (findings(READY, wanted=2), "Scaling", {"Reconciling"}),
+        (findings(READY, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready"}),
+        (findings(READY, OLD), "RollingOut", {"Reconciling"}),
+        (findings(READY, replica("draining", revision="old", name="old")), "AllReplicasReady", {"Ready"}),
+        (findings(FAILED), "CrashLooping", {"Reconciling"}),
+        (findings(READY, FAILED, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
+        (findings(READY, FAILED, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready", "Degraded"}),
+        (findings(UNPLACED), "Unschedulable", {"Reconciling", "CapacityLimited"}),
+        (findings(READY, UNPLACED, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready", "CapacityLimited"}),
+        (findings(REFUSED), "ModelLoadFailed", {"Stalled"}),
+        (findings(REFUSED, OLD), "ModelLoadFailed", {"Stalled", "Degraded"}),
+        (findings(REFUSED, READY, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
+        (findings(replica("loading"), overdue=True), "ProgressDeadlineExceeded", {"Stalled"}),
+        (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
+        (findings(blocked=("Service/tiny",)), "Progressing", {"Reconciling"}),
+        (findings(OLD, current="", fault_reason="InvalidSpec", fault_message="spec.x"), "InvalidSpec", {"Stalled"}),
+        (findings(current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
+    ],
+)
+def test_what_is_said_in_each_situation(found, reason, true):
+    assert said(found) == (reason, true)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (findings(READY, OLD, wanted=2), "1 of 2 replicas ready in revision new, 1 still of an older one"),
+        (findings(REFUSED), "/models/x has no config.json"),
+        (findings(UNPLACED), "0 of 1 replica ready; big: 0/1 nodes are available"),
+        (findings(FAILED), "0 of 1 replica ready; bad fails: exit code 137, OOMKilled"),
+        (
+            findings(replica("loading"), overdue=True),
+            "no progress for 1800 s: 0 of 1 replica ready; pod loads the model",
+        ),
+    ],
+)
+def test_messages_say_what_and_how_many(found, text):
+    assert message(found) == text
+
+
+def again(found, *replicas, now=LATER, **fields):
+    """The next findings, after the status of these was written."""
+    status, _ = compose(found)
+    obj = service(generation=3) | {"status": document(status)}
+    return findings(*replicas, obj=obj, now=now, **fields)
+
+
+def test_transition_time_moves_with_the_status_alone():
+    loading = findings(replica("loading"))
+    starting = again(loading, replica("starting"))
+    ready = again(loading, READY)
+    times = [compose(f)[0].conditions[0].last_transition_time for f in (loading, starting, ready)]
+    assert times == [NOW, NOW, LATER]
+
+
+def test_counters_may_wait_and_conditions_may_not():
+    base = document(compose(findings(READY, wanted=1))[0])
+    speaking = replica("ready", reading=State(kv=Kv(capacity_tokens=100), rates=Rates(prefill_tokens_per_s=1234.0)))
+    faster = document(compose(findings(speaking))[0])
+    worse = document(compose(findings(replica("loading")))[0])
+    assert (urgent(base, base), urgent(base, faster), urgent(base, worse)) == (False, False, True)
+    assert faster["capacity"] == {"kvTokens": 100, "prefillTokensPerSecond": 1200, "device": ""}
+
+
+def test_capacity_is_kept_while_nobody_speaks():
+    reading = State(kv=Kv(capacity_tokens=100), device="cpu", kernels="reference")
+    first = findings(replica("ready", reading=reading))
+    status, _ = compose(again(first, replica("loading")))
+    assert (status.capacity.kv_tokens, status.capacity.device) == (100, "cpu, reference")
+
+
+def test_address_is_the_gateways():
+    status, _ = compose(findings(READY, gateway_url="http://127.0.0.1:8080/"))
+    assert status.address.url == "http://127.0.0.1:8080/v1"
+
+
+def test_every_reason_is_in_the_public_list():
+    phases = ["starting", "loading", "ready", "draining", "failed", "unschedulable"]
+    seen = {
+        said(findings(replica(p), overdue=o, wanted=w))[0] for p in phases for o in (True, False) for w in (0, 1, 2)
+    }
+    assert seen <= set(names.REASONS)
+
+
+def test_deadline_starts_anew_with_each_step():
+    loading, better = findings(replica("loading"), wanted=2), findings(READY, wanted=2)
+    state = progress(None, loading, 0.0)
+    assert overdue(progress(state, loading, 1799.0), loading, 1799.0) is False
+    assert overdue(progress(state, loading, 1800.0), loading, 1800.0) is True
+    assert overdue(progress(state, better, 1800.0), better, 1800.0) is False
+
+
+def test_overdue_survives_the_operators_restart():
+    stuck = again(findings(replica("loading"), overdue=True), replica("loading"))
+    state = progress(None, stuck, 0.0)
+    assert overdue(progress(state, stuck, 5.0), stuck, 5.0) is True
+    moved = again(findings(replica("loading"), overdue=True), READY, wanted=2)
+    assert overdue(progress(state, moved, 6.0), moved, 6.0) is False
+
+
+phases = st.sampled_from(["starting", "loading", "ready", "draining", "failed", "unschedulable"])
+
+
+@st.composite
+def situations(draw):
+    replicas = [
+        Replica(
+            name=f"p{i}",
+            revision=draw(st.sampled_from(["new", "old"])),
+            phase=draw(phases),
+            terminating=draw(st.booleans()),
+            refusal=draw(st.sampled_from(["", "no config.json"])),
+        )
+        for i in range(draw(st.integers(0, 4)))
+    ]
+    fault = draw(st.sampled_from(["", "", "InvalidSpec", "NameConflict"]))
+    return findings(
+        *replicas,
+        obj=service(generation=draw(st.integers(1, 3)), **draw(st.sampled_from([{}, ELASTIC]))),
+        current="" if fault else "new",
+        wanted=draw(st.integers(0, 3)),
+        fault_reason=fault,
+        blocked=draw(st.sampled_from([(), ("Service/x",)])),
+        overdue=draw(st.booleans()),
+        missing=draw(st.sampled_from([(), ("p0",)])),
+    )
+
+
+@given(situations())
+def test_every_status_keeps_the_rules_of_generic_tools(found):
+    status, _ = compose(found)
+    by_type = {c.type: c for c in status.conditions}
+    assert len(by_type) == len(status.conditions)
+    assert "Ready" in by_type
+    working = {"Reconciling", "Stalled"} & set(by_type)
+    assert len(working) == (0 if by_type["Ready"].status == "True" else 1)
+    assert all(c.status == "True" for kind, c in by_type.items() if kind != "Ready")
+    assert status.observed_generation == found.seen.generation
+    assert all(c.observed_generation == found.seen.generation for c in status.conditions)
+    assert all(c.reason in names.REASONS for c in status.conditions)
+    assert Status.model_validate(document(status)) == status
