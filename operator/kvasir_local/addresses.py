@@ -31,18 +31,23 @@ def free_ports(count: int, *, seed: int | None = None) -> list[int]:
     raise LocalClusterError(f"only {len(found)} free ports between {_LOWEST} and {_HIGHEST}, {count} are needed")
 
 
-def choose(*, apiserver: int | None = None) -> Network:
-    """Ports and pod network for one cluster; the API server's port may be given and is then refused when taken."""
+def choose(*, apiserver: int | None = None, node_address: str | None = None) -> Network:
+    """Ports and pod network for one cluster.
+
+    apiserver: its port, refused when taken, None for a free one. node_address: None for one that no other cluster has.
+    """
     if apiserver is not None:
         check_free(apiserver, APISERVER)
     etcd, etcd_peer, chosen, controller_manager, scheduler = free_ports(5)
+    pod_network = free_pod_network()
     return Network(
         etcd=etcd,
         etcd_peer=etcd_peer,
         apiserver=apiserver if apiserver is not None else chosen,
         controller_manager=controller_manager,
         scheduler=scheduler,
-        pod_network=free_pod_network(),
+        pod_network=pod_network,
+        node_address=node_address or f"{pod_network}.255.1",
     )
 
 
@@ -50,23 +55,22 @@ def check_free(port: int, member: str) -> None:
     """Raises PortTakenError, with the holder where it can be seen."""
     if is_free(port):
         return
-    holder = holder_of(port)
-    by = f" by {holder}" if holder else ""
-    raise PortTakenError(f"port {port} on {HOST}, wanted for {member}, is taken{by}")
+    raise PortTakenError(f"port {port} on {HOST}, wanted for {member}, is taken by {holder_of(port)}")
 
 
-def is_free(port: int) -> bool:
+def is_free(port: int, address: str = HOST) -> bool:
+    """Whether a server could listen there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not matter
         try:
-            probe.bind((HOST, port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True
 
 
-def holder_of(port: int) -> str | None:
-    """`pid N (name)` of the process that listens on the port; None when it is another user's."""
+def holder_of(port: int) -> str:
+    """`pid N (name)` of the process that listens on the port, where it can be seen."""
     inodes = {inode for _, listening, inode in _listeners() if listening == port}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -75,7 +79,7 @@ def holder_of(port: int) -> str | None:
             for descriptor in (entry / "fd").iterdir():
                 if str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]") in inodes:
                     return f"pid {entry.name} ({(entry / 'comm').read_text().strip()})"
-    return None
+    return "a process of another user"
 
 
 def free_pod_network(*, seed: int | None = None) -> str:

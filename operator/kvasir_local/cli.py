@@ -84,7 +84,7 @@ def up(
     click.echo(f"kubeconfig  {cluster.kubeconfig}")
     click.echo(f"kubectl     export KUBECONFIG={cluster.kubeconfig}; {cluster.kubectl[0]} get nodes")
     if wanted is not None:
-        click.echo(f"gateway     {stack.gateway_url()}/v1")
+        click.echo(f"gateway     {stack.gateway_url(cluster)}/v1")
 
 
 @local.command()

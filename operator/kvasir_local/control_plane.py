@@ -46,14 +46,19 @@ class ControlPlane:
         say: Say | None = None,
         owner: int | None = None,
         apiserver_port: int | None = None,
+        node_address: str | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
-        """binaries: the directory that holds members.BINARIES, needed only to start; owner: pid with which it ends."""
+        """binaries: the directory that holds members.BINARIES, needed only to start; owner: pid with which it ends.
+
+        apiserver_port, node_address: for a fresh start; None for what no other cluster uses.
+        """
         self.layout = Layout(root=state_dir.absolute())
         self._binaries = binaries
         self._say = say if say is not None else Quiet()
         self._owner = owner
         self._apiserver_port = apiserver_port
+        self._node_address = node_address
         self._ready_timeout_s = ready_timeout_s
 
     def __enter__(self) -> Self:
@@ -163,7 +168,7 @@ class ControlPlane:
             raise LocalClusterError("a control plane cannot be started without its binaries")
         for line in _stop_stragglers(self.layout.root):
             self._say.done(f"stopped a process left behind: {line}")
-        network = addresses.choose(apiserver=self._apiserver_port)
+        network = addresses.choose(apiserver=self._apiserver_port, node_address=self._node_address)
         _clear(self.layout)
         _put_aside(self.layout.logs)
         credentials.write_control_plane(self.layout, network)
@@ -281,7 +286,7 @@ def _command(name: str, recorded: State, layout: Layout) -> list[str]:
     node = next(node for node in recorded.nodes if node.member == name)
     directory = layout.node(node.name)
     words = ["--kubeconfig", directory / "kubeconfig", "--node-name", node.name, "--state-dir", directory]
-    words += ["--pod-cidr", recorded.network.pod_cidr(node.index)]
+    words += ["--pod-cidr", recorded.network.pod_cidr(node.index), "--host-ip", recorded.network.node_address]
     if node.fake_gpus is not None:
         words += ["--fake-gpus", node.fake_gpus]
     return [sys.executable, "-m", "kvasir_local.node", *map(str, words)]

@@ -66,7 +66,9 @@ def write_node(layout: Layout, network: Network, name: str) -> Path:
     user = f"system:node:{name}"
     client = certificates.leaf(ca, user=user, groups=access.NODE_GROUPS, now=now)
     _write_pair(
-        directory, "serving", certificates.leaf(ca, user=user, names=(name,), addresses=(members.HOST,), now=now)
+        directory,
+        "serving",
+        certificates.leaf(ca, user=user, names=(name,), addresses=(network.node_address,), now=now),
     )
     write_private(directory / "ca.crt", ca.certificate)
     credential = access.ClientCertificate(certificate=client.certificate, key=client.key)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_api.names import SYSTEM_NAMESPACE
+from kvasir_api.names import PORT_GATEWAY, SYSTEM_NAMESPACE
 from kvasir_local import kubectl
 from kvasir_local.errors import StepFailedError
+from kvasir_local.members import HOST
 from kvasir_local.readiness import Readiness, readiness
 from kvasir_local.say import Say
 
@@ -27,13 +28,22 @@ def find_manifests() -> Path | None:
     return None
 
 
-def apply(program: Sequence[str], overlay: Path, *, say: Say) -> None:
-    """Renders and applies one kustomization. StepFailedError with what kubectl said."""
+def apply(program: Sequence[str], overlay: Path, *, node_address: str, say: Say) -> None:
+    """Renders and applies one kustomization. StepFailedError with what kubectl said.
+
+    node_address: where the gateway, a pod in the host's network, listens; the overlay writes 127.0.0.1.
+    """
     say.waiting(f"applying {overlay}…")
-    said = kubectl.apply(program, kubectl.run(program, "kustomize", str(overlay)))
+    rendered = kubectl.run(program, "kustomize", str(overlay))
+    said = kubectl.apply(program, rendered.replace(gateway_url(HOST), gateway_url(node_address)))
     kubectl.run(program, "wait", "--for=condition=Established", "--all", "crd", "--timeout=30s")
     changed = sum(1 for line in said.splitlines() if line.endswith(" serverside-applied"))
     say.done(f"applied {changed} objects of {overlay}")
+
+
+def gateway_url(address: str) -> str:
+    """Where clients reach every service."""
+    return f"http://{address}:{PORT_GATEWAY}"
 
 
 def await_workloads(program: Sequence[str], *, say: Say, timeout_s: float = READY_TIMEOUT_S) -> None:

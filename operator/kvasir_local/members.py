@@ -34,6 +34,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """TCP ports of the members on loopback, and the addresses of the pods.
 
     pod_network: the first two octets, "127.A"; each node gets one /24 of that /16.
+    node_address: of every node, and so of pods in the host's network: the gateway.
     """
 
     etcd: int
@@ -42,6 +43,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     controller_manager: int
     scheduler: int
     pod_network: str
+    node_address: str
 
     @property
     def claim(self) -> str:

@@ -6,7 +6,7 @@ Called by `cli` and by the demo. It only orders the steps; each step belongs to 
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvasir_api.names import PORT_GATEWAY
+from kvasir_api.names import PORT_GATEWAY, PORT_GATEWAY_STATE
 from kvasir_local import addresses, binaries, install
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.members import HOST
@@ -28,11 +28,6 @@ class Wish:
     apiserver_port: int | None = None
 
 
-def gateway_url() -> str:
-    """Where clients reach every service of the local cluster."""
-    return f"http://{HOST}:{PORT_GATEWAY}"
-
-
 def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
     """Brings everything up and returns when it is ready; joins and repairs what already runs.
 
@@ -44,15 +39,14 @@ def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
         binaries=binaries.provide(say=say),
         say=say,
         apiserver_port=wish.apiserver_port,
+        node_address=HOST if _gateway_fits() else None,
     )
     found = cluster.examine().finding
-    if wish.manifests is not None and found in {Finding.NOTHING, Finding.STALE}:
-        addresses.check_free(PORT_GATEWAY, "the gateway")
     try:
         cluster.start()
         _start_nodes(cluster, wish, say)
         if wish.manifests is not None:
-            install.apply(cluster.kubectl, wish.manifests, say=say)
+            install.apply(cluster.kubectl, wish.manifests, node_address=cluster.state.network.node_address, say=say)
             install.await_workloads(cluster.kubectl, say=say)
     except KeyboardInterrupt:
         if found in {Finding.NOTHING, Finding.STALE}:
@@ -60,6 +54,16 @@ def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
             cluster.stop()
         raise
     return cluster
+
+
+def gateway_url(cluster: ControlPlane) -> str:
+    """Where clients reach every service of this cluster, once the gateway is installed."""
+    return install.gateway_url(cluster.state.network.node_address)
+
+
+def _gateway_fits() -> bool:
+    """Whether the gateway can have the usual address; another cluster, or anything else, may be there already."""
+    return all(addresses.is_free(port) for port in (PORT_GATEWAY, PORT_GATEWAY_STATE))
 
 
 def _start_nodes(cluster: ControlPlane, wish: Wish, say: Say) -> None:

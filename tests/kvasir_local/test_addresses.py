@@ -37,3 +37,9 @@ def test_a_network_with_a_listener_is_not_chosen():
     first = addresses.free_pod_network(seed=1)
     with socket.create_server((f"{first}.255.254", 0)):
         assert addresses.free_pod_network(seed=1) != first
+
+
+def test_a_cluster_has_an_address_of_its_own_unless_it_is_given_one():
+    network = addresses.choose()
+    assert network.node_address == f"{network.pod_network}.255.1"
+    assert addresses.choose(node_address="127.0.0.1").node_address == "127.0.0.1"

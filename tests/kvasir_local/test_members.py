@@ -9,7 +9,9 @@ from kvasir_local.layout import Layout
 from kvasir_local.members import Network
 
 LAYOUT = Layout(root=Path("/state"))
-NETWORK = Network(etcd=1, etcd_peer=2, apiserver=3, controller_manager=4, scheduler=5, pod_network="127.40")
+NETWORK = Network(
+    etcd=1, etcd_peer=2, apiserver=3, controller_manager=4, scheduler=5, pod_network="127.40", node_address="127.0.0.1"
+)
 
 
 def flags(member: str) -> dict[str, str]:

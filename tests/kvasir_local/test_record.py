@@ -9,7 +9,9 @@ from kvasir_local.members import Network
 from kvasir_local.processes import Identity
 from kvasir_local.record import Finding, Member, Node, State
 
-NETWORK = Network(etcd=1, etcd_peer=2, apiserver=3, controller_manager=4, scheduler=5, pod_network="127.40")
+NETWORK = Network(
+    etcd=1, etcd_peer=2, apiserver=3, controller_manager=4, scheduler=5, pod_network="127.40", node_address="127.0.0.1"
+)
 ETCD = Identity(pid=10, start_ticks=100)
 SERVER = Identity(pid=11, start_ticks=101)
 STATE = State(

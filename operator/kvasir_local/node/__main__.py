@@ -24,6 +24,7 @@ from kvasir_local.node.rules import addresses
 from kvasir_local.node.rules.backoff import Policy
 from kvasir_local.node.rules.fieldtable import relaxed
 from kvasir_local.node.rules.images import Programs
+from kvasir_local.node.rules.nodeobject import HOST_IP
 from kvasir_local.node.server import LogServer, tls_context
 from kvasir_local.node.settings import Settings
 from kvasir_local.node.worker import PodWorker
@@ -37,6 +38,7 @@ LOG: Final = logging.getLogger(__name__)
 @click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Pods, logs and claims live here.")
 @click.option("--fake-gpus", type=click.IntRange(0, 64), help="Claim this many GPUs instead of those present.")
 @click.option("--pod-cidr", default="127.20.0.0/16", show_default=True, help="Addresses of pods, inside 127.0.0.0/8.")
+@click.option("--host-ip", default=HOST_IP, show_default=True, help="The node's own address, in 127.0.0.0/8.")
 @click.option(
     "--backoff-base", type=click.FloatRange(0.05), default=10.0, show_default=True, help="First CrashLoopBackOff [s]."
 )
@@ -49,6 +51,7 @@ def main(
     state_dir: Path | None,
     fake_gpus: int | None,
     pod_cidr: str,
+    host_ip: str,
     backoff_base: float,
     show_relaxed: bool,
 ) -> None:
@@ -81,6 +84,7 @@ def main(
             programs=programs(),
             api_host="",
             api_port=0,
+            host_ip=host_ip,
             keep=tuple({sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isdir(path))}),
         )
         asyncio.run(_run(kubeconfig, settings, fake_gpus))
@@ -117,7 +121,7 @@ async def _run(kubeconfig: str, settings: Settings, fake_gpus: int | None) -> No
 
     server = LogServer(settings, find)
     async with Client(config) as cluster:
-        port = await server.start(tls_context(settings.state_dir, settings.node_name))
+        port = await server.start(tls_context(settings.state_dir, settings.node_name, settings.host_ip))
         agent = Agent(cluster, settings, found, port=port)
         task = asyncio.current_task()
         assert task is not None

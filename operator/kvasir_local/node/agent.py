@@ -135,7 +135,7 @@ class Agent:
 
     def _address(self, pod: Json) -> str | None:
         if pod["spec"].get("hostNetwork"):
-            return nodeobject.HOST_IP
+            return self._settings.host_ip
         taken = frozenset(item.worker.record.ip for item in self._served.values())
         earlier = (pod.get("status") or {}).get("podIP")
         if earlier and earlier not in taken and earlier in map(str, self._settings.pods.hosts()):
@@ -174,7 +174,14 @@ class Agent:
         await self._cluster.apply(NODE, nodeobject.node(name, self._machine), manager=MANAGER)
         now = time.time()
         status = nodeobject.node_status(
-            name, self._machine, version=__version__, port=self._port, ready=ready, now=now, since=since
+            name,
+            self._machine,
+            host_ip=self._settings.host_ip,
+            version=__version__,
+            port=self._port,
+            ready=ready,
+            now=now,
+            since=since,
         )
         await self._cluster.apply(NODE, status, manager=MANAGER, subresource="status")
         await self._cluster.apply(LEASE, nodeobject.lease(name, now=now), manager=MANAGER)

@@ -22,7 +22,6 @@ from cryptography.x509.oid import NameOID
 from kvasir_local.node import logs
 from kvasir_local.node.logs import Wish
 from kvasir_local.node.rules.kinds import micro_timestamp
-from kvasir_local.node.rules.nodeobject import HOST_IP
 from kvasir_local.node.rules.record import Waiting
 from kvasir_local.node.settings import Settings
 from kvasir_local.node.worker import PodWorker
@@ -46,7 +45,7 @@ class LogServer:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, HOST_IP, 0, ssl_context=context)
+        site = web.TCPSite(self._runner, self._settings.host_ip, 0, ssl_context=context)
         await site.start()
         port: int = self._runner.addresses[0][1]
         return port
@@ -111,12 +110,12 @@ def _absent(pod: str, container: str, state: object, *, previous: bool) -> str:
     return f'container "{container}" in pod "{pod}" is waiting to start: {reason}'
 
 
-def tls_context(directory: Path, node_name: str) -> ssl.SSLContext:
+def tls_context(directory: Path, node_name: str, host_ip: str) -> ssl.SSLContext:
     """TLS with serving.crt and serving.key of a directory, made when absent; callers must be known to its ca.crt."""
     certificate, private = directory / "serving.crt", directory / "serving.key"
     if not certificate.exists():
         LOG.info("no %s: serving logs with a certificate of our own", certificate)
-        _self_signed(certificate, private, node_name)
+        _self_signed(certificate, private, node_name, host_ip)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, private)
     if (directory / "ca.crt").exists():
@@ -125,11 +124,11 @@ def tls_context(directory: Path, node_name: str) -> ssl.SSLContext:
     return context
 
 
-def _self_signed(certificate: Path, private: Path, node_name: str) -> None:
+def _self_signed(certificate: Path, private: Path, node_name: str, host_ip: str) -> None:
     secret = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{node_name}"[:64])])
     now = dt.datetime.now(dt.UTC)
-    alternatives = [x509.DNSName(node_name), x509.IPAddress(ipaddress.ip_address(HOST_IP))]
+    alternatives = [x509.DNSName(node_name), x509.IPAddress(ipaddress.ip_address(host_ip))]
     signed = (
         x509.CertificateBuilder()
         .subject_name(name)

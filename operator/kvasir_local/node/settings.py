@@ -6,13 +6,15 @@ from pathlib import Path
 
 from kvasir_local.node.rules.backoff import Policy
 from kvasir_local.node.rules.images import Programs
+from kvasir_local.node.rules.nodeobject import HOST_IP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """state_dir: absolute; pods, volumes and logs lie below it. api_host, api_port: the API server as pods reach it.
 
-    keep: host directories that the programs need, wherever they lie.
+    keep: host directories that the programs need, wherever they lie. host_ip: the node's address, which pods in the
+    host's network share.
     """
 
     node_name: str
@@ -23,6 +25,7 @@ class Settings:
     api_host: str
     api_port: int
     keep: tuple[str, ...]
+    host_ip: str = HOST_IP
 
     def pod_dir(self, uid: str) -> Path:
         """Everything that lives and dies with a pod."""

@@ -22,7 +22,6 @@ from kvasir_local.node.rules import fields, lifecycle, probe, record, status, tr
 from kvasir_local.node.rules.downward import Place
 from kvasir_local.node.rules.fieldtable import POD as POD_FIELDS
 from kvasir_local.node.rules.kinds import ConfigError, Json, init_containers, named
-from kvasir_local.node.rules.nodeobject import HOST_IP
 from kvasir_local.node.rules.record import Failure, PodRecord
 from kvasir_local.node.rules.rootfs import Mount
 from kvasir_local.node.running import RunningContainer
@@ -58,7 +57,10 @@ class PodWorker:
         self.gpus: dict[str, tuple[int, ...]] = {}
         self._tools, self._volumes = tools, volumes
         self._place = Place(
-            pod_ip=ip, host_ip=HOST_IP, node_name=tools.settings.node_name, allocatable=tools.allocatable
+            pod_ip=ip,
+            host_ip=tools.settings.host_ip,
+            node_name=tools.settings.node_name,
+            allocatable=tools.allocatable,
         )
         self._bell = asyncio.Event()
         self._running: dict[str, RunningContainer] = {}
@@ -223,7 +225,7 @@ class PodWorker:
             self._tools.recorder.pod(self.pod, "FailedMount", f"MountVolume.SetUp failed: {error}", warning=True)
 
     async def _publish(self) -> None:
-        wanted = status.pod_status(self.pod, self.record, host_ip=HOST_IP, now=time.time())
+        wanted = status.pod_status(self.pod, self.record, host_ip=self._tools.settings.host_ip, now=time.time())
         if self._gone or not status.differs(self.pod, wanted):
             return
         namespace, name = self._name()

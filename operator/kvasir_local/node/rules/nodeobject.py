@@ -46,10 +46,19 @@ def node(name: str, machine: Machine) -> dict[str, Any]:
 
 
 def node_status(
-    name: str, machine: Machine, *, version: str, port: int, ready: tuple[str, str], now: float, since: float
+    name: str,
+    machine: Machine,
+    *,
+    host_ip: str = HOST_IP,
+    version: str,
+    port: int,
+    ready: tuple[str, str],
+    now: float,
+    since: float,
 ) -> dict[str, Any]:
-    """The status of the Node. port: of the kubelet API; ready: reason and message, of which KubeletReady means Ready.
+    """The status of the Node. host_ip: its address; port: of the kubelet API there.
 
+    ready: reason and message, of which KubeletReady means Ready.
     now, since: seconds since 1970, of this heartbeat and of the last change of Ready.
     """
     resources = allocatable(machine)
@@ -67,7 +76,7 @@ def node_status(
             "capacity": resources,
             "allocatable": resources,
             "conditions": conditions,
-            "addresses": [{"type": "InternalIP", "address": HOST_IP}, {"type": "Hostname", "address": name}],
+            "addresses": [{"type": "InternalIP", "address": host_ip}, {"type": "Hostname", "address": name}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
             "nodeInfo": {
                 "machineID": machine.machine_id,
