@@ -45,18 +45,21 @@ async def until(found: Callable[[], bool | Awaitable[bool]], what: str) -> None:
 
 
 class StubPod:
-    """A runtime pod: streams `tokens` pieces, each after `go` allows it, and says its state on a second port."""
+    """A runtime pod: streams `tokens` pieces and says its state on a second port.
+
+    hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers or after a piece.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = state.State(phase="ready")
         self.tokens = 3
+        self.failure: tuple[int, bytes] | None = None
         self.hold_headers: asyncio.Event | None = None
         self.hold_tokens: asyncio.Event | None = None
         self.seen: list[web.Request] = []
         self.open = 0
         self.aborted = 0
-        self._transports: set[asyncio.Transport] = set()
         self._runners: list[web.AppRunner] = []
         self.http_port = self.ops_port = 0
 
@@ -89,8 +92,9 @@ class StubPod:
         for runner in self._runners:
             for site in list(runner.sites):
                 await site.stop()
-        for transport in list(self._transports):
-            transport.abort()
+            for connection in runner.server.connections if runner.server else ():
+                if isinstance(connection.transport, asyncio.Transport):
+                    connection.transport.abort()
 
     async def _state(self, _request: web.Request) -> web.Response:
         return web.Response(body=state.encode(self.state))
@@ -98,9 +102,6 @@ class StubPod:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.seen.append(request)
-        transport = request.transport
-        assert isinstance(transport, asyncio.Transport)
-        self._transports.add(transport)
         self.open += 1
         try:
             return await self._stream(request, json.loads(body))
@@ -109,17 +110,19 @@ class StubPod:
             raise
         finally:
             self.open -= 1
-            self._transports.discard(transport)
 
     async def _stream(self, request: web.Request, body: Json) -> web.StreamResponse:
-        if self.hold_headers:
-            await self.hold_headers.wait()
+        hold_headers, hold_tokens = self.hold_headers, self.hold_tokens
+        if hold_headers:
+            await hold_headers.wait()
+        if self.failure:
+            return web.Response(status=self.failure[0], body=self.failure[1], content_type="application/json")
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-pod": self.name})
         await response.prepare(request)
         for index in range(self.tokens):
             await response.write(self.piece(index))
-            if self.hold_tokens:
-                await self.hold_tokens.wait()
+            if hold_tokens:
+                await hold_tokens.wait()
             await asyncio.sleep(0)
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -233,6 +236,8 @@ class Gateway:
         self.port, self.state_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.envoy: asyncio.subprocess.Process | None = None
+        self.picker: asyncio.Task[None] | None = None
+        self.stop = asyncio.Event()
         self.client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=DEADLINE_S)
         )
@@ -254,6 +259,11 @@ class Gateway:
         """Requests forwarded for a service and not ended."""
         found = await self.state()
         return next(s.inflight for s in found.services if s.name == service_name)
+
+    async def drain(self) -> int:
+        """What the preStop hooks ask for; answered when the last request has ended."""
+        async with self.client.get(f"http://127.0.0.1:{self.state_port}{names.PATH_DRAIN}") as r:
+            return r.status
 
     async def is_ready(self) -> bool:
         """Whether the readiness probe succeeds."""
@@ -281,6 +291,12 @@ class Gateway:
         )
         log.close()
 
+    async def stop_picker(self) -> None:
+        """As SIGTERM does."""
+        self.stop.set()
+        if self.picker:
+            await self.picker
+
     async def stop_envoy(self) -> None:
         """Kill it."""
         if self.envoy and self.envoy.returncode is None:
@@ -306,17 +322,17 @@ async def gateway(*, max_body_bytes: int = 1 << 20, objects: FakeObjects | None 
             state_port=running.state_port,
             max_body_bytes=max_body_bytes,
             reading_period_s=0.1,
+            drain_settle_s=0.0,
         )
-        stop = asyncio.Event()
         async with aiohttp.ClientSession() as session:
             await running.start_envoy()
-            picker = asyncio.create_task(app.run(settings, objects=objects, states=Reader(session), stop=stop))
+            serving = app.run(settings, objects=objects, states=Reader(session), stop=running.stop)
+            running.picker = asyncio.create_task(serving)
             try:
                 if objects.synced.is_set():
                     await until(running.is_ready, "gateway ready")
                 yield running
             finally:
-                stop.set()
-                await asyncio.gather(picker, return_exceptions=False)
+                await running.stop_picker()
                 await running.stop_envoy()
                 await running.client.close()

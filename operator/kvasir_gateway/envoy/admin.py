@@ -1,11 +1,10 @@
-"""Asks Envoy, over its socket in the shared directory: is it alive, since when, and which clusters it has accepted.
+"""Asks Envoy, over its socket in the shared directory: is it alive, is it the same, which clusters it has accepted.
 
 Called by the picker's loop. Its answers are bounded and have a deadline; a silent Envoy is None, never an error.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -19,10 +18,13 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """live: the listener takes requests. uptime_s: whole seconds. clusters_version: the last one accepted, or empty."""
+    """live: the listener takes requests. clusters_version: the last one accepted, or empty.
+
+    incarnation: differs for every process, since each makes the socket anew; Envoy's own uptime is in whole seconds.
+    """
 
     live: bool
-    uptime_s: int
+    incarnation: tuple[int, int]
     clusters_version: str
     rejected_updates: int
 
@@ -31,14 +33,17 @@ class Admin:
     """Envoy's admin interface on its unix socket."""
 
     def __init__(self, directory: Path, *, timeout_s: float = 2.0) -> None:
-        self._connector = aiohttp.UnixConnector(path=str(directory / ADMIN_SOCKET))
+        self._socket = directory / ADMIN_SOCKET
         self._session = aiohttp.ClientSession(
-            connector=self._connector, timeout=aiohttp.ClientTimeout(total=timeout_s), base_url="http://envoy"
+            connector=aiohttp.UnixConnector(path=str(self._socket)),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            base_url="http://envoy",
         )
 
     async def status(self) -> Status | None:
         """What Envoy says now; None when it does not answer."""
         try:
+            made = self._socket.stat()
             server = msgspec.json.decode(await self._get("/server_info"))
             stats = (await self._get("/stats?filter=^cluster_manager.cds.(version_text|update_rejected)$")).decode()
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -46,7 +51,7 @@ class Admin:
         values = dict(line.split(": ", 1) for line in stats.splitlines() if ": " in line)
         return Status(
             live=server.get("state") == "LIVE",
-            uptime_s=_seconds(server.get("uptime_current_epoch")),
+            incarnation=(made.st_ino, made.st_mtime_ns),
             clusters_version=values.get(VERSION, "").strip('"'),
             rejected_updates=int(values.get(REJECTED, "0")),
         )
@@ -67,8 +72,3 @@ class Admin:
     async def close(self) -> None:
         """Give the connections back."""
         await self._session.close()
-
-
-def _seconds(text: Any) -> int:
-    digits = str(text).removesuffix("s")
-    return int(digits) if digits.isdigit() else 0

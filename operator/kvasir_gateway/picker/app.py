@@ -29,6 +29,7 @@ class Settings:
     state_port: int = names.PORT_GATEWAY_STATE
     max_body_bytes: int = 8 << 20
     reading_period_s: float = 0.5
+    drain_settle_s: float = 5.0
     policy: Policy = field(default_factory=Policy)
 
 
@@ -60,6 +61,7 @@ async def run(settings: Settings, *, objects: Objects, states: States, stop: asy
         admin=admin,
         address=settings.address,
         port=settings.state_port,
+        drain_settle_s=settings.drain_settle_s,
     )
     try:
         await pages.start()

@@ -22,8 +22,6 @@ SETTLE_S = 0.02
 """Changes come in bursts; one table serves all of a burst."""
 ASK_SOON_S = 0.01
 ENVOY_PERIOD_S = 1.0
-RESTART_SLACK_S = 3.0
-"""Envoy's uptime is in whole seconds, read a little late."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class Loops:
         self._reading_period_s = reading_period_s
         self._written = clusters.document({})
         self._asked = asyncio.Event()
-        self._envoy_began_s: float | None = None
+        self._envoy: tuple[int, int] | None = None
         self._rejected = 0
 
     async def run(self) -> None:
@@ -127,7 +125,10 @@ class Loops:
         self.health.envoy_live = bool(status and status.live)
         if status is None:
             return False
-        self._notice_restart(self._clock() - status.uptime_s)
+        if self._envoy not in {None, status.incarnation}:
+            # A new Envoy knows nothing of what the old one forwarded, so those requests are over.
+            LOG.warning("Envoy started anew; %d requests ended with the old one", self._picker.tickets.close_all())
+        self._envoy = status.incarnation
         if status.rejected_updates > self._rejected:
             LOG.error("Envoy rejected %d updates of the clusters; its log says why", status.rejected_updates)
         self._rejected = status.rejected_updates
@@ -136,11 +137,3 @@ class Loops:
         self.health.envoy_accepted = True
         self._picker.accepted = self._written.clusters
         return True
-
-    def _notice_restart(self, began_s: float) -> None:
-        """A new Envoy knows nothing of what the old one forwarded, so those requests are over."""
-        before_s = self._envoy_began_s
-        if before_s is not None and began_s > before_s + RESTART_SLACK_S:
-            LOG.warning("Envoy started anew; %d requests ended with the old one", self._picker.tickets.close_all())
-            before_s = None
-        self._envoy_began_s = began_s if before_s is None else min(began_s, before_s)

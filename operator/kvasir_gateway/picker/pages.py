@@ -1,6 +1,7 @@
 """The gateway's own pages for probes, autoscaler and Prometheus, on the state port; clients cannot reach it.
 
 `/drain` answers when the last request has ended: a preStop hook that asks for it keeps both containers alive so long.
+Requests still come for a moment, until every balancer before us has seen that we are not ready.
 """
 
 import asyncio
@@ -22,10 +23,18 @@ class Pages:
     """The HTTP server of the state port."""
 
     def __init__(
-        self, *, picker: Picker, instruments: Instruments, health: Health, admin: Admin, address: str, port: int
+        self,
+        *,
+        picker: Picker,
+        instruments: Instruments,
+        health: Health,
+        admin: Admin,
+        address: str,
+        port: int,
+        drain_settle_s: float,
     ) -> None:
         self._picker, self._instruments, self._health, self._admin = picker, instruments, health, admin
-        self._address, self._port = address, port
+        self._address, self._port, self._drain_settle_s = address, port, drain_settle_s
         application = web.Application()
         routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]] = {
             names.PATH_STATE: self._state,
@@ -67,6 +76,7 @@ class Pages:
         if not self._health.draining:
             self._health.draining = True
             await self._admin.drain()
+        await asyncio.sleep(self._drain_settle_s)
         while self._picker.tickets.total():  # noqa: ASYNC110 - looked at rarely, and it ends in more than one way
             await asyncio.sleep(POLL_S)
         return web.Response(text="drained\n")

@@ -1,0 +1,133 @@
+"""What the gateway may route to, from services, pods and readings."""
+
+import pytest
+
+from fakes.gateway import pod, service
+from kvasir_api.state import Rates, State
+from kvasir_gateway import table as tables
+from kvasir_gateway.choose import Candidate, Reading
+from kvasir_gateway.table import Read
+
+
+def only_endpoint(resource):
+    (found,) = tables.table([service("s")], [resource]).services[0].endpoints
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "takes_requests"),
+    [
+        ({}, True),
+        ({"ready": False}, False),
+        ({"deleted": True}, False),
+        ({"draining": True}, False),
+        ({"phase": "Pending"}, True),
+    ],
+)
+def test_a_pod_takes_requests_while_it_is_ready_and_does_not_leave(fields, takes_requests):
+    assert only_endpoint(pod("s", "p", **fields)).takes_requests is takes_requests
+
+
+@pytest.mark.parametrize("fields", [{"ip": None}, {"ip": ""}, {"phase": "Succeeded"}, {"phase": "Failed"}])
+def test_a_pod_without_an_address_or_an_ended_one_is_no_endpoint(fields):
+    assert tables.table([service("s")], [pod("s", "p", **fields)]).services[0].endpoints == ()
+
+
+def test_ports_are_those_that_the_pod_names():
+    found = only_endpoint(pod("s", "p", ip="10.1.2.3", http=7000, ops=7001))
+    assert (found.address, found.ops_url) == ("10.1.2.3:7000", "http://10.1.2.3:7001")
+
+
+def test_addresses_of_version_six_are_bracketed():
+    found = only_endpoint(pod("s", "p", ip="fd00::7"))
+    assert (found.address, found.ops_url) == ("[fd00::7]:8000", "http://[fd00::7]:8001")
+
+
+def test_ports_have_defaults():
+    resource = {**pod("s", "p"), "spec": {"containers": [{"name": "runtime"}]}}
+    assert only_endpoint(resource).address == "127.0.0.1:8000"
+
+
+def test_pods_belong_to_the_service_of_their_namespace():
+    found = tables.table(
+        [service("s", namespace="a"), service("s", namespace="b")],
+        [pod("s", "one", namespace="a"), pod("s", "two", namespace="b"), pod("other", "three", namespace="a")],
+    )
+    assert {s.key: [e.pod for e in s.endpoints] for s in found.services} == {"a.s": ["one"], "b.s": ["two"]}
+
+
+def test_a_model_is_named_by_the_spec_or_by_the_object():
+    found = tables.table([service("one", model="org/one"), service("two")], [])
+    assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "two": "two"}
+
+
+def test_a_name_that_two_services_claim_belongs_to_the_older():
+    younger = service("a", model="m", created="2026-02-01T00:00:00Z")
+    older = service("z", model="m", created="2026-01-01T00:00:00Z")
+    found = tables.table([younger, older], [])
+    assert {model: s.name for model, s in found.by_model.items()} == {"m": "z"}
+    assert [s.name for s in found.services] == ["a", "z"]
+
+
+def test_half_an_object_is_survived():
+    found = tables.table([{"metadata": {"name": "s"}}], [{}, {"metadata": {"labels": None}, "status": None}])
+    assert found.by_model["s"].endpoints == ()
+
+
+STATE = State(
+    phase="ready",
+    running=4,
+    waiting=2,
+    waiting_uncached_tokens=300,
+    heartbeat_age_s=0.5,
+    rates=Rates(prefill_tokens_per_s=2000.0, decode_step_s=0.03),
+)
+
+
+def candidates_of(reads, *, now_s=100.0):
+    served = tables.table([service("s")], [pod("s", "p")]).services[0]
+    return tables.candidates(
+        served,
+        {"127.0.0.1:8000": reads} if reads else {},
+        now_s=now_s,
+        inflight={"127.0.0.1:8000": 3}.get,
+        since=lambda address, moment_s: (2, 50) if moment_s == 99.0 else (0, 0),
+    )
+
+
+def test_a_reading_comes_with_its_age_and_what_was_sent_since():
+    assert candidates_of(Read(state=STATE, at_s=99.0)) == [
+        Candidate(
+            address="127.0.0.1:8000",
+            inflight=3,
+            recent=2,
+            recent_tokens=50,
+            reading=Reading(
+                age_s=1.5,
+                running=4,
+                waiting=2,
+                waiting_uncached_tokens=300,
+                prefill_tokens_per_s=2000.0,
+                decode_step_s=0.03,
+            ),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [None, Read(state=STATE, at_s=80.0), Read(state=State(phase="loading"), at_s=99.0)],
+    ids=["missing", "too old", "not ready"],
+)
+def test_a_pod_without_a_reading_to_trust_is_known_by_its_address_only(read):
+    assert candidates_of(read) == [Candidate(address="127.0.0.1:8000", inflight=3)]
+
+
+def test_a_pod_that_says_that_it_drains_is_no_candidate():
+    assert candidates_of(Read(state=State(phase="draining"), at_s=99.0)) == []
+
+
+def test_lies_below_zero_are_no_bonus():
+    lying = State(phase="ready", running=-9, waiting=-9, waiting_uncached_tokens=-9, heartbeat_age_s=-9.0)
+    (found,) = candidates_of(Read(state=lying, at_s=100.0))
+    assert found.reading == Reading(age_s=0.0)

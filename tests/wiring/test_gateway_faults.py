@@ -1,0 +1,248 @@
+"""The gateway's real Envoy with our picker when something breaks: pods, clients, Envoy, or changes under load."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from fakes.gateway import FakeObjects, StubPod, gateway, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-faults")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front():
+    async with gateway() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pods():
+    stubs = [await StubPod(f"pod-{index}").start() for index in range(3)]
+    yield stubs
+    for stub in stubs:
+        await stub.stop()
+
+
+def asked(front, service):
+    return front.client.post(f"{front.url}/v1/chat/completions", json={"model": service})
+
+
+async def idle(front, service):
+    return await front.inflight(service) == 0
+
+
+async def test_a_pod_killed_in_mid_stream_is_an_error_for_the_client(front, pods):
+    pod = pods[0]
+    front.objects.serve("dies", pod)
+    await until(lambda: front.routes("dies"), "dies")
+    pod.hold_tokens = asyncio.Event()
+    async with asked(front, "dies") as response:
+        assert await response.content.readexactly(len(pod.piece(0))) == pod.piece(0)
+        await pod.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
+    await until(lambda: idle(front, "dies"), "no request in flight")
+
+
+async def test_a_pod_killed_before_its_first_byte_is_replaced_by_another(front, pods):
+    dies, lives, _ = pods
+    front.objects.serve("before", dies, lives)
+    await until(lambda: front.routes("before"), "before")
+    dies.hold_headers = asyncio.Event()
+    waiting = [asyncio.create_task(front.post("before")) for _ in range(6)]
+    await until(lambda: dies.open > 0, "a request waits at the pod that will die")
+    await dies.kill()
+    for status, body, _ in await asyncio.gather(*waiting):
+        assert (status, body) == (200, lives.whole())
+    await until(lambda: idle(front, "before"), "no request in flight")
+
+
+async def test_a_dead_pod_that_still_counts_as_ready_harms_nobody(front, pods):
+    dead, one, two = pods
+    front.objects.serve("half", dead, one, two)
+    await until(lambda: front.routes("half"), "half")
+    await dead.kill()
+    answers = await asyncio.gather(*(front.post("half") for _ in range(24)))
+    assert [status for status, _, _ in answers] == [200] * 24
+    await until(lambda: idle(front, "half"), "no request in flight")
+
+
+async def test_no_pod_alive_is_told_in_openais_shape(front, pods):
+    pod = pods[0]
+    front.objects.serve("gone", pod)
+    await until(lambda: front.routes("gone"), "gone")
+    await pod.kill()
+    status, body, headers = await front.post("gone")
+    error = json.loads(body)["error"]
+    assert (status, error["code"], headers["retry-after"]) == (503, "upstream_unavailable", "1")
+    assert headers["content-type"] == "application/json"
+    await until(lambda: idle(front, "gone"), "no request in flight")
+
+
+async def test_an_error_of_a_pod_is_not_touched(front, pods):
+    front.objects.serve("errs", pods[0])
+    await until(lambda: front.routes("errs"), "errs")
+    pods[0].failure = (500, b'{"error": {"message": "mine"}}')
+    status, body, headers = await front.post("errs")
+    assert (status, body) == (500, b'{"error": {"message": "mine"}}')
+    assert "retry-after" not in headers
+    assert len(pods[0].seen) == 2
+
+
+async def test_a_client_that_leaves_frees_its_place(front, pods):
+    pod = pods[0]
+    front.objects.serve("leaves", pod)
+    await until(lambda: front.routes("leaves"), "leaves")
+    pod.hold_tokens, pod.hold_headers = asyncio.Event(), None
+    streaming = await asked(front, "leaves").__aenter__()
+    pod.hold_headers = asyncio.Event()
+    silent = [asyncio.create_task(front.post("leaves")) for _ in range(4)]
+    await until(lambda: pod.open == 5, "five requests at the pod")
+    assert await front.inflight("leaves") == 5
+    streaming.close()
+    for task in silent:
+        task.cancel()
+    await asyncio.gather(*silent, return_exceptions=True)
+    await until(lambda: pod.open == 0, "the pod heard of it")
+    assert pod.aborted == 5
+    await until(lambda: idle(front, "leaves"), "no request in flight")
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(front, pods):
+    front.objects.serve("hasty", *pods)
+    await until(lambda: front.routes("hasty"), "hasty")
+
+    async def leave(turns):
+        task = asyncio.create_task(front.post("hasty"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    await asyncio.gather(*(leave(turns) for turns in range(0, 200, 2)))
+    await until(lambda: idle(front, "hasty"), "no request in flight")
+    assert (await front.post("hasty"))[0] == 200
+
+
+async def test_many_streams_at_once_break_nothing(front, pods):
+    front.objects.serve("many", *pods)
+    await until(lambda: front.routes("many"), "many")
+    for pod in pods:
+        pod.tokens, pod.hold_tokens = 20, asyncio.Event()
+    tasks = [asyncio.create_task(front.post("many")) for _ in range(32)]
+    await until(lambda: sum(pod.open for pod in pods) == 32, "32 streams are open")
+    assert await front.inflight("many") == 32
+    assert max(pod.open for pod in pods) <= 1.25 * 32 / 3 + 1 + 1e-9
+    for pod in pods:
+        pod.hold_tokens.set()
+    whole = {pod.name: pod.whole() for pod in pods}
+    for status, body, headers in await asyncio.gather(*tasks):
+        assert status == 200
+        assert body == whole[headers["x-pod"]]
+    await until(lambda: idle(front, "many"), "no request in flight")
+
+
+async def test_changes_under_load_lose_nothing(front, pods):
+    """Pods come and go, and another service appears and disappears, while streams begin and end all the time."""
+    front.objects.serve("busy", *pods)
+    await until(lambda: front.routes("busy"), "busy")
+    whole = {pod.name: pod.whole() for pod in pods}
+    done = asyncio.Event()
+    answers = []
+
+    async def client():
+        while not done.is_set():
+            answers.append(await front.post("busy"))
+
+    clients = [asyncio.create_task(client()) for _ in range(8)]
+    for turn in range(30):
+        front.objects.serve("busy", *(pod for index, pod in enumerate(pods) if index != turn % 3))
+        if turn % 2:
+            front.objects.drop("passing")
+        else:
+            front.objects.serve("passing", pods[0])
+        await asyncio.sleep(0.04)
+    done.set()
+    await asyncio.gather(*clients)
+    assert len(answers) > 30
+    for status, body, headers in answers:
+        assert status == 200, body
+        assert body == whole[headers["x-pod"]]
+    await until(lambda: idle(front, "busy"), "no request in flight")
+
+
+async def test_requests_of_an_envoy_that_died_are_over(pods):
+    pod = pods[0]
+    async with gateway() as front:
+        front.objects.serve("restart", pod)
+        await until(lambda: front.routes("restart"), "restart")
+        pod.hold_tokens = asyncio.Event()
+        streaming = await asked(front, "restart").__aenter__()
+        assert await front.inflight("restart") == 1
+        await front.stop_envoy()
+        streaming.close()
+        pod.hold_tokens = None
+        await front.start_envoy()
+        await until(lambda: idle(front, "restart"), "the old request is forgotten")
+
+        async def routes():
+            try:
+                return await front.routes("restart")
+            except aiohttp.ClientError:
+                return False
+
+        await until(routes, "the new Envoy routes")
+        await until(front.is_ready, "ready again")
+
+
+async def test_nobody_is_let_in_before_the_first_lists_are_complete(pods):
+    objects = FakeObjects()
+    objects.synced.clear()
+    async with gateway(objects=objects) as front:
+        objects.serve("early", pods[0])
+
+        async def page():
+            async with front.client.get(f"http://127.0.0.1:{front.state_port}/readyz") as response:
+                return response.status, await response.text()
+
+        async def listens():
+            try:
+                return (await page())[0] == 503
+            except aiohttp.ClientError:
+                return False
+
+        await until(listens, "the state port answers")
+        assert await page() == (503, "services and pods are not listed yet\n")
+        objects.synced.set()
+        await until(front.is_ready, "ready")
+        assert (await front.post("early"))[0] == 200
+
+
+async def test_draining_waits_for_the_last_stream(pods):
+    pod = pods[0]
+    async with gateway() as front:
+        front.objects.serve("last", pod)
+        await until(lambda: front.routes("last"), "last")
+        pod.hold_tokens = asyncio.Event()
+        async with asked(front, "last") as response:
+            drained = asyncio.create_task(front.drain())
+            await until(lambda: not_ready(front), "not ready while draining")
+            assert not drained.done()
+            pod.hold_tokens.set()
+            assert await response.read() == pod.whole()
+        assert await drained == 200
+
+
+async def not_ready(front):
+    return not await front.is_ready()
+
+
+async def test_without_a_picker_envoy_says_so():
+    async with gateway() as front:
+        await front.stop_picker()
+        status, body, headers = await front.post("any")
+        assert (status, json.loads(body)["error"]["code"]) == (503, "gateway_unavailable")
+        assert headers["retry-after"] == "1"
