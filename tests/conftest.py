@@ -89,15 +89,18 @@ def api(cluster: ControlPlane) -> Iterator["client.ApiClient"]:
 
 @pytest.fixture
 def namespace(api: "client.ApiClient") -> Iterator[str]:
-    """A fresh namespace whose default service account exists; deleted afterwards, without waiting for its end."""
+    """A fresh namespace with what a pod in it needs; deleted afterwards, without waiting for its end."""
     from kubernetes import client
 
     core = client.CoreV1Api(api)
     name = f"test-{uuid.uuid4().hex[:8]}"
     core.create_namespace({"metadata": {"name": name}})
     deadline = time.monotonic() + 20
-    while not any(found.metadata.name == "default" for found in core.list_namespaced_service_account(name).items):
-        assert time.monotonic() < deadline, f"no default service account in namespace {name} after 20 s"
+    while not (
+        any(found.metadata.name == "default" for found in core.list_namespaced_service_account(name).items)
+        and any(found.metadata.name == "kube-root-ca.crt" for found in core.list_namespaced_config_map(name).items)
+    ):
+        assert time.monotonic() < deadline, f"no default service account or CA in namespace {name} after 20 s"
         time.sleep(0.02)
     yield name
     core.delete_namespace(name)

@@ -39,9 +39,12 @@ def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
         binaries=binaries.provide(say=say),
         say=say,
         apiserver_port=wish.apiserver_port,
-        node_address=HOST if _gateway_fits() else None,
+        node_address=HOST if _taken() is None else None,
     )
     found = cluster.examine().finding
+    fresh = found in {Finding.NOTHING, Finding.STALE}
+    if fresh and wish.manifests is not None and (taken := _taken()) is not None:
+        say.done(f"{HOST}:{taken} is taken by {addresses.holder_of(taken)}; the gateway will be at another address")
     try:
         cluster.start()
         _start_nodes(cluster, wish, say)
@@ -49,7 +52,7 @@ def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
             install.apply(cluster.kubectl, wish.manifests, node_address=cluster.state.network.node_address, say=say)
             install.await_workloads(cluster.kubectl, say=say)
     except KeyboardInterrupt:
-        if found in {Finding.NOTHING, Finding.STALE}:
+        if fresh:
             say.done("interrupted: stopping what was started")
             cluster.stop()
         raise
@@ -61,9 +64,9 @@ def gateway_url(cluster: ControlPlane) -> str:
     return install.gateway_url(cluster.state.network.node_address)
 
 
-def _gateway_fits() -> bool:
-    """Whether the gateway can have the usual address; another cluster, or anything else, may be there already."""
-    return all(addresses.is_free(port) for port in (PORT_GATEWAY, PORT_GATEWAY_STATE))
+def _taken() -> int | None:
+    """A port of the gateway that somebody has at the usual address; None when all are free."""
+    return next((port for port in (PORT_GATEWAY, PORT_GATEWAY_STATE) if not addresses.is_free(port)), None)
 
 
 def _start_nodes(cluster: ControlPlane, wish: Wish, say: Say) -> None:
