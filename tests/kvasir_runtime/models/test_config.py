@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.checkpoints import Shape, config_json
 
+from fakes.checkpoints import Shape, config_json
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 
@@ -17,6 +17,11 @@ def folder_with(tmp_path: Path, changes: dict[str, Any], *, family: str = "llama
     config = config_json(Shape(family=family, num_layers=num_layers)) | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
+
+
+def spec_of(folder: Path) -> DecoderSpec:
+    config = read_config(folder)
+    return family_of(config).spec(config)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +47,9 @@ def folder_with(tmp_path: Path, changes: dict[str, Any], *, family: str = "llama
     ],
 )
 def test_refused_config_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = folder_with(tmp_path, changes)
     with pytest.raises(ModelError, match=message) as caught:
-        config = read_config(folder_with(tmp_path, changes))
-        family_of(config).spec(config)
+        spec_of(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -76,8 +81,7 @@ def test_absent_or_malformed_config_is_one_line(tmp_path: Path, text: str | None
     ],
 )
 def test_windows_of_layers(tmp_path: Path, family: str, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
-    config = read_config(folder_with(tmp_path, changes, family=family))
-    assert family_of(config).spec(config).windows == windows
+    assert spec_of(folder_with(tmp_path, changes, family=family)).windows == windows
 
 
 @pytest.mark.parametrize(
@@ -93,8 +97,8 @@ def test_windows_of_layers(tmp_path: Path, family: str, changes: dict[str, Any],
 def test_families_declare_their_own_tensors(
     tmp_path: Path, family: str, changes: dict[str, Any], extra: set[str]
 ) -> None:
-    config = read_config(folder_with(tmp_path, changes, family=family, num_layers=1))
-    names = {name.removeprefix("layers.0.") for name in parameter_shapes(family_of(config).spec(config))}
+    spec = spec_of(folder_with(tmp_path, changes, family=family, num_layers=1))
+    names = {name.removeprefix("layers.0.") for name in parameter_shapes(spec)}
     usual = {"attention_norm", "qkv.weight", "output.weight", "mlp_norm", "gate_up.weight", "down.weight"}
     assert names == usual | {"embedding", "norm", "head.weight"} | extra
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import checkpoints
-from fakes.checkpoints import Shape
 from torch import Tensor
 
+from fakes import checkpoints
+from fakes.checkpoints import Shape
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config

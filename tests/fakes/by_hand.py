@@ -1,0 +1,145 @@
+"""Plans written by hand for a runner, where a test wants shapes that the scheduler would not choose."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kvasir_runtime.core.plan import Chunk, Copy, Grow, Join, Plan
+from kvasir_runtime.kernels.ops import CPU, Ops
+from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.models.config import read_config, read_eos_token_ids
+from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.runner.build import assemble
+from kvasir_runtime.runner.runner import Facts, Runner
+from kvasir_runtime.weights.load import load
+from kvasir_runtime.wire import Sampling
+
+GREEDY = Sampling(temperature=0.0, max_tokens=1)
+
+
+def runner_of(
+    folder: Path, *, num_blocks: int = 512, block_size: int = 8, max_sequences: int = 32, ops: Ops = CPU
+) -> Runner:
+    """A float32 runner on the CPU without measuring and warming up, and without touching torch's threads."""
+    config = read_config(folder)
+    family = family_of(config)
+    spec = family.spec(config)
+    cpu, limit = torch.device("cpu"), config.max_position_embeddings
+    with torch.inference_mode():
+        places, shapes = family.places(spec), parameter_shapes(spec)
+        tensors = load(folder, places, shapes, torch.float32, cpu, lambda read, total: None)
+        model = Decoder(spec, ops, tensors, num_positions=limit)
+    facts = Facts(
+        device="cpu",
+        kernels=ops.name,
+        dtype="float32",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=limit,
+        max_sequences=max_sequences,
+        max_batch_tokens=4096,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=read_eos_token_ids(folder, config),
+        weights_bytes=0,
+        kv_bytes_per_token=spec.kv_bytes_per_token(4),
+        load_s=0.0,
+        warm_s=0.0,
+    )
+    return assemble(model, ops, facts, cpu, torch.float32)
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One sequence on its way: known tokens, how many of them are computed, the row and blocks it holds."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling = GREEDY
+    min_tokens: int = 0
+    answer: list[int] = field(default_factory=list)
+    computed: int = 0
+    row: int = -1
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All that is known."""
+        return (*self.prompt, *self.answer)
+
+
+class Hand:
+    """Moves streams through a runner with plans of any shape. Blocks are given out scattered or in a row."""
+
+    def __init__(self, runner: Runner, *, scattered: bool = True, seed: int = 0) -> None:
+        self._runner = runner
+        self._block_size = runner.facts.block_size
+        self._free = list(range(runner.facts.num_blocks))[::-1]
+        if scattered:
+            random.Random(seed).shuffle(self._free)
+        self._rows = list(range(runner.facts.max_sequences))[::-1]
+        self._steps: Iterator[int] = itertools.count(1)
+
+    def step(self, moves: Sequence[tuple[Stream, int]], copies: Sequence[Copy] = ()) -> None:
+        """One plan: each stream computes so many tokens, and samples when they are its last known ones."""
+        joins, grows, chunks, sampling = [], [], [], []
+        for stream, num_tokens in moves:
+            end = stream.computed + num_tokens
+            new = [self._free.pop() for _ in range(-(-end // self._block_size) - len(stream.blocks))]
+            stream.blocks += new
+            if stream.row < 0:
+                stream.row = self._rows.pop()
+                joins.append(self._join(stream))
+            elif new:
+                grows.append(Grow(stream.row, tuple(new)))
+            samples = end == len(stream.tokens)
+            left = max(0, stream.min_tokens - len(stream.answer))
+            chunk = Chunk(
+                row=stream.row, start=stream.computed, num_tokens=num_tokens, samples=samples, min_tokens_left=left
+            )
+            chunks.append(chunk)
+            stream.computed = end
+            if samples:
+                sampling.append(stream)
+        plan = Plan(
+            step=next(self._steps), joins=tuple(joins), grows=tuple(grows), copies=tuple(copies), chunks=tuple(chunks)
+        )
+        results = self._runner.collect(self._runner.launch(plan))
+        assert [sampled.row for sampled in results.sampled] == [stream.row for stream in sampling]
+        for stream, sampled in zip(sampling, results.sampled, strict=True):
+            stream.answer += sampled.tokens
+
+    def run(self, streams: Sequence[Stream], num_tokens: int, *, chunk: int = 1 << 30) -> None:
+        """Until every stream has an answer of num_tokens, all together, chunk tokens of each at most in a step."""
+        while live := [stream for stream in streams if len(stream.answer) < num_tokens]:
+            self.step([(stream, min(chunk, len(stream.tokens) - stream.computed)) for stream in live])
+
+    def preempt(self, stream: Stream) -> None:
+        """Take row and blocks away; what was computed has to be computed again."""
+        self.release(stream)
+        stream.computed = 0
+
+    def release(self, stream: Stream) -> None:
+        """The stream has ended: its row and blocks may be used by others."""
+        self._rows.append(stream.row)
+        self._free += reversed(stream.blocks)
+        stream.row, stream.blocks = -1, []
+
+    def share(self, stream: Stream, holder: Stream, num_blocks: int) -> None:
+        """A prefix hit: the stream starts behind so many full blocks that the holder has computed."""
+        stream.blocks = holder.blocks[:num_blocks]
+        stream.computed = num_blocks * self._block_size
+
+    def _join(self, stream: Stream) -> Join:
+        return Join(
+            row=stream.row,
+            request_id=str(id(stream)),
+            tokens=stream.tokens,
+            prompt_tokens=len(stream.prompt),
+            computed_tokens=stream.computed,
+            blocks=tuple(stream.blocks),
+            sampling=stream.sampling,
+        )

@@ -1,0 +1,215 @@
+"""Greedy answers and logits equal those of transformers for every family, however the work is cut into steps."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fakes import checkpoints
+from fakes.by_hand import Hand, Stream, runner_of
+from fakes.checkpoints import Shape
+from fakes.oracle import oracle_of
+from kvasir_runtime.core.plan import Chunk, Copy, Join, Plan
+from kvasir_runtime.kernels.ops import REFERENCE
+from kvasir_runtime.wire import Sampling
+
+VOCAB = 320
+WINDOW = {"sliding_window": 24}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+MODELS = {
+    "llama": Shape(),
+    "llama-tied-one-head": Shape(tied=True, num_kv_heads=1, seed=1),
+    "llama-biased-scaled": Shape(
+        extra={"attention_bias": True, "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 64}}, seed=2
+    ),
+    "mistral": Shape(family="mistral", seed=3),
+    "mistral-window": Shape(family="mistral", extra=WINDOW, seed=4),
+    "qwen2": Shape(family="qwen2", tied=True, seed=5),
+    "qwen2-window": Shape(family="qwen2", extra={"use_sliding_window": True, "max_window_layers": 1} | WINDOW, seed=6),
+    "qwen3": Shape(family="qwen3", head_dim=24, seed=7),
+}
+ALL = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(root: Path, name: str) -> Path:
+    folder = root / name
+    return folder if folder.exists() else checkpoints.write(folder, MODELS[name], num_shards=2)
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed * 10_007 + length).choices(range(3, VOCAB), k=length))
+
+
+def check(root: Path, name: str, *streams: Stream) -> None:
+    for stream in streams:
+        assert oracle_of(folder_of(root, name)).wrong_tokens(stream.prompt, stream.answer) == []
+
+
+@ALL
+@pytest.mark.parametrize("chunk", [1 << 30, 7])
+def test_logits_of_every_position_equal_the_oracle(root: Path, name: str, chunk: int) -> None:
+    tokens = prompt(61)
+    runner = runner_of(folder_of(root, name))
+    sampling = Sampling(max_tokens=1, temperature=0.0)
+    blocks = tuple(int(b) for b in np.random.default_rng(0).permutation(32)[:8])
+    join = Join(
+        row=1, request_id="a", tokens=tokens, prompt_tokens=61, computed_tokens=0, blocks=blocks, sampling=sampling
+    )
+    runner.collect(runner.launch(Plan(step=1, joins=(join,))))
+    logits = []
+    with torch.inference_mode():
+        for start in range(0, 61, min(chunk, 61)):
+            part = Chunk(row=1, start=start, num_tokens=min(chunk, 61 - start), samples=False)
+            batch = replace(runner._rows.batch([part]), logit_rows=None)
+            logits.append(runner._model.forward(batch, runner._cache))
+    wanted = oracle_of(folder_of(root, name)).logits(tokens)
+    torch.testing.assert_close(torch.cat(logits), wanted, atol=1e-4, rtol=0)
+
+
+@ALL
+def test_whole_and_chunked_prompts_give_the_oracles_answer(root: Path, name: str) -> None:
+    runner = runner_of(folder_of(root, name))
+    for chunk in (1 << 30, 5):
+        stream = Stream(prompt=prompt(40))
+        Hand(runner).run([stream], 24, chunk=chunk)
+        check(root, name, stream)
+
+
+@ALL
+def test_cached_prefix_gives_the_cold_answer(root: Path, name: str) -> None:
+    hand = Hand(runner_of(folder_of(root, name)))
+    first = Stream(prompt=prompt(45))
+    hand.run([first], 12)
+    warm = Stream(prompt=prompt(45)[:40] + prompt(9, seed=1))
+    hand.share(warm, first, 5)
+    hand.run([warm], 12)
+    check(root, name, first, warm)
+
+
+@ALL
+def test_preempted_stream_goes_on_as_if_nothing_happened(root: Path, name: str) -> None:
+    hand = Hand(runner_of(folder_of(root, name)))
+    stream, other = Stream(prompt=prompt(30)), Stream(prompt=prompt(33))
+    hand.run([stream, other], 6)
+    hand.preempt(stream)
+    hand.run([other], 12)
+    hand.run([stream, other], 20, chunk=11)
+    check(root, name, stream, other)
+
+
+@ALL
+def test_mixed_batch_gives_each_its_own_answer(root: Path, name: str) -> None:
+    hand, chooser = Hand(runner_of(folder_of(root, name), num_blocks=2048)), random.Random(1)
+    streams = [Stream(prompt=prompt(length, seed=9)) for length in (1, 2, 7, 8, 9, 16, 31, 64, 100, 250)]
+    while live := [stream for stream in streams if len(stream.answer) < 8]:
+        moving = chooser.sample(live, k=min(len(live), 6))
+        hand.step([(s, min(len(s.tokens) - s.computed, chooser.choice((1, 5, 40)))) for s in moving])
+    check(root, name, *streams)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_thirty_two_streams_of_up_to_2000_tokens(root: Path, name: str) -> None:
+    hand = Hand(runner_of(folder_of(root, name), num_blocks=4096), scattered=False)
+    lengths = [1, 2000, 1500, 700, 333, *range(5, 32)]
+    streams = [Stream(prompt=prompt(length, seed=5)) for length in lengths]
+    hand.run(streams, 5, chunk=700)
+    check(root, name, *streams)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
+@pytest.mark.parametrize("scattered", [True, False])
+def test_prompt_longer_than_the_window(root: Path, name: str, scattered: bool) -> None:
+    hand = Hand(runner_of(folder_of(root, name)), scattered=scattered)
+    streams = [Stream(prompt=prompt(length)) for length in (23, 24, 25, 90, 200)]
+    hand.run(streams, 30, chunk=17)
+    check(root, name, *streams)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
+def test_reference_operations_give_the_same_answers(root: Path, name: str) -> None:
+    hand = Hand(runner_of(folder_of(root, name), ops=REFERENCE))
+    streams = [Stream(prompt=prompt(length)) for length in (3, 40, 50)]
+    hand.run(streams, 8, chunk=9)
+    check(root, name, *streams)
+
+
+def test_copied_blocks_hold_what_the_source_held(root: Path) -> None:
+    hand = Hand(runner_of(folder_of(root, "llama")))
+    first = Stream(prompt=prompt(24))
+    hand.run([first], 4)
+    fork = Stream(prompt=prompt(24))
+    fork.blocks = [hand._free.pop() for _ in range(2)]
+    fork.computed = 16
+    hand.step([(fork, 8)], copies=[Copy(first.blocks[i], fork.blocks[i]) for i in range(2)])
+    hand.run([fork], 4)
+    assert fork.answer == first.answer
+
+
+def test_end_of_text_is_not_drawn_before_min_tokens(root: Path, tmp_path: Path) -> None:
+    # Logits are all zero, so that every token ties and the lowest allowed id wins: 0 is the end of text.
+    weights = {name: tensor * 0 for name, tensor in checkpoints.random_weights(Shape()).items()}
+    folder = checkpoints.write(tmp_path)
+    checkpoints.write_weights(folder, weights)
+    hand = Hand(runner_of(folder))
+    stopping = Sampling(temperature=0.0, max_tokens=9, stop_token_ids=(1,))
+    streams = [Stream(prompt=(5, 6)), Stream(prompt=(5, 6), sampling=stopping, min_tokens=3)]
+    hand.run(streams, 5)
+    assert [stream.answer for stream in streams] == [[0] * 5, [2, 2, 2, 0, 0]]
+
+
+def test_seeded_draw_is_the_same_alone_in_a_batch_and_after_preemption(root: Path) -> None:
+    runner = runner_of(folder_of(root, "llama"))
+    hot = Sampling(temperature=0.9, top_p=0.95, seed=42, max_tokens=1)
+
+    def stream() -> Stream:
+        return Stream(prompt=prompt(20), sampling=hot)
+
+    alone, together, preempted = stream(), stream(), stream()
+    Hand(runner).run([alone], 16)
+    others = [Stream(prompt=prompt(n), sampling=Sampling(seed=n, max_tokens=1)) for n in (4, 50, 9)]
+    Hand(runner).run([*others, together], 16, chunk=6)
+    hand = Hand(runner)
+    hand.run([preempted], 7)
+    hand.preempt(preempted)
+    hand.run([preempted], 16)
+    assert alone.answer == together.answer == preempted.answer
+    assert len(set(alone.answer)) > 4
+
+
+def test_plans_are_collected_in_order(root: Path) -> None:
+    runner = runner_of(folder_of(root, "llama"))
+    first, second = runner.launch(Plan(step=1)), runner.launch(Plan(step=2))
+    with pytest.raises(ValueError, match="step 2 is not the oldest"):
+        runner.collect(second)
+    assert runner.collect(first).step == 1
+    assert runner.collect(second).sampled == ()
+
+
+def test_two_plans_in_flight_give_the_same_answer(root: Path) -> None:
+    runner = runner_of(folder_of(root, "qwen3"))
+    tokens = prompt(30)
+    join = Join(
+        row=0,
+        request_id="a",
+        tokens=tokens,
+        prompt_tokens=30,
+        computed_tokens=0,
+        blocks=tuple(range(5)),
+        sampling=Sampling(temperature=0.0, max_tokens=9),
+    )
+    plans = [Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=30, samples=True),))]
+    plans += [Plan(step=2 + i, chunks=(Chunk(row=0, start=30 + i, num_tokens=1, samples=True),)) for i in range(8)]
+    answer, flying = [], [runner.launch(plans.pop(0))]
+    while flying:
+        if plans:
+            flying.append(runner.launch(plans.pop(0)))
+        answer += runner.collect(flying.pop(0)).sampled[0].tokens
+    assert oracle_of(folder_of(root, "qwen3")).wrong_tokens(tokens, answer) == []
