@@ -141,6 +141,7 @@ class Stub:
                     self.send(client, wire.Step((event,), self.state()))
                 else:
                     self.live[request.request_id] = Sequence(client, request)
+                    self.send(client, wire.Step((), self.state()))
             case wire.Abort(request_id):
                 self.live.pop(request_id, None)
                 self.send(client, wire.Step((), self.state()))

@@ -1,4 +1,4 @@
-"""Small real tokenizers without files: byte-level as in Llama 3 and Qwen, and byte-fallback as in Llama 2 and Mistral."""
+"""Small real tokenizers without files: byte-level as in Llama 3 and Qwen, byte-fallback as in Llama 2."""
 
 from functools import cache
 

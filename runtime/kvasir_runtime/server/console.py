@@ -43,6 +43,13 @@ class Console:
             self._task = self._bar.add_task("starting", total=1.0)
             self._bar.start()
 
+    def listening(self, http: str, ops: str) -> None:
+        """The ports are open, long before the model is ready."""
+        if self._form == "json":
+            log.info("listening", extra={"http": http, "ops": ops})
+        elif self._bar is None:
+            self._say(f"listening on {http} for clients, {ops} for control")
+
     def show(self, phase: str, fraction: float, eta_s: float = -1.0, message: str = "") -> None:
         """News of the start."""
         if self._bar is not None:

@@ -14,16 +14,17 @@ from typing import Any, Final
 
 from kvasir_api import __version__
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import source
 from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
 from kvasir_runtime.client.engine import EngineClient, EngineGone
-from kvasir_runtime.server import listen, source, tokenizer
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.server import listen, tokenizer
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.banner import Start
 from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.ops import ops_app
 from kvasir_runtime.server.pod import Opened, Pod
 from kvasir_runtime.server.prepare import Served
-from kvasir_runtime.server.tokenizer import DamagedModel
 from kvasir_runtime.wire import Progress, Ready
 
 LAST_WORDS_S: Final = 0.2
@@ -37,7 +38,7 @@ class ServeProcess:
     def __init__(
         self, options: ServeOptions, console: Console, *, engine_command: Sequence[str] = ENGINE_COMMAND
     ) -> None:
-        names = options.served_model_name or (source.default_name(options.model),)
+        names = options.served_model_name or (_default_name(options.model),)
         self._options = options
         self._console = console
         self._pod = Pod(options=options, names=names, created=int(time.time()))
@@ -59,6 +60,7 @@ class ServeProcess:
             http.close()
             raise
         self._addresses = listen.address_of(http), listen.address_of(ops)
+        self._console.listening(*self._addresses)
         servers = [listen.server(http_app(self._pod)), listen.server(ops_app(self._pod))]
         serving = [
             asyncio.create_task(server.serve(sockets=[listener]))
@@ -87,7 +89,7 @@ class ServeProcess:
     async def _live(self) -> int:
         try:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
-        except (DamagedModel, EngineGone) as error:
+        except (ModelError, EngineGone) as error:
             self._console.failed(str(error))
             return 1
         if not started:
@@ -101,11 +103,11 @@ class ServeProcess:
         return await self._drain()
 
     async def _start(self) -> None:
-        """From nothing to ready. Raises DamagedModel or EngineGone."""
+        """From nothing to ready. Raises ModelError or EngineGone."""
         pod, console = self._pod, self._console
         pod.lifecycle.advance("starting", message="finding the model")
         console.show("starting", 0.0, message="finding the model")
-        folder = await asyncio.to_thread(source.locate, self._options.model)
+        folder = await asyncio.to_thread(source.resolve, self._options.model)
         find_s = time.monotonic() - self._began
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
         try:
@@ -211,6 +213,11 @@ class ServeProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _default_name(model: str) -> str:
+    """The last part of MODEL, a directory or a hub name."""
+    return Path(model).expanduser().resolve().name
 
 
 def _fingerprint(name: str, ready: Ready) -> str:

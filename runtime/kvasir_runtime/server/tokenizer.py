@@ -12,14 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as Encoder
 
+from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.templates import ChatTemplate, TemplateError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_FILE_BYTES = 256 << 20
-
-
-class DamagedModel(Exception):
-    """The model's directory cannot be served; one line that says which file and why."""
 
 
 class PromptTooLong(ValueError):
@@ -61,17 +58,17 @@ class Tokenizer:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Read config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises DamagedModel."""
+    """Read config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises ModelError."""
     config = read_json(folder / "config.json")
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
-        raise DamagedModel(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}, not a count")
+        raise ModelError(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}, not a count")
     path = folder / "tokenizer.json"
     _check_file(path)
     try:
         encoder = Encoder.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise DamagedModel(f"{path} is not a tokenizer: {one_line(error)}") from error
+        raise ModelError(f"{path} is not a tokenizer: {one_line(error)}") from error
     encoder.no_padding()
     encoder.no_truncation()
     settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
@@ -80,22 +77,22 @@ def load(folder: Path) -> Tokenizer:
     try:
         template = ChatTemplate(source, specials) if source is not None else None
     except TemplateError as error:
-        raise DamagedModel(f"{folder}: {one_line(error)}") from error
+        raise ModelError(f"{folder}: {one_line(error)}") from error
     longest = max((len(token) for token in encoder.get_vocab()), default=1)
     return Tokenizer(encoder=encoder, template=template, vocab_size=vocab_size, longest_token=max(1, longest))
 
 
 def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    """A JSON object of a model's directory; {} where it may be missing. Raises DamagedModel."""
+    """A JSON object of a model's directory; {} where it may be missing. Raises ModelError."""
     if missing_ok and not path.exists():
         return {}
     _check_file(path)
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedModel(f"{path} is not JSON: {one_line(error)}") from error
+        raise ModelError(f"{path} is not JSON: {one_line(error)}") from error
     if not isinstance(document, dict):
-        raise DamagedModel(f"{path} is not a JSON object")
+        raise ModelError(f"{path} is not a JSON object")
     return document
 
 
@@ -108,9 +105,9 @@ def _check_file(path: Path) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DamagedModel(f"{path}: {error.strerror or error}") from error
+        raise ModelError(f"{path}: {error.strerror or error}") from error
     if not path.is_file() or size > MAX_FILE_BYTES:
-        raise DamagedModel(f"{path} is not a file of at most {MAX_FILE_BYTES} bytes")
+        raise ModelError(f"{path} is not a file of at most {MAX_FILE_BYTES} bytes")
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +130,7 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise DamagedModel(f"{path}: {one_line(error)}") from error
+            raise ModelError(f"{path}: {one_line(error)}") from error
     entry = settings.get("chat_template")
     if entry is None:
         entry = read_json(folder / "chat_template.json", missing_ok=True).get("chat_template")
@@ -142,4 +139,4 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
         entry = named.get("default")
     if entry is None or isinstance(entry, str):
         return entry
-    raise DamagedModel(f"{folder / 'tokenizer_config.json'}: chat_template is not a text")
+    raise ModelError(f"{folder / 'tokenizer_config.json'}: chat_template is not a text")

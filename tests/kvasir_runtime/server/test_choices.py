@@ -1,8 +1,8 @@
 """Events become text, counts and reasons."""
 
 import pytest
-from fakes import tiny_tokenizer
 
+from fakes import tiny_tokenizer
 from kvasir_runtime.server.choices import Choice
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Event, Request, Sampling

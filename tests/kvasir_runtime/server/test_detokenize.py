@@ -1,10 +1,12 @@
 """Incremental text equals the decoded whole and never shows half a character."""
 
+from itertools import pairwise
+
 import pytest
-from fakes import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import tiny_tokenizer
 from kvasir_runtime.server.detokenize import MAX_WINDOW, REPLACEMENT, Detokenizer
 
 BYTE_LEVEL = tiny_tokenizer.byte_level()
@@ -21,7 +23,7 @@ def pieces(encoder, ids, cuts=()):
     """What comes out id by id, or in the groups that cuts make, and at the end."""
     detokenizer = Detokenizer(decode(encoder))
     borders = [0, *sorted({cut % (len(ids) + 1) for cut in cuts}), len(ids)] if cuts else range(len(ids) + 1)
-    groups = [ids[a:b] for a, b in zip(borders[:-1], borders[1:], strict=True)]
+    groups = [ids[a:b] for a, b in pairwise(borders)]
     return [*(detokenizer.push(group) for group in groups), detokenizer.flush()]
 
 

@@ -1,10 +1,10 @@
-"""What a body becomes: each parameter that is accepted changes what is sent, each wrong length is refused with numbers."""
+"""What a body becomes: each accepted parameter changes what is sent, each wrong length is refused with numbers."""
 
 import json
 
 import pytest
-from fakes import tiny_tokenizer
 
+from fakes import tiny_tokenizer
 from kvasir_api import hashes
 from kvasir_runtime.server import bodies, prepare
 from kvasir_runtime.server.prepare import Served

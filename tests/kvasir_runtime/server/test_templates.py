@@ -16,7 +16,8 @@ CHAT = [
 ]
 SOURCES = {
     "chatml": (
-        "{% for message in messages %}\n    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+        "{% for message in messages %}\n    {{- '<|im_start|>' + message.role + '\\n' }}{{ message.content }}"
+        "{{ '<|im_end|>\\n' }}"
         "\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
     "llama": (

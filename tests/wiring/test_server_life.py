@@ -1,0 +1,240 @@
+"""The life of the real server process: start, progress, failures, drain, signals, a dead engine."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import STUB, ApiProcess, api_process
+
+BODY = {"model": "tiny", "prompt": "hello ", "max_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Stream:
+    """A streamed request on a thread of its own, read to its end."""
+
+    def __init__(self, server: ApiProcess, **fields) -> None:
+        self._connection = http.client.HTTPConnection(*server.http, timeout=30)
+        body = json.dumps({**BODY, "stream": True, **fields})
+        self._connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        self.body = b""
+        self.status = 0
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        response = self._connection.getresponse()
+        self.status = response.status
+        self.body = response.read()
+
+    def join(self) -> bytes:
+        self._thread.join(30)
+        self._connection.close()
+        return self.body
+
+
+def test_ports_answer_while_the_model_loads(model, tmp_path):
+    gate = tmp_path / "loaded"
+    with api_process(model, faults={"load_gate": str(gate)}, wait="listening") as server:
+        server.until("progress", lambda: server.ask("/startupz", ops=True).json["phase"] == "loading")
+        startup = server.ask("/startupz", ops=True)
+        assert (startup.status, startup.json["progress_fraction"], startup.json["eta_s"]) == (503, 0.25, 3.0)
+        assert server.ask("/readyz", ops=True).status == 503
+        assert server.ask("/livez", ops=True).status == 200
+        assert server.ask("/health").status == 503
+        assert server.state()["phase"] == "loading"
+        assert server.ask("/v1/models").json["data"][0]["id"] == "tiny"
+        refused = server.ask("/v1/completions", BODY)
+        assert (refused.status, refused.error["code"]) == (503, "model_loading")
+        assert int(refused.headers["retry-after"]) == 3
+        gate.touch()
+        server.wait_ready()
+        assert server.ask("/startupz", ops=True).status == 200
+        assert server.ask("/v1/completions", BODY).status == 200
+        for fact in ("stub, none kernels, float32", "8,192 tokens", "1.0 MiB", "2.00 requests of 4,096 tokens"):
+            assert fact in server.output()
+
+
+def test_told_to_stop_while_loading_it_stops(model, tmp_path):
+    with api_process(model, faults={"load_gate": str(tmp_path / "never")}, wait="listening") as server:
+        server.until("progress", lambda: server.state()["phase"] == "loading")
+        server.signal()
+        assert server.wait() == 0
+
+
+def damage(folder: Path, file: str, content: bytes | None) -> None:
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", None, "config.json"),
+        ("config.json", b"{", "config.json"),
+        ("tokenizer.json", b"{}", "tokenizer.json"),
+        ("tokenizer_config.json", b'{"chat_template": "{% for %}"}', "chat template"),
+    ],
+)
+def test_a_damaged_model_is_one_line_and_code_1(tmp_path, file, content, says):
+    folder = checkpoints.write(tmp_path / "tiny")
+    damage(folder, file, content)
+    with api_process(folder, wait="nothing") as server:
+        assert server.wait() == 1
+        _assert_one_error(server.output(), says)
+
+
+@pytest.mark.parametrize(("name", "says"), [("/no/such/model", "does not exist"), ("no-such-org/model", "hub")])
+def test_a_missing_model_is_one_line_and_code_1(name, says):
+    with api_process(Path(name), env={"HF_HUB_OFFLINE": "1"}, wait="nothing") as server:
+        assert server.wait() == 1
+        _assert_one_error(server.output(), says)
+
+
+def test_an_engine_that_cannot_start_says_why(model):
+    with api_process(model, faults={"fail": "weights are damaged: tensor x has no end"}, wait="nothing") as server:
+        assert server.wait() == 1
+        _assert_one_error(server.output(), "weights are damaged: tensor x has no end")
+
+
+def _assert_one_error(output: str, says: str) -> None:
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, output
+    assert says in errors[0]
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("flag", ["--port", "--ops-port"])
+def test_a_taken_port_is_one_line_and_quick(model, flag):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with api_process(model, flag, str(port), wait="nothing") as server:
+            assert server.wait() == 1
+            _assert_one_error(server.output(), f"127.0.0.1:{port}: Address already in use (choose another with {flag})")
+
+
+def test_sigterm_finishes_what_runs_and_refuses_the_rest(model, tmp_path):
+    gate = tmp_path / "gate"
+    with api_process(model, faults={"gate": str(gate)}) as server:
+        running = Stream(server)
+        server.until("it to run", lambda: server.state()["running"] == 1)
+        server.signal()
+        server.until("draining", lambda: server.state()["phase"] == "draining")
+        assert server.ask("/readyz", ops=True).status == 503
+        assert server.ask("/livez", ops=True).status == 200
+        refused = server.ask("/v1/completions", BODY)
+        assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "draining", "1")
+        assert server.ask("/drain", ops=True, method="DELETE").status == 409
+        gate.touch()
+        assert running.join().endswith(b"data: [DONE]\n\n")
+        assert server.wait() == 0
+
+
+def test_the_drain_has_an_end(model, tmp_path):
+    with api_process(model, "--drain-timeout", "0", faults={"gate": str(tmp_path / "never")}) as server:
+        running = Stream(server)
+        server.until("it to run", lambda: server.state()["running"] == 1)
+        server.signal()
+        body = running.join()
+        assert running.status == 503
+        assert json.loads(body)["error"]["message"] == "the server is shutting down"
+        assert server.wait() == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_stops_at_once(model, tmp_path, second):
+    with api_process(model, faults={"gate": str(tmp_path / "never")}) as server:
+        running = Stream(server)
+        server.until("it to run", lambda: server.state()["running"] == 1)
+        engine = server.engine_pid
+        server.signal(signal.SIGINT)
+        server.until("draining", lambda: server.state()["phase"] == "draining")
+        server.signal(second)
+        assert server.wait() == 1
+        running.join()
+        assert not Path(f"/proc/{engine}").exists()
+
+
+def test_the_control_plane_can_drain_and_take_it_back(model):
+    with api_process(model) as server:
+        assert server.ask("/drain", ops=True, method="POST").json["phase"] == "draining"
+        assert server.ask("/readyz", ops=True).status == 503
+        assert server.state()["phase"] == "draining"
+        assert server.ask("/v1/completions", BODY).status == 200, "gateways have not read it yet"
+        assert server.ask("/drain", ops=True, method="DELETE").json["phase"] == "ready"
+        assert server.ask("/readyz", ops=True).status == 200
+        assert server.ask("/drain").status == 404, "clients cannot drain"
+
+
+def test_a_killed_engine_is_an_error_for_everybody_and_the_end(model, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    with api_process(model, faults={"gate": str(gate), "step_s": 0.005}) as server:
+        under_way = Stream(server, max_tokens=4000)
+        server.until("it to stream", lambda: 'first_token_seconds_count{model_name="tiny"} 1.0' in _metrics(server))
+        gate.unlink()
+        queued = Stream(server)
+        server.until("both to run", lambda: server.state()["running"] == 2)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        cut = under_way.join()
+        assert b'"code":"engine_failed"' in cut
+        assert b"[DONE]" not in cut
+        assert under_way.status == 200
+        assert json.loads(queued.join())["error"]["code"] == "engine_failed"
+        assert queued.status == 503
+        assert server.wait() == 1
+        _assert_one_error(server.output(), "killed by SIGKILL")
+
+
+def _metrics(server: ApiProcess) -> str:
+    return server.ask("/metrics").body.decode()
+
+
+def test_the_openai_client_sees_an_error_inside_a_stream(model, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    with (
+        api_process(model, faults={"gate": str(gate), "step_s": 0.005}) as server,
+        openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client,
+    ):
+        stream = client.completions.create(model="tiny", prompt="x", max_tokens=4000, stream=True)
+        next(stream)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError):
+            for _ in stream:
+                pass
+
+
+def test_the_engine_ends_with_its_parent(model):
+    with api_process(model) as server:
+        engine = server.engine_pid
+        server.process.kill()
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{engine}").exists():
+            assert time.monotonic() < deadline, "an orphan is left"
+            time.sleep(0.01)
+
+
+def test_wrong_options_are_said_with_their_flag(model):
+    for args, says in ((("--max-model-len", "-5"), "--max-model-len"), (("--device", "tpu"), "--device")):
+        with api_process(model, *args, command=STUB, wait="nothing") as server:
+            assert server.wait() == 2
+            assert says in server.output()
+            assert "Traceback" not in server.output()
