@@ -36,9 +36,11 @@ def apply(program: Sequence[str], overlay: Path, *, node_address: str, say: Say)
     say.waiting(f"applying {overlay}…")
     rendered = kubectl.run(program, "kustomize", str(overlay))
     said = kubectl.apply(program, rendered.replace(gateway_url(HOST), gateway_url(node_address)))
-    kubectl.run(program, "wait", "--for=condition=Established", "--all", "crd", "--timeout=30s")
-    changed = sum(1 for line in said.splitlines() if line.endswith(" serverside-applied"))
-    say.done(f"applied {changed} objects of {overlay}")
+    applied = [line.split()[0] for line in said.splitlines() if line.endswith(" serverside-applied")]
+    definitions = [name for name in applied if name.startswith("customresourcedefinition.")]
+    if definitions:
+        kubectl.run(program, "wait", "--for=condition=Established", *definitions, "--timeout=30s")
+    say.done(f"applied {len(applied)} objects of {overlay}")
 
 
 def gateway_url(address: str) -> str:
@@ -46,8 +48,11 @@ def gateway_url(address: str) -> str:
     return f"http://{address}:{PORT_GATEWAY}"
 
 
-def await_workloads(program: Sequence[str], *, say: Say, timeout_s: float = READY_TIMEOUT_S) -> None:
-    """Returns when every Deployment of the system namespace is available; StepFailedError with a post-mortem."""
+def await_workloads(
+    program: Sequence[str], *, say: Say, namespace: str = SYSTEM_NAMESPACE, timeout_s: float = READY_TIMEOUT_S
+) -> None:
+    """Returns when every Deployment of the namespace is available; StepFailedError with a post-mortem."""
+    program = [*program, f"--namespace={namespace}"]
     started = time.monotonic()
     while True:
         now = _look(program)
@@ -63,18 +68,17 @@ def await_workloads(program: Sequence[str], *, say: Say, timeout_s: float = READ
 
 def post_mortem(program: Sequence[str], pods: Sequence[str]) -> str:
     """The last log lines of some pods and the latest warnings of their namespace, as far as they can be had."""
-    namespace = f"--namespace={SYSTEM_NAMESPACE}"
     parts = []
     for pod in pods:
-        said = kubectl.attempt(program, "logs", namespace, pod, "--all-containers", "--prefix", "--tail=15")
+        said = kubectl.attempt(program, "logs", pod, "--all-containers", "--prefix", "--tail=15")
         parts.append(_indented(f"log of {pod}", said.splitlines()))
-    warnings = kubectl.attempt(program, "events", namespace, "--types=Warning")
+    warnings = kubectl.attempt(program, "events", "--types=Warning")
     parts.append(_indented("warnings", warnings.splitlines()[-10:]))
     return "\n".join(parts)
 
 
 def _look(program: Sequence[str]) -> Readiness:
-    found = kubectl.run(program, "get", "deployments,pods", f"--namespace={SYSTEM_NAMESPACE}", "--output=json")
+    found = kubectl.run(program, "get", "deployments,pods", "--output=json")
     items: list[dict[str, Any]] = json.loads(found)["items"]
     return readiness(
         [item for item in items if item["kind"] == "Deployment"], [item for item in items if item["kind"] == "Pod"]
