@@ -190,6 +190,7 @@ class ControlPlane:
         except BaseException:
             _stop_members(self.state, self._say)
             record.forget(self.layout)
+            _clear(self.layout)
             raise
 
     def _repair(self, dead: Sequence[str]) -> None:
