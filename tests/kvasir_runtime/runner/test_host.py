@@ -1,0 +1,22 @@
+"""Threads and memory come from what was granted, not from what the node has."""
+
+import os
+
+import pytest
+
+from kvasir_runtime.runner import host
+
+
+@pytest.mark.parametrize(("environment", "threads"), [({"OMP_NUM_THREADS": "3"}, 3), ({"OMP_NUM_THREADS": "5,2"}, 5)])
+def test_threads_that_were_asked_for(environment: dict[str, str], threads: int) -> None:
+    assert host.num_threads(environment) == threads
+
+
+@pytest.mark.parametrize("environment", [{}, {"OMP_NUM_THREADS": "0"}, {"OMP_NUM_THREADS": "many"}])
+def test_threads_are_at_most_the_cpus_granted(environment: dict[str, str]) -> None:
+    assert 1 <= host.num_threads(environment) <= len(os.sched_getaffinity(0))
+
+
+def test_memory_figures_are_in_order() -> None:
+    assert 0 < host.resident_bytes() <= host.peak_resident_bytes() <= host.memory_limit_bytes()
+    assert host.memory_available_bytes() > 0

@@ -1,0 +1,117 @@
+"""The real scheduler drives the real runner: answers stay the oracle's through hits, preemptions and two in flight."""
+
+import random
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from fakes import checkpoints
+from fakes.by_hand import runner_of
+from fakes.checkpoints import Shape
+from fakes.oracle import oracle_of
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.wire import Request, Sampling
+
+SHAPES = {
+    "llama": Shape(),
+    "mistral": Shape(family="mistral", extra={"sliding_window": 24}),
+    "qwen2": Shape(family="qwen2", tied=True),
+    "qwen3": Shape(family="qwen3", extra={"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(root: Path, name: str) -> Path:
+    folder = root / name
+    return folder if folder.exists() else checkpoints.write(folder, SHAPES[name])
+
+
+def answers(
+    runner: Runner, requests: list[Request], *, budget: int, depth: int = 1
+) -> tuple[dict[str, list[int]], int]:
+    """All answers by request id, and how many sequences were preempted on the way."""
+    facts = runner.facts
+    scheduler = Scheduler(
+        Limits(
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            max_batch_tokens=budget,
+            max_sequences=facts.max_sequences,
+            max_model_len=facts.max_model_len,
+            eos_token_ids=facts.eos_token_ids,
+        )
+    )
+    found: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    ended, flying, joins = set(), deque(), 0
+    for request in requests:
+        assert scheduler.submit(request, 0.0) is None
+    for now in range(20_000):
+        while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:
+            joins += len(plan.joins)
+            flying.append(runner.launch(plan))
+        if not flying:
+            break
+        for event in scheduler.commit(runner.collect(flying.popleft()), float(now)):
+            found[event.request_id] += event.token_ids
+            if event.finish_reason is not None:
+                assert event.finish_reason in {"length", "stop"}
+                ended.add(event.request_id)
+    assert ended == set(found)
+    return found, joins - len(requests)
+
+
+def requests_of(prompts: list[tuple[int, ...]], num_tokens: int) -> list[Request]:
+    sampling = Sampling(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return [Request(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_are_the_oracles_when_blocks_are_short(root: Path, name: str, depth: int) -> None:
+    folder, chooser = folder_of(root, name), random.Random(3)
+    common = tuple(chooser.choices(range(3, 320), k=48))
+    prompts = [
+        common[: chooser.choice((0, 16, 40, 48))] + tuple(chooser.choices(range(3, 320), k=n)) for n in range(1, 25)
+    ]
+    # 24 sequences of about 80 tokens want 240 blocks of 8.
+    runner = runner_of(folder, num_blocks=90, max_sequences=16)
+    found, num_preempted = answers(runner, requests_of(prompts, 40), budget=48, depth=depth)
+    assert num_preempted > 0
+    for index, prompt in enumerate(prompts):
+        assert oracle_of(folder).wrong_tokens(prompt, found[str(index)]) == []
+        assert len(found[str(index)]) == 40
+
+
+def test_warm_prompt_gives_the_cold_answer(root: Path) -> None:
+    folder = folder_of(root, "qwen3")
+    prompt = tuple(random.Random(8).choices(range(3, 320), k=100))
+    found, _ = answers(runner_of(folder), requests_of([prompt, (*prompt[:64], 5), prompt], 20), budget=64)
+    assert found["0"] == found["2"]
+    assert oracle_of(folder).wrong_tokens((*prompt[:64], 5), found["1"]) == []
+
+
+def test_sampled_answers_do_not_depend_on_batch_budget_or_preemption(root: Path) -> None:
+    folder = folder_of(root, "llama")
+    prompts = [tuple(random.Random(i).choices(range(3, 320), k=5 + i)) for i in range(12)]
+    requests = [
+        Request(
+            request_id=str(i),
+            prompt=prompt,
+            sampling=Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=i, max_tokens=30, ignore_eos=True),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    together, _ = answers(runner_of(folder), requests, budget=256)
+    tight, num_preempted = answers(runner_of(folder, num_blocks=20, max_sequences=6), requests, budget=16)
+    assert num_preempted > 0
+    assert tight == together
+    for request in requests[:3]:
+        alone, _ = answers(runner_of(folder), [request], budget=7)
+        assert alone[request.request_id] == together[request.request_id]
