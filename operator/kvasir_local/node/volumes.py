@@ -26,10 +26,11 @@ TOKEN_LIFE_USED: Final = 0.8
 
 
 class PodVolumes:
-    """The volumes of one pod below its directory."""
+    """The volumes of one pod below its directory, which goes with them."""
 
     def __init__(self, cluster: Cluster, sources: Sources, directory: Path) -> None:
-        self._cluster, self._sources, self._directory = cluster, sources, directory
+        self._cluster, self._sources, self._pod_dir = cluster, sources, directory
+        self._directory = directory / "volumes"
         self._tokens: dict[TokenWish, tuple[str, float]] = {}
         self._written: set[str] = set()
 
@@ -49,7 +50,7 @@ class PodVolumes:
 
     def remove(self) -> None:
         """Delete everything that lives and dies with the pod."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self._pod_dir, ignore_errors=True)
 
     async def _mount(self, pod: Json, volume: Json, place: Place) -> Mount:
         here = self._directory / volume["name"]
