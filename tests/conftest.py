@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvasir_local import binaries
+from kvasir_local import binaries, install
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.record import Node
-from kvasir_local.say import Terminal
+from kvasir_local.say import Quiet, Terminal
 
 if TYPE_CHECKING:
     from kubernetes import client
@@ -76,6 +76,17 @@ def cluster_node(cluster: ControlPlane) -> ControlPlane:
     cluster.start_node(NODE)
     cluster.await_node(NODE.name)
     return cluster
+
+
+@pytest.fixture(scope="session")
+def installed(cluster_node: ControlPlane) -> ControlPlane:
+    """The same with operator and gateway, from manifests/local; clients reach them at `stack.gateway_url(installed)`."""
+    overlay = install.find_manifests()
+    assert overlay is not None, "manifests/local/kustomization.yaml is not there"
+    address = cluster_node.state.network.node_address
+    install.apply(cluster_node.kubectl, overlay, node_address=address, say=Quiet())
+    install.await_workloads(cluster_node.kubectl, say=Quiet(), timeout_s=90)
+    return cluster_node
 
 
 @pytest.fixture(scope="session")

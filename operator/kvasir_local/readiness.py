@@ -45,8 +45,9 @@ def _trouble(pod: Mapping[str, Any]) -> str | None:
         waiting = container.get("state", {}).get("waiting", {})
         if waiting and waiting.get("reason") not in {"ContainerCreating", "PodInitializing"}:
             return f"{container['name']} {waiting.get('reason')} {waiting.get('message', '')}".rstrip()
-        if ended := container.get("state", {}).get("terminated"):
-            return f"{container['name']} ended with exit code {ended.get('exitCode')}"
+        ended = container.get("state", {}).get("terminated", {})
+        if ended.get("exitCode", 0) != 0:
+            return f"{container['name']} ended with exit code {ended['exitCode']}"
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             return f"{condition.get('reason', 'not scheduled')}: {condition.get('message', '')}"

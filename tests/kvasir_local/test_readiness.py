@@ -43,6 +43,7 @@ def test_ready(deployments, ready):
             {"containerStatuses": [{"name": "c", "state": {"terminated": {"exitCode": 2}}}]},
             "d, p: c ended with exit code 2",
         ),
+        ({"initContainerStatuses": [{"name": "i", "state": {"terminated": {"exitCode": 0}}}]}, "d"),
         ({"phase": "Failed", "reason": "UnsupportedField", "message": "spec.x"}, "d, p: UnsupportedField: spec.x"),
         (
             {
