@@ -80,7 +80,7 @@ def cluster_node(cluster: ControlPlane) -> ControlPlane:
 
 @pytest.fixture(scope="session")
 def installed(cluster_node: ControlPlane) -> ControlPlane:
-    """The same with operator and gateway, from manifests/local; clients reach them at `stack.gateway_url(installed)`."""
+    """The same with operator and gateway, from manifests/local; its address is `stack.gateway_url(installed)`."""
     overlay = install.find_manifests()
     assert overlay is not None, "manifests/local/kustomization.yaml is not there"
     address = cluster_node.state.network.node_address
