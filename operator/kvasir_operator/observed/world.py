@@ -33,13 +33,17 @@ class Revision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A Deployment of ours: replicas as its spec asks; found: the object as it is, to be compared."""
+    """A Deployment of ours: replicas as its spec asks; found: the object as it is, to be compared.
+
+    failure: why the cluster refuses to create its pods (quota, admission), empty when it does not.
+    """
 
     revision: str
     name: str
     uid: str = ""
     replicas: int = 0
     found: Json
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,7 @@ def observed(
         generation=int(metadata.get("generation", 0)),
         created=str(metadata.get("creationTimestamp", "")),
         spec=spec,
-        status=_parsed_status(service),
+        status=parsed_status(service),
         invalid=invalid,
         revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
         workloads=tuple(map(_workload, ours)),
@@ -127,7 +131,7 @@ def parsed_spec(service: Json) -> tuple[Spec, str]:
         return Spec(model=Model(uri="invalid")), "; ".join(breaches)
 
 
-def _parsed_status(service: Json) -> Status:
+def parsed_status(service: Json) -> Status:
     """The status as written before; an empty one when somebody broke it, since everything in it can be observed
     again."""
     try:
@@ -162,10 +166,12 @@ def _revision(obj: Json) -> Revision:
 
 
 def _workload(obj: Json) -> Workload:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
     return Workload(
         revision=str((obj["metadata"].get("labels") or {}).get(names.LABEL_REVISION, "")),
         name=str(obj["metadata"]["name"]),
         uid=str(obj["metadata"].get("uid", "")),
         replicas=int((obj.get("spec") or {}).get("replicas", 0)),
         found=obj,
+        failure=next((str(c.get("message", "")) for c in conditions if c.get("type") == "ReplicaFailure"), ""),
     )

@@ -53,7 +53,7 @@ def leaving(replicas: Sequence[Replica], *, count: int, target: int, now: float,
     steps += [
         Step(verb="release", replica=r, why="its replica is wanted again")
         for r in live[len(victims) :]
-        if r.drain_since is not None or r.drained
+        if r.drain_since is not None or r.drained or (r.reading is not None and r.reading.phase == "draining")
     ]
     steps += [
         Step(verb="cut", replica=r, why=f"it did not end within its drain timeout of {timeout_s:g} s")

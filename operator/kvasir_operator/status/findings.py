@@ -12,8 +12,9 @@ class Findings:
     """seen and the decisions about it.
 
     now: RFC 3339. current: the revision that the spec asks for, empty when the spec cannot be honoured for fault_reason
-    and fault_message. wanted: replicas. blocked: objects of others that are in the way. overdue: no progress within the
-    deadline. missing: pods and gateways that did not answer. gateway_url: for status.address.
+    and fault_message. wanted: replicas. blocked: objects of others that are in the way. trouble: what the API server
+    said when it refused a write. overdue: no progress within the deadline. missing: pods and gateways that did not
+    answer. gateway_url: for status.address.
     """
 
     seen: Observed
@@ -23,6 +24,7 @@ class Findings:
     fault_reason: str = ""
     fault_message: str = ""
     blocked: tuple[str, ...] = ()
+    trouble: str = ""
     overdue: bool = False
     missing: tuple[str, ...] = ()
     autoscaling: AutoscalingStatus | None = None

@@ -37,6 +37,10 @@ def _blocked(found: Findings) -> Summary | None:
     return _reconciling("Progressing", f"{what} exists and does not belong to this service; waiting until it is gone")
 
 
+def _trouble(found: Findings) -> Summary | None:
+    return _reconciling("Progressing", found.trouble) if found.trouble else None
+
+
 def _zero(found: Findings) -> Summary | None:
     if found.wanted:
         return None
@@ -91,6 +95,8 @@ def _why_not_ready(found: Findings) -> Summary:
         return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'it gave no reason'}")
     if unplaced := found.first("unschedulable"):
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
+    if refused := next((w.failure for w in found.seen.workloads if w.failure), ""):
+        return _reconciling("Scaling" if found.updated_ready else "MinimumNotAvailable", f"{how_many}; {refused}")
     if found.updated_ready:
         return _reconciling("Scaling", how_many)
     if loading := found.first("loading"):
@@ -101,6 +107,7 @@ def _why_not_ready(found: Findings) -> Summary:
 CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
     _fault,
     _blocked,
+    _trouble,
     _zero,
     _refused,
     _all_ready,

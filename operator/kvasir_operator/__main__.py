@@ -1,0 +1,145 @@
+"""`kvasir operator`: reads the flags, wires the rooms together and runs until a signal or a failure ends it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from typing import Any, Final
+
+import aiohttp
+import click
+import kopf
+
+from kvasir_api import names
+from kvasir_kube.client import Client, configuration
+from kvasir_kube.errors import KubeError
+from kvasir_kube.readings import Reader
+from kvasir_operator import handlers
+from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.http import health_app, metrics_app, serve
+from kvasir_operator.loop.operator import Operator
+from kvasir_operator.observed.settings import Settings
+
+LOG: Final = logging.getLogger("kvasir_operator")
+INITIAL_LIST_ATTEMPTS: Final = 30
+
+
+@click.command(context_settings={"max_content_width": 110})
+@click.option("--namespace", default="", metavar="NAME", help="Serve only this namespace. Default: all.")
+@click.option(
+    "--gateway-url", default="", metavar="URL", help="Base URL of the gateway, shown in status.address, without /v1."
+)
+@click.option(
+    "--runtime-image",
+    default=names.IMAGE_RUNTIME,
+    show_default=True,
+    metavar="IMAGE",
+    help="Image of pods with accelerators.",
+)
+@click.option(
+    "--runtime-image-cpu",
+    default=names.IMAGE_RUNTIME_CPU,
+    show_default=True,
+    metavar="IMAGE",
+    help="Image of pods without accelerators.",
+)
+@click.option(
+    "--allow-model-dir",
+    multiple=True,
+    metavar="DIR",
+    help="Directory of the nodes below which file:// models may lie; may be repeated. Default: none.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where both ports listen.")
+@click.option("--metrics-port", default=9090, show_default=True, help="Port of /metrics; 0 takes a free one.")
+@click.option("--health-port", default=8081, show_default=True, help="Port of /livez and /readyz; 0 takes a free one.")
+@click.option(
+    "--interval",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.2, 60.0),
+    help="Seconds between two readings of all pods.",
+)
+@click.option("--kubeconfig", default="", metavar="FILE", help="Default: $KUBECONFIG, or the pod's service account.")
+@click.option("--verbose", is_flag=True, help="Log each reconcile.")
+def operator(**options: Any) -> None:
+    """Watches InferenceServices and keeps their pods, their number and their status."""
+    logging.basicConfig(
+        level=logging.DEBUG if options.pop("verbose") else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    # kopf tells of every handler call; at its warnings it says what matters.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_run(**options))
+    except KubeError as error:
+        click.echo(f"kvasir: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def _run(
+    *,
+    namespace: str,
+    gateway_url: str,
+    runtime_image: str,
+    runtime_image_cpu: str,
+    allow_model_dir: tuple[str, ...],
+    host: str,
+    metrics_port: int,
+    health_port: int,
+    interval: float,
+    kubeconfig: str,
+) -> None:
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
+    settings = Settings(
+        runtime_image=runtime_image,
+        runtime_image_cpu=runtime_image_cpu,
+        model_dirs=allow_model_dir,
+        gateway_url=gateway_url,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(Client(await configuration(kubeconfig)))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        parts = Operator(
+            cluster,
+            Reader(session),
+            settings=settings,
+            namespace=namespace,
+            interval_s=interval,
+            instance=os.environ.get("HOSTNAME", names.OPERATOR),
+            clock=Clock(),
+        )
+        health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)
+        stack.push_async_callback(health.cleanup)
+        metrics, metrics_at = await serve(metrics_app(parts.telemetry.text), host=host, port=metrics_port)
+        stack.push_async_callback(metrics.cleanup)
+        LOG.info("health on %s:%d, metrics on %s:%d", host, port, host, metrics_at)
+        await parts.fill(attempts=INITIAL_LIST_ATTEMPTS)
+        await _until_ended(parts, namespace=namespace, kubeconfig=kubeconfig)
+
+
+async def _until_ended(parts: Operator, *, namespace: str, kubeconfig: str) -> None:
+    """kopf's watches and our loops side by side; when either ends, so does the other."""
+    loops = asyncio.create_task(parts.run())
+    stop = asyncio.Event()
+    loops.add_done_callback(lambda _: stop.set())
+    try:
+        await kopf.operator(
+            registry=handlers.registry(parts.store, parts.dirty, parts.resync, kubeconfig=kubeconfig),
+            settings=handlers.settings(),
+            standalone=True,
+            clusterwide=not namespace,
+            namespaces=[namespace] if namespace else [],
+            stop_flag=stop,
+        )
+    finally:
+        loops.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loops
+
+
+if __name__ == "__main__":
+    operator()

@@ -1,0 +1,71 @@
+"""Which events follow from a reconcile: those that tell of a change, judged by the status that was written before."""
+
+from kvasir_api.service import Condition, Status
+from kvasir_kube.kinds import Json, Key
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.status.summary import Summary
+
+STALLED_EVENTS = {"InvalidSpec": "InvalidSpec", "NameConflict": "InvalidSpec", "ModelLoadFailed": "ModelLoadFailed"}
+
+
+class Announcer:
+    """Compares before and after. What the cluster remembers decides, so a restart repeats nothing."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._failed: dict[Key, set[str]] = {}
+
+    async def revision(self, seen: Observed, service: Json, current: Revision) -> None:
+        """An event when the spec begins to ask for other pods than before."""
+        if current.id == seen.status.rollout.current_revision or seen.revision(current.id) == current:
+            return
+        await self._recorder.say(service, "RevisionCreated", f"revision {current.id}, number {current.number}")
+
+    async def changes(self, seen: Observed, service: Json, status: Status, answer: Summary) -> None:
+        """Events about readiness, refusals, the rollout, failing pods and scaling by hand."""
+        before, after = _ready(seen.status.conditions), _ready(status.conditions)
+        was_ready = before is not None and before.status == "True"
+        if answer.mode == "ready" and not was_ready and status.desired_replicas:
+            await self._recorder.say(service, "Ready", answer.message)
+        said = STALLED_EVENTS.get(answer.reason)
+        if said and answer.mode == "stalled" and not _same(before, after):
+            await self._recorder.say(service, said, answer.message, kind="Warning")
+        rolled = status.rollout.last_good_revision
+        if rolled and rolled != seen.status.rollout.last_good_revision and seen.status.rollout.last_good_revision:
+            await self._recorder.say(service, "RolloutComplete", f"every replica runs revision {rolled}")
+        await self._failures(seen, service)
+        await self._by_hand(seen, service, status)
+
+    async def _failures(self, seen: Observed, service: Json) -> None:
+        name = (seen.namespace, seen.name)
+        known = self._failed.get(name, set())
+        failed = {r.uid: r for r in seen.replicas if r.phase == "failed"}
+        for uid_, r in failed.items():
+            if uid_ not in known:
+                pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
+                note = f"{r.name}: {r.last_words or 'it gave no reason'}"
+                await self._recorder.say(service, "ReplicaFailed", note, kind="Warning", related=pod)
+        if failed:
+            self._failed[name] = set(failed)
+        else:
+            self._failed.pop(name, None)
+
+    async def _by_hand(self, seen: Observed, service: Json, status: Status) -> None:
+        before, after = seen.status.desired_replicas, status.desired_replicas
+        observed_before = seen.status.observed_generation > 0
+        if seen.spec.autoscaling is not None or not observed_before or before == after or seen.invalid:
+            return
+        reason = "ScaledUp" if after > before else "ScaledDown"
+        await self._recorder.say(service, reason, f"{before} → {after} replicas, manual: spec.replicas asks for it")
+
+
+def _ready(conditions: list[Condition]) -> Condition | None:
+    return next((c for c in conditions if c.type == "Ready"), None)
+
+
+def _same(before: Condition | None, after: Condition | None) -> bool:
+    """Whether two conditions say the same, whenever they said it."""
+    if before is None or after is None:
+        return before is after
+    return (before.status, before.reason, before.message) == (after.status, after.reason, after.message)

@@ -1,0 +1,85 @@
+"""Keys that wait for a reconcile: each at most once, each worked on by one worker at a time, failures with a pause."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import Key
+
+LOG: Final = logging.getLogger(__name__)
+DEBOUNCE_S: Final = 0.05
+FIRST_BACKOFF_S: Final = 0.5
+LAST_BACKOFF_S: Final = 60.0
+WORKERS: Final = 8
+
+
+class Dirty:
+    """A set of keys with the time at which each is due. Times are of the monotonic clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due: dict[Key, float] = {}
+        self._busy: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._news = asyncio.Event()
+
+    def mark(self, key: Key, delay_s: float = DEBOUNCE_S) -> None:
+        """Reconcile the key soon; an earlier time that is set already stays."""
+        due = self._clock() + delay_s
+        self._due[key] = min(due, self._due.get(key, due))
+        self._news.set()
+
+    def oldest_s(self) -> float:
+        """How long the key that is due for longest has waited; 0 when none is."""
+        now = self._clock()
+        return max((now - due for due in self._due.values()), default=0.0) if self._due else 0.0
+
+    async def run(self, reconcile: Callable[[Key], Awaitable[None]], *, workers: int = WORKERS) -> None:
+        """Call reconcile for each key that is due, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._work(reconcile))
+
+    async def _work(self, reconcile: Callable[[Key], Awaitable[None]]) -> None:
+        while True:
+            key = await self._next()
+            try:
+                await reconcile(key)
+                self._failures.pop(key, None)
+            except KubeError as error:
+                self._again(key, str(error), error.retry_after_s)
+            except Exception:
+                LOG.exception("%s/%s: reconcile failed", *key)
+                self._again(key, "unexpected error", 0.0)
+            finally:
+                self._busy.discard(key)
+                self._news.set()
+
+    def _again(self, key: Key, why: str, at_least_s: float) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        pause = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * random.uniform(0.8, 1.2)
+        pause = max(pause, at_least_s)
+        LOG.warning("%s/%s: %s; again in %.1f s", *key, why, pause)
+        # The pause replaces whatever was due earlier, or a storm of events would be a storm of retries.
+        self._due[key] = self._clock() + pause
+
+    async def _next(self) -> Key:
+        while True:
+            now = self._clock()
+            waiting = {key: due for key, due in self._due.items() if key not in self._busy}
+            if waiting:
+                key = min(waiting, key=lambda name: waiting[name])
+                if waiting[key] <= now:
+                    del self._due[key]
+                    self._busy.add(key)
+                    return key
+            self._news.clear()
+            pause = min(waiting.values()) - now if waiting else None
+            try:
+                await asyncio.wait_for(self._news.wait(), pause)
+            except TimeoutError:
+                continue

@@ -1,0 +1,88 @@
+"""Gathers everything that is known about one service; the only reader of the cluster besides the watches."""
+
+from typing import Final
+
+from kvasir_api import claims
+from kvasir_api.claims import Claim
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import NotFoundError
+from kvasir_kube.kinds import (
+    CLAIM,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    SERVICE,
+    Json,
+    Key,
+    key,
+)
+from kvasir_operator.desired.source import CLAIM_SCHEME, source
+from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.store import Store
+from kvasir_operator.observed.world import Observed, observed
+
+CLAIM_KNOWN_S: Final = 60.0
+"""A claim that was there is not asked for again for so long; its absence is asked for each time."""
+
+
+class Observer:
+    """Reads the store, and live what no watch tells: the model's claim, and a Service that is not ours."""
+
+    def __init__(self, cluster: Cluster, store: Store, hearing: Hearing, *, clock: Clock) -> None:
+        self._cluster, self._store, self._hearing, self._clock = cluster, store, hearing, clock
+        self._claims: dict[Key, float] = {}
+
+    async def observe(self, service: Json) -> Observed:
+        """The service with its children, pods, readings and obstacles."""
+        name = key(service)
+        return observed(
+            service,
+            revisions=self._store.of(CONTROLLER_REVISION, name),
+            deployments=self._store.of(DEPLOYMENT, name),
+            replicas=self._hearing.replicas(name),
+            svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
+            claim_found=await self._claim_found(service),
+            holder=self._holder(service),
+        )
+
+    async def _unlabelled_svc(self, name: Key) -> Json | None:
+        """A Service of the service's name that the watch, which asks for our label, does not see."""
+        try:
+            return await self._cluster.get(SERVICE, *name)
+        except NotFoundError:
+            return None
+
+    async def _claim_found(self, service: Json) -> bool:
+        uri = str(((service.get("spec") or {}).get("model") or {}).get("uri", ""))
+        if not uri.startswith(CLAIM_SCHEME):
+            return True
+        claim = (key(service)[0], source(uri).volume)
+        now = self._clock.steady()
+        if now - self._claims.get(claim, -CLAIM_KNOWN_S) < CLAIM_KNOWN_S:
+            return True
+        try:
+            await self._cluster.get(CLAIM, *claim)
+        except NotFoundError:
+            self._claims.pop(claim, None)
+            return False
+        self._claims[claim] = now
+        return True
+
+    def _holder(self, service: Json) -> str:
+        """Who holds the served name, unless it is this service."""
+        mine = _claim(service)
+        alive = [s for s in self._store.all(INFERENCE_SERVICE) if not s["metadata"].get("deletionTimestamp")]
+        held = claims.holders([mine, *map(_claim, alive)]).get(mine.served_name, mine)
+        return "" if (held.namespace, held.name) == key(service) else f"{held.namespace}/{held.name}"
+
+
+def _claim(service: Json) -> Claim:
+    namespace, name = key(service)
+    model = (service.get("spec") or {}).get("model") or {}
+    return Claim(
+        served_name=claims.served_name(name, str(model.get("servedName") or "")),
+        namespace=namespace,
+        name=name,
+        created=str(service["metadata"].get("creationTimestamp", "")),
+    )

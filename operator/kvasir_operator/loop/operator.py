@@ -1,0 +1,101 @@
+"""The operator without kopf: all parts wired, their loops, and whether they are well. Tests run it on a fake
+cluster."""
+
+import asyncio
+import logging
+from typing import Final
+
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import KubeError
+from kvasir_kube.readings import Reader
+from kvasir_operator.loop.announcer import Announcer
+from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.observer import Observer
+from kvasir_operator.loop.reconciler import Reconciler
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.resync import Resync
+from kvasir_operator.loop.scaler import Scaler
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.writer import Writer
+from kvasir_operator.observed.settings import Settings
+
+LOG: Final = logging.getLogger(__name__)
+STUCK_S: Final = 300.0
+"""A key that was due so long ago means that the workers are stuck."""
+TICK_LATE_S: Final = 60.0
+
+
+class Operator:
+    """Everything that runs in the operator's process besides the watches."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        reader: Reader,
+        *,
+        settings: Settings,
+        namespace: str,
+        interval_s: float,
+        instance: str,
+        clock: Clock,
+    ) -> None:
+        self.store, self.telemetry = Store(), Telemetry()
+        self.dirty = Dirty(clock.steady)
+        self.resync = Resync(cluster, self.store, self.dirty, namespace=namespace, clock=clock)
+        recorder = Recorder(cluster, instance=instance, clock=clock)
+        hearing = Hearing(self.store, reader, clock=clock)
+        self.scaler = Scaler(
+            self.store, hearing, self.dirty, recorder, self.telemetry, clock=clock, interval_s=interval_s
+        )
+        self.reconciler = Reconciler(
+            self.store,
+            Observer(cluster, self.store, hearing, clock=clock),
+            self.scaler,
+            Writer(cluster, self.store, reader, recorder, self.telemetry, clock=clock),
+            Announcer(recorder),
+            self.dirty,
+            self.telemetry,
+            settings=settings,
+            clock=clock,
+        )
+        self._clock = clock
+
+    async def fill(self, *, attempts: int) -> None:
+        """List everything before anything is decided: what is not known yet must not look as if it were not there."""
+        for attempt in range(1, attempts + 1):
+            try:
+                await self.resync.once()
+            except KubeError as error:
+                if attempt == attempts or error.permanent:
+                    raise
+                LOG.warning("the API server is not ready yet: %s", error)
+                await asyncio.sleep(1.0)
+            else:
+                await self.scaler.tick()
+                return
+
+    async def run(self) -> None:
+        """Reconcile, listen and compare until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.dirty.run(self.reconciler.reconcile))
+            group.create_task(self.scaler.run())
+            group.create_task(self.resync.run())
+
+    def live(self) -> str:
+        """Why this process should be restarted; empty when it is well."""
+        if not self.resync.synced:
+            return ""
+        if owed := self.resync.deaf():
+            return f"a watch has gone deaf: it owes {owed}"
+        if (oldest := self.dirty.oldest_s()) > STUCK_S:
+            return f"a service has waited {oldest:.0f} s for its reconcile"
+        if (late := self._clock.steady() - self.scaler.ticked_at) > TICK_LATE_S:
+            return f"the last reading of all pods ended {late:.0f} s ago"
+        return ""
+
+    def ready(self) -> str:
+        """Why it does not act yet."""
+        return "" if self.resync.synced else "the first list is not complete"

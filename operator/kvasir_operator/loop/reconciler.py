@@ -1,0 +1,156 @@
+"""One service, level-triggered: observe, ask the pure rooms, write the children, write the status."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key
+from kvasir_operator.desired.children import children
+from kvasir_operator.desired.current import current_revision
+from kvasir_operator.desired.faults import fault
+from kvasir_operator.desired.revision import surplus
+from kvasir_operator.diff import diff
+from kvasir_operator.loop.announcer import Announcer
+from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.observer import Observer
+from kvasir_operator.loop.scaler import Scaler
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.writer import Writer
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Observed
+from kvasir_operator.rollout.plan import plan
+from kvasir_operator.status.compose import compose, document, urgent
+from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.progress import Progress, overdue, progress
+
+LOG: Final = logging.getLogger(__name__)
+COUNTERS_S: Final = 5.0
+"""Counters in status are written at most this often."""
+FAULT_RETRY_S: Final = 5.0
+"""A fault may be cured by something that nobody tells us of, such as a claim that appears."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What is kept of one service between reconciles; losing it costs nothing but a little time."""
+
+    uid: str
+    progress: Progress | None = None
+    written_at: float = field(default=-COUNTERS_S)
+
+
+class Reconciler:
+    """`reconcile(key)` is called by one worker per key."""
+
+    def __init__(
+        self,
+        store: Store,
+        observer: Observer,
+        scaler: Scaler,
+        writer: Writer,
+        announcer: Announcer,
+        dirty: Dirty,
+        telemetry: Telemetry,
+        *,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._store, self._observer, self._scaler, self._writer = store, observer, scaler, writer
+        self._announcer, self._dirty, self._telemetry = announcer, dirty, telemetry
+        self._settings, self._clock = settings, clock
+        self._memory: dict[Key, Memory] = {}
+
+    async def reconcile(self, name: Key) -> None:
+        """Bring one service nearer to what it should be. Raises KubeError to be called again after a pause."""
+        service = self._store.get(INFERENCE_SERVICE, name)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            # Children go by garbage collection; there is nothing of ours to undo.
+            self._memory.pop(name, None)
+            self._scaler.forget(name)
+            return
+        started = self._clock.steady()
+        try:
+            await self._bring_nearer(name, service)
+        except BaseException:
+            self._telemetry.reconciled("error", self._clock.steady() - started)
+            raise
+        self._telemetry.reconciled("ok", self._clock.steady() - started)
+
+    async def _bring_nearer(self, name: Key, service: Json) -> None:
+        seen = await self._observer.observe(service)
+        memory = self._memory.get(name)
+        if memory is None or memory.uid != seen.uid:
+            memory = self._memory[name] = Memory(uid=seen.uid)
+        found = self._found(name, seen)
+        refused: KubeError | None = None
+        if broken := fault(seen, self._settings):
+            found = replace(found, fault_reason=broken.reason, fault_message=broken.message)
+            self._dirty.mark(name, FAULT_RETRY_S)
+        else:
+            found, refused = await self._bring_children(found, service)
+        await self._conclude(name, service, found, memory)
+        if refused is not None:
+            raise refused
+
+    def _found(self, name: Key, seen: Observed) -> Findings:
+        """What is known before the children are looked at. A spec that cannot be read leaves the numbers as they
+        were."""
+        unread = bool(seen.invalid)
+        return Findings(
+            seen=seen,
+            now=rfc3339(self._clock.wall()),
+            wanted=seen.status.desired_replicas if unread else self._scaler.wanted(name, seen.spec, seen.status),
+            blocked=seen.foreign,
+            missing=self._scaler.missing(name),
+            autoscaling=seen.status.autoscaling if unread else self._scaler.status(name, seen.spec, seen.status),
+            gateway_url=self._settings.gateway_url,
+        )
+
+    async def _bring_children(self, found: Findings, service: Json) -> tuple[Findings, KubeError | None]:
+        """Write what the children lack. What the API server refuses goes into the status and is tried again."""
+        seen = found.seen
+        current = current_revision(seen, self._settings)
+        found = replace(found, current=current.id)
+        if found.blocked:
+            return found, None
+        planned = plan(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
+        wanted = children(seen, current, planned.counts)
+        writes = diff(seen, wanted, surplus(seen, current.id))
+        try:
+            found = replace(found, blocked=await self._writer.children(seen, writes))
+            await self._announcer.revision(seen, service, current)
+            for step in planned.steps:
+                await self._writer.step(seen, service, step)
+        except KubeError as error:
+            return replace(found, trouble=f"the API server refused: {error}"), error
+        return found, None
+
+    async def _conclude(self, name: Key, service: Json, found: Findings, memory: Memory) -> None:
+        """Status and events from what was found."""
+        seen, now = found.seen, self._clock.steady()
+        memory.progress = progress(memory.progress, found, now)
+        found = replace(found, overdue=overdue(memory.progress, found, now))
+        status, answer = compose(found)
+        self._telemetry.replicas(name, wanted=found.wanted, ready=status.ready_replicas)
+        self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"))
+        await self._announcer.changes(seen, service, status, answer)
+        before, after = document(seen.status), document(status)
+        if before == after:
+            return
+        waited = now - memory.written_at
+        if not urgent(before, after) and waited < COUNTERS_S:
+            self._dirty.mark(name, COUNTERS_S - waited)
+            return
+        await self._writer.status(service, after)
+        memory.written_at = now
+
+    def _attend(self, name: Key, found: Findings, *, settled: bool) -> None:
+        """Ask for a look at every tick while time alone may change something: a drain, a deadline, a loading model."""
+        leaving = any(r.phase == "draining" for r in found.seen.replicas)
+        if (settled and not leaving) or found.fault_reason:
+            self._scaler.attention.discard(name)
+        else:
+            self._scaler.attention.add(name)

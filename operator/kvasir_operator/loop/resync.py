@@ -1,0 +1,108 @@
+"""Lists everything now and then: finds what the watches did not tell, repairs the store, and so proves that they tell.
+
+A list that knows a version which no watch has brought a minute later means that the operator is deaf; liveness says so.
+"""
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api import names
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD,
+    SERVICE,
+    Json,
+    Key,
+    Kind,
+    key,
+    resource_version,
+)
+from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.store import Store, parent
+
+LOG: Final = logging.getLogger(__name__)
+SELECTOR: Final = f"{names.LABEL_PART_OF}={names.PART_OF}"
+WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
+    (INFERENCE_SERVICE, ""),
+    (DEPLOYMENT, SELECTOR),
+    (CONTROLLER_REVISION, SELECTOR),
+    (SERVICE, SELECTOR),
+    (POD, SELECTOR),
+)
+"""What the operator watches, and the label selector of each."""
+INTERVAL_S: Final = 60.0
+DEAF_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overdue:
+    """A version that a list has shown and a watch has not brought yet."""
+
+    version: int
+    since: float
+
+
+class Resync:
+    """Fills the store at the start and repairs it from then on. namespace: empty for all."""
+
+    def __init__(self, cluster: Cluster, store: Store, dirty: Dirty, *, namespace: str = "", clock: Clock) -> None:
+        self.synced = False
+        self._cluster, self._store, self._dirty = cluster, store, dirty
+        self._namespace, self._clock = namespace, clock
+        self._overdue: dict[tuple[str, Key], Overdue] = {}
+
+    async def run(self) -> None:
+        """Once a minute, until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_S * random.uniform(0.8, 1.2))
+            try:
+                await self.once()
+            except KubeError as error:
+                LOG.warning("the periodic list failed: %s", error)
+
+    async def once(self) -> None:
+        """List all kinds; whatever differs is remembered and its service reconciled. Raises KubeError."""
+        for kind, selector in WATCHED:
+            await self._compare(kind, selector)
+        self.synced = True
+
+    def told(self, kind: Kind, obj: Json) -> None:
+        """A watch brought this object."""
+        waiting = self._overdue.get((kind.plural, key(obj)))
+        if waiting and resource_version(obj) >= waiting.version:
+            del self._overdue[kind.plural, key(obj)]
+
+    def deaf(self) -> str:
+        """What a watch owes us for longer than DEAF_S; empty when all is well."""
+        now = self._clock.steady()
+        late = [name for name, waiting in self._overdue.items() if now - waiting.since > DEAF_S]
+        return ", ".join(f"{plural} {name[0]}/{name[1]}" for plural, name in late[:3])
+
+    async def _compare(self, kind: Kind, selector: str) -> None:
+        before = {key(obj): resource_version(obj) for obj in self._store.all(kind)}
+        listing = await self._cluster.list(kind, self._namespace, selector)
+        now = self._clock.steady()
+        for obj in listing.items:
+            # What we wrote ourselves is in the store before the watch brings it, so it is never newer here.
+            if self._store.put(kind, obj):
+                self._dirty.mark(parent(obj))
+                if self.synced:
+                    waiting = Overdue(version=resource_version(obj), since=now)
+                    self._overdue.setdefault((kind.plural, key(obj)), waiting)
+        listed = {key(obj) for obj in listing.items}
+        for name, version in before.items():
+            known = self._store.get(kind, name)
+            # Only what was known before the list and has not changed since can be missing from it.
+            if name not in listed and known is not None and resource_version(known) == version:
+                self._dirty.mark(parent(known))
+                self._store.drop(kind, name)
+                self._overdue.pop((kind.plural, name), None)
+        self._overdue = {k: v for k, v in self._overdue.items() if k[0] != kind.plural or k[1] in listed}

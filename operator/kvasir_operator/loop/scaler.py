@@ -1,0 +1,209 @@
+"""The autoscaler's tick: listen, extend each service's window, decide, remember. It never writes to the cluster but
+events.
+
+What it wants is read by the reconcile; after a restart it goes on from what status says was wanted.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvasir_api.service import AutoscalingStatus, Spec, Status
+from kvasir_api.service import Decision as Entry
+from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
+from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.world import parsed_spec, parsed_status
+from kvasir_operator.scaling.decide import Decision, State, decide
+from kvasir_operator.scaling.policy import policy
+from kvasir_operator.scaling.window import EMPTY, Window, extended
+
+LOG: Final = logging.getLogger(__name__)
+KEPT_DECISIONS: Final = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What is kept of one service between ticks. elastic: autoscaling was on at the last tick."""
+
+    window: Window = EMPTY
+    state: State
+    decision: Decision | None = None
+    decisions: list[Entry] = field(default_factory=list)
+    heard: tuple[object, ...] = ()
+    held: bool = False
+
+
+class Scaler:
+    """One loop for all services. attention: services to be reconciled at each tick, since time moves something in
+    them."""
+
+    def __init__(
+        self,
+        store: Store,
+        hearing: Hearing,
+        dirty: Dirty,
+        recorder: Recorder,
+        telemetry: Telemetry,
+        *,
+        clock: Clock,
+        interval_s: float,
+    ) -> None:
+        self.attention: set[Key] = set()
+        self.ticked_at = clock.steady()
+        self._store, self._hearing, self._dirty, self._recorder = store, hearing, dirty, recorder
+        self._telemetry, self._clock, self._interval_s = telemetry, clock, interval_s
+        self._memory: dict[Key, Memory] = {}
+
+    async def run(self) -> None:
+        """Tick until cancelled, at a steady pace."""
+        while True:
+            started = self._clock.steady()
+            try:
+                await self.tick()
+            except Exception:
+                LOG.exception("a tick failed")
+            await asyncio.sleep(max(0.1, self._interval_s - (self._clock.steady() - started)))
+
+    async def tick(self) -> None:
+        """Listen to everybody, then decide for each service."""
+        await self._hearing.listen()
+        services = {key(service): service for service in self._store.all(INFERENCE_SERVICE)}
+        for gone in set(self._memory) - set(services):
+            self.forget(gone)
+        for name, service in services.items():
+            if not service["metadata"].get("deletionTimestamp"):
+                await self._look(name, service)
+        for name in list(self.attention):
+            self._dirty.mark(name, 0.0)
+        self.ticked_at = self._clock.steady()
+
+    def wanted(self, name: Key, spec: Spec, status: Status) -> int:
+        """Replicas wanted now: what was decided last, or spec.replicas without autoscaling."""
+        if spec.autoscaling is None:
+            return spec.replicas
+        wanted = self._remembered(name, spec, status).state.wanted
+        return min(max(wanted, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
+
+    def status(self, name: Key, spec: Spec, status: Status) -> AutoscalingStatus | None:
+        """What status says of autoscaling; None while it is off."""
+        if spec.autoscaling is None:
+            return None
+        memory = self._remembered(name, spec, status)
+        decision = memory.decision
+        if decision is None:
+            before = status.autoscaling or AutoscalingStatus()
+            return before.model_copy(update={"desired_replicas": self.wanted(name, spec, status)})
+        return AutoscalingStatus(
+            desired_replicas=decision.replicas,
+            raw_replicas=decision.raw,
+            binding_law=decision.demand.law if decision.demand.known else "",
+            limited_by=decision.limited_by,
+            message=memory.decisions[0].reason if memory.decisions else "",
+            decisions=memory.decisions,
+        )
+
+    def missing(self, name: Key) -> tuple[str, ...]:
+        """Pods and gateways that should have answered and did not."""
+        memory = self._memory.get(name)
+        last = memory.window.last if memory else None
+        return last.missing if last else ()
+
+    def forget(self, name: Key) -> None:
+        """The service is gone."""
+        self._memory.pop(name, None)
+        self.attention.discard(name)
+        self._telemetry.forget(name)
+
+    async def _look(self, name: Key, service: Json) -> None:
+        spec, invalid = parsed_spec(service)
+        if invalid:
+            return
+        replicas = self._hearing.replicas(name)
+        memory = self._remembered(name, spec, parsed_status(service))
+        now = self._clock.steady()
+        memory.window = extended(
+            memory.window,
+            self._hearing.members(replicas),
+            self._hearing.demands(name),
+            missing_gateways=self._hearing.missing_gateways,
+            now=now,
+        )
+        if spec.autoscaling is not None:
+            await self._decide(name, service, spec, replicas, memory)
+        else:
+            memory.decision = None
+        heard = _digest(replicas, memory)
+        if heard != memory.heard:
+            memory.heard = heard
+            self._dirty.mark(name, 0.0)
+
+    async def _decide(
+        self, name: Key, service: Json, spec: Spec, replicas: tuple[Replica, ...], memory: Memory
+    ) -> None:
+        assert spec.autoscaling is not None
+        wall = self._clock.wall()
+        cold = [r.ready_at - r.created for r in replicas if r.phase == "ready" and r.ready_at is not None]
+        waits = [wall - r.created for r in replicas if r.live and r.phase == "unschedulable"]
+        rules = policy(spec.autoscaling, cold)
+        decision, memory.state = decide(
+            rules, memory.window, unplaced_s=max(waits, default=0.0), state=memory.state, now=self._clock.steady()
+        )
+        memory.decision = decision
+        self._telemetry.decided(name, decision)
+        if decision.changed:
+            entry = Entry.model_validate(
+                {
+                    "time": rfc3339(wall),
+                    "from": decision.before,
+                    "to": decision.replicas,
+                    "law": decision.law,
+                    "reason": decision.reason,
+                }
+            )
+            memory.decisions = [entry, *memory.decisions][:KEPT_DECISIONS]
+            up = decision.replicas > decision.before
+            note = f"{decision.before} → {decision.reason}"
+            await self._recorder.say(service, "ScaledUp" if up else "ScaledDown", note)
+        await self._say_held(service, decision, memory)
+
+    async def _say_held(self, service: Json, decision: Decision, memory: Memory) -> None:
+        """An event when a removal begins to be held back by silence, not one per tick."""
+        last = memory.window.last
+        held = decision.limited_by == "readings" and bool(last and last.missing)
+        if held and not memory.held and last:
+            note = f"{decision.reason}; silent: {', '.join(last.missing)}"
+            await self._recorder.say(service, "ScalingHeld", note, kind="Warning")
+        memory.held = held
+
+    def _remembered(self, name: Key, spec: Spec, status: Status) -> Memory:
+        memory = self._memory.get(name)
+        if memory is not None:
+            if spec.autoscaling is None:
+                memory.state = State(wanted=spec.replicas, since=memory.state.since)
+            return memory
+        wanted, decisions = spec.replicas, []
+        if spec.autoscaling is not None:
+            before = status.autoscaling.desired_replicas if status.autoscaling else status.desired_replicas
+            wanted = max(before, spec.autoscaling.min_replicas)
+            decisions = list(status.autoscaling.decisions) if status.autoscaling else []
+        memory = Memory(state=State(wanted=wanted, since=self._clock.steady()), decisions=decisions)
+        self._memory[name] = memory
+        return memory
+
+
+def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]:
+    """What of a tick can change something that a reconcile would do or write."""
+    decision = memory.decision
+    last = memory.window.last
+    return (
+        tuple((r.uid, r.phase) for r in replicas),
+        (decision.replicas, decision.raw, decision.demand.law, decision.limited_by) if decision else None,
+        (last.capacity_tokens, f"{last.prefill_rate:.2g}", last.missing) if last else None,
+    )

@@ -1,0 +1,57 @@
+"""The operator's memory of the cluster: objects as the watches told them, found by the service they belong to.
+
+Written by handlers, by the periodic lists and by our own writes; an older version never replaces a newer one.
+"""
+
+from collections.abc import Iterator
+
+from kvasir_api import names
+from kvasir_kube.kinds import Json, Key, Kind, key, labels, resource_version, slim, uid
+
+
+class Store:
+    """Objects by kind, indexed by (namespace, service)."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Key, Json]] = {}
+        self._children: dict[str, dict[Key, set[Key]]] = {}
+
+    def put(self, kind: Kind, obj: Json) -> bool:
+        """Remember an object. False when it is older than what is known, or the same."""
+        objects = self._objects.setdefault(kind.plural, {})
+        known = objects.get(key(obj))
+        if known is not None and uid(known) == uid(obj) and resource_version(obj) <= resource_version(known):
+            return False
+        objects[key(obj)] = slim(obj)
+        self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
+        return True
+
+    def drop(self, kind: Kind, name: Key, uid_: str = "") -> bool:
+        """Forget an object; with a uid only that very one."""
+        known = self._objects.get(kind.plural, {}).get(name)
+        if known is None or (uid_ and uid(known) != uid_):
+            return False
+        del self._objects[kind.plural][name]
+        self._children[kind.plural].get(parent(known), set()).discard(name)
+        return True
+
+    def get(self, kind: Kind, name: Key) -> Json | None:
+        """One object, None when it is not known."""
+        return self._objects.get(kind.plural, {}).get(name)
+
+    def all(self, kind: Kind) -> Iterator[Json]:
+        """All objects of a kind."""
+        yield from list(self._objects.get(kind.plural, {}).values())
+
+    def of(self, kind: Kind, service: Key) -> list[Json]:
+        """Objects that carry the label of one service."""
+        objects = self._objects.get(kind.plural, {})
+        return [objects[name] for name in sorted(self._children.get(kind.plural, {}).get(service, ()))]
+
+
+def parent(obj: Json) -> Key:
+    """Namespace and name of the service that an object is about: by its label, or itself."""
+    namespace, name = key(obj)
+    if obj.get("kind") == names.KIND:
+        return namespace, name
+    return namespace, labels(obj).get(names.LABEL_SERVICE, "")

@@ -1,0 +1,72 @@
+"""The operator's own metrics, made from their one declaration."""
+
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvasir_api import metrics
+from kvasir_kube.kinds import Key
+from kvasir_operator.scaling.decide import Decision
+
+LAWS: Final = ("kv", "backlog", "prefill")
+
+
+class Telemetry:
+    """Counters, gauges and histograms of metrics.OPERATOR by name, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._families: dict[str, Any] = {m.name: _family(m, self.registry) for m in metrics.OPERATOR}
+        self._laws: dict[Key, set[str]] = {}
+
+    def reconciled(self, outcome: str, seconds: float) -> None:
+        """A reconcile ended. outcome: ok or error."""
+        self._families["kvasir_operator_reconciles_total"].labels(outcome=outcome).inc()
+        self._families["kvasir_operator_reconcile_seconds"].observe(seconds)
+
+    def wrote(self, kind: str) -> None:
+        """An object of that kind was written."""
+        self._families["kvasir_operator_writes_total"].labels(kind=kind).inc()
+
+    def replicas(self, service: Key, *, wanted: int, ready: int) -> None:
+        """How many there are and ought to be."""
+        self._families["kvasir_service_wanted_replicas"].labels(*service).set(wanted)
+        self._families["kvasir_service_ready_replicas"].labels(*service).set(ready)
+
+    def decided(self, service: Key, decision: Decision) -> None:
+        """What each law asks for, and whether the number changed."""
+        asked = (decision.demand.kv, decision.demand.backlog, decision.demand.prefill)
+        for law, replicas in zip(LAWS, asked, strict=True):
+            self._families["kvasir_service_demand_replicas"].labels(*service, law).set(replicas)
+        if decision.changed:
+            self._families["kvasir_service_decisions_total"].labels(*service, decision.law).inc()
+            self._laws.setdefault(service, set()).add(decision.law)
+
+    def forget(self, service: Key) -> None:
+        """The service is gone: so are its series."""
+        for name in ("kvasir_service_wanted_replicas", "kvasir_service_ready_replicas"):
+            self._remove(name, *service)
+        for law in LAWS:
+            self._remove("kvasir_service_demand_replicas", *service, law)
+        for law in self._laws.pop(service, ()):
+            self._remove("kvasir_service_decisions_total", *service, law)
+
+    def text(self) -> bytes:
+        """Everything in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def _remove(self, name: str, *values: str) -> None:
+        try:
+            self._families[name].remove(*values)
+        except KeyError:
+            return
+
+
+def _family(metric: metrics.Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    match metric.kind:
+        case "counter":
+            return Counter(metric.name, metric.help, metric.labels, registry=registry)
+        case "gauge":
+            return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+        case "histogram":
+            return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)

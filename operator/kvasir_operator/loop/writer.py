@@ -1,0 +1,157 @@
+"""Carries out writes: children by server-side apply, statuses on their subresource, and the steps of leaving pods.
+
+Our own writes go into the store at once, so that the next reconcile does not act upon what was before. Pods are the
+exception: their marks count when the watch brings them back, since the ReplicaSet controller must have seen them too.
+"""
+
+import hashlib
+import json
+from typing import Final
+
+from kvasir_api import names
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import ConflictError, NotFoundError
+from kvasir_kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD,
+    SERVICE,
+    Json,
+    Key,
+    Kind,
+    key,
+    resource_version,
+)
+from kvasir_kube.readings import Reader
+from kvasir_operator.diff import Write
+from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replica
+from kvasir_operator.observed.world import Observed, owned
+from kvasir_operator.rollout.leaving import Step
+
+KINDS: Final = {kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE)}
+CUT_GRACE_S: Final = 5
+
+
+class Writer:
+    """The only writer of children, statuses and pod marks."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        reader: Reader,
+        recorder: Recorder,
+        telemetry: Telemetry,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._cluster, self._store, self._reader = cluster, store, reader
+        self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
+        self._applied: dict[tuple[str, Key], tuple[str, int]] = {}
+
+    async def children(self, seen: Observed, writes: tuple[Write, ...]) -> tuple[str, ...]:
+        """Apply and delete. Returns objects that carry a child's name but belong to somebody else, as kind/name."""
+        foreign = []
+        for write in writes:
+            kind = KINDS[write.kind]
+            if write.verb == "delete":
+                await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
+                self._telemetry.wrote(kind.kind)
+            elif write.new and await self._somebody_elses(kind, seen, write.name):
+                foreign.append(f"{write.kind}/{write.name}")
+            else:
+                await self._apply(kind, write.manifest)
+        return tuple(foreign)
+
+    async def status(self, service: Json, status: Json) -> None:
+        """Apply the whole status. A service that is gone, or another one of the same name, is left alone."""
+        namespace, name = key(service)
+        manifest: Json = {
+            "metadata": {"namespace": namespace, "name": name, "uid": service["metadata"]["uid"]},
+            "status": status,
+        }
+        try:
+            written = await self._cluster.apply(
+                INFERENCE_SERVICE, manifest, manager=names.STATUS_MANAGER, subresource="status"
+            )
+        except (NotFoundError, ConflictError):
+            self._store.drop(INFERENCE_SERVICE, (namespace, name), service["metadata"]["uid"])
+            return
+        self._telemetry.wrote(INFERENCE_SERVICE.kind)
+        self._store.put(INFERENCE_SERVICE, written)
+
+    async def step(self, seen: Observed, service: Json, step: Step) -> None:
+        """Do one thing to one pod. A pod that is gone meanwhile is fine."""
+        r = step.replica
+        now = rfc3339(self._clock.wall())
+        match step.verb:
+            case "drain":
+                await self._mark(seen, r, since=now, cost=str(DRAINING_COST))
+                await self._ask(r, drain=True)
+                await self._say(seen, service, "DrainStarted", r, step.why)
+            case "ask":
+                await self._ask(r, drain=True)
+            case "finish":
+                await self._mark(seen, r, since=now if r.drain_since is None else None, cost=str(DRAINED_COST))
+                if r.drain_since is not None:
+                    await self._say(seen, service, "Drained", r, step.why)
+            case "release":
+                await self._ask(r, drain=False)
+                if r.drain_since is not None or r.drained:
+                    await self._unmark(seen, r)
+            case "cut":
+                await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
+                self._telemetry.wrote(POD.kind)
+
+    async def _apply(self, kind: Kind, manifest: Json) -> None:
+        """Apply unless the very same was applied to the very same object: the server may write a value in another way
+        than we do, and must not be asked for it again and again."""
+        name = key(manifest)
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        known = self._store.get(kind, name)
+        if known is not None and self._applied.get((kind.plural, name)) == (digest, resource_version(known)):
+            return
+        written = await self._cluster.apply(kind, manifest, manager=names.MANAGER)
+        self._telemetry.wrote(kind.kind)
+        self._applied[kind.plural, name] = (digest, resource_version(written))
+        self._store.put(kind, written)
+
+    async def _somebody_elses(self, kind: Kind, seen: Observed, name: str) -> bool:
+        """Whether an object of that name exists that this service does not control; a forced apply would take it
+        over."""
+        try:
+            return not owned(await self._cluster.get(kind, seen.namespace, name), seen.uid)
+        except NotFoundError:
+            return False
+
+    async def _ask(self, r: Replica, *, drain: bool) -> None:
+        """Best effort: the next reading shows whether it drains, and the step is repeated until it does."""
+        if r.ops_url:
+            await self._reader.drain(r.ops_url, on=drain)
+
+    async def _mark(self, seen: Observed, r: Replica, *, since: str | None, cost: str) -> None:
+        notes = {names.ANNOTATION_DELETION_COST: cost}
+        if since is not None:
+            notes[names.ANNOTATION_DRAIN] = since
+        await self._annotate(seen, r, dict(notes))
+
+    async def _unmark(self, seen: Observed, r: Replica) -> None:
+        await self._annotate(seen, r, {names.ANNOTATION_DELETION_COST: None, names.ANNOTATION_DRAIN: None})
+
+    async def _annotate(self, seen: Observed, r: Replica, notes: Json) -> None:
+        # The uid makes the patch fail on another pod of the same name.
+        patch = {"metadata": {"uid": r.uid, "annotations": notes}}
+        try:
+            await self._cluster.merge(POD, seen.namespace, r.name, patch, manager=names.MANAGER)
+        except (NotFoundError, ConflictError):
+            return
+        self._telemetry.wrote(POD.kind)
+
+    async def _say(self, seen: Observed, service: Json, reason: str, r: Replica, why: str) -> None:
+        pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
+        await self._recorder.say(service, reason, f"{r.name}: {why}", related=pod)
