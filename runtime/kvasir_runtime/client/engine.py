@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from kvasir_api.state import State
 from kvasir_runtime import wire
@@ -40,12 +39,14 @@ class EngineClient:
         self._address = address
         self._clock = clock
         self._on_progress = on_progress
-        self._context = zmq.asyncio.Context()
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._closed: asyncio.Future[None] = self._loop.create_future()
         self._routes: dict[str, tuple[Channel, int]] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(wire.FromEngine).decode
-        self._outcome: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[wire.Ready] = self._loop.create_future()
         self.ready: wire.Ready | None = None
         self.state = State()
         self.heard_at = clock()
@@ -64,21 +65,20 @@ class EngineClient:
         socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the tokens that the requests may generate
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)  # the engine may bind after us
         socket.connect(self._address)
+        self._loop.add_reader(socket.fileno(), self._receive)
         try:
-            await self._send(wire.Hello())
-            while self.failure is None:
-                self._dispatch(self._decode(await socket.recv()))
-        except msgspec.MsgspecError as error:
-            self.fail(f"the engine sent a message that is not understood: {error}")
+            self._send(wire.Hello())
+            await self._closed
         finally:
             self.fail("the connection to the engine was closed")
+            self._loop.remove_reader(socket.fileno())
             self._context.destroy(linger=0)
 
     async def wait_ready(self) -> wire.Ready:
         """The engine's facts once it takes requests. Raises EngineGone with its last words when it never will."""
         return await asyncio.shield(self._outcome)
 
-    async def submit(self, requests: Sequence[wire.Request], channel: Channel) -> None:
+    def submit(self, requests: Sequence[wire.Request], channel: Channel) -> None:
         """Send the sequences of one HTTP request; their events arrive in channel under their index in requests.
 
         Raises EngineGone.
@@ -88,36 +88,38 @@ class EngineClient:
         for index, request in enumerate(requests):
             self._routes[request.request_id] = (channel, index)
         for request in requests:
-            await self._send(wire.Submit(request))
+            self._send(wire.Submit(request))
 
-    async def abort(self, request_id: str, *, stopped: bool = False) -> None:
+    def abort(self, request_id: str, *, stopped: bool = False) -> None:
         """Free a sequence's blocks at the next step; stopped when a stop string ended it. No event follows."""
         if self._routes.pop(request_id, None) is not None and self.failure is None:
-            await self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
+            self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Tell the engine that the process is leaving."""
         if self.failure is None:
-            await self._send(wire.Drain())
+            self._send(wire.Drain())
 
-    async def interrupt(self, message: str) -> None:
+    def interrupt(self, message: str) -> None:
         """End all that is open with an error that says why; the engine forgets it."""
         routes, self._routes = self._routes, {}
         for request_id, (channel, index) in routes.items():
             channel.put(index, wire.Event(request_id=request_id, finish_reason="abort", message=message))
             if self.failure is None:
-                await self._send(wire.Abort(request_id))
+                self._send(wire.Abort(request_id))
 
-    async def shutdown(self) -> None:
+    def shutdown(self) -> None:
         """Ask the engine to stop."""
         if self.failure is None:
-            await self._send(wire.Shutdown())
+            self._send(wire.Shutdown())
 
     def fail(self, message: str) -> None:
         """The engine is gone: end every stream with an error that says so. The first message stays."""
         if self.failure is not None:
             return
         self.failure = message
+        if not self._closed.done():
+            self._closed.set_result(None)
         if not self._outcome.done():
             self._outcome.set_exception(EngineGone(message))
             self._outcome.exception()  # nobody has to wait for it
@@ -125,8 +127,19 @@ class EngineClient:
         for request_id, (channel, index) in routes.items():
             channel.put(index, wire.Event(request_id=request_id, finish_reason="error", message=message))
 
-    async def _send(self, message: wire.ToEngine) -> None:
-        await self._socket.send(self._encode(message))
+    def _send(self, message: wire.ToEngine) -> None:
+        self._socket.send(self._encode(message), zmq.NOBLOCK)
+        self._loop.call_soon(self._receive)  # sending may swallow the sign that something is there to read
+
+    def _receive(self) -> None:
+        """Everything that came. ZeroMQ says only once that there is something, so it is read until there is nothing."""
+        try:
+            while self.failure is None and not self._socket.closed:
+                self._dispatch(self._decode(self._socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return
+        except msgspec.MsgspecError as error:
+            self.fail(f"the engine sent a message that is not understood: {error}")
 
     def _dispatch(self, message: wire.FromEngine) -> None:
         self.heard_at = self._clock()

@@ -25,6 +25,7 @@ def banner(ready: Ready, start: Start) -> str:
     concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
     cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
     cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token
+    starting_s = start.total_s - start.find_s - ready.load_s - ready.warm_s  # mostly the import of torch
     rows = [
         ("model", f"{', '.join(start.names)} ({start.folder})"),
         ("device", f"{ready.device}, {ready.kernels} kernels, {ready.dtype}"),
@@ -38,7 +39,10 @@ def banner(ready: Ready, start: Start) -> str:
         ("control", start.ops),
         (
             "ready in",
-            f"{start.total_s:.1f} s (find {start.find_s:.1f}, load {ready.load_s:.1f}, warm-up {ready.warm_s:.1f})",
+            (
+                f"{start.total_s:.1f} s (find {start.find_s:.1f}, start {max(0.0, starting_s):.1f}, "
+                f"load {ready.load_s:.1f}, warm-up {ready.warm_s:.1f})"
+            ),
         ),
     ]
     return "\n".join(["Kvasir is ready", *(f"  {name:<12}{value}" for name, value in rows)])

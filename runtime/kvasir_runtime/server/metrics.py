@@ -7,7 +7,7 @@ nothing is copied per step.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -42,6 +42,7 @@ class RuntimeMetrics:
     """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it."""
 
     def __init__(self, model_name: str, snapshot: Callable[[], State]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series per histogram that nobody reads
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
         declared = {metric.name: metric for metric in metrics.RUNTIME}

@@ -175,12 +175,12 @@ class ServeProcess:
         pod.lifecycle.leaving = True
         self._console.leaving(pod.num_active, self._options.drain_timeout)
         assert self._client is not None
-        await self._client.drain()
+        self._client.drain()
         await self._first(asyncio.create_task(self._settle(self._options.drain_timeout)), self._stop, self._dead)
         if self._dead.done():
             return await self._engine_died()
         if pod.num_active:
-            await self._client.interrupt("the server is shutting down")
+            self._client.interrupt("the server is shutting down")
             await self._settle(0.0 if self._stop.is_set() else FLUSH_S)
         return 1 if self._stop.is_set() else 0
 
@@ -208,7 +208,7 @@ class ServeProcess:
 
     async def _end_engine(self) -> None:
         if self._client is not None:
-            await self._client.shutdown()
+            self._client.shutdown()
         await self._child.stop(at_once=self._stop.is_set())
         for task in self._tasks:
             task.cancel()

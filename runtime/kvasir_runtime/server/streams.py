@@ -104,7 +104,7 @@ class Answering(Response):
         scope["state"]["summary"] = self.summary
         watcher = asyncio.create_task(_watch(receive, self._channel))
         try:
-            await self._client.submit(self.job.requests, self._channel)
+            self._client.submit(self.job.requests, self._channel)
             await self._answer(send)
         except EngineGone as gone:
             await send_error(send, engine_gone(str(gone)))
@@ -116,7 +116,7 @@ class Answering(Response):
             for choice in self._choices:
                 if choice.open:
                     choice.open = False
-                    await self._client.abort(choice.request_id)
+                    self._client.abort(choice.request_id)
             self._on_end()
 
     async def _answer(self, send: Send) -> None:
@@ -139,7 +139,7 @@ class Answering(Response):
             choice = self._choices[index]
             text, reason = choice.accept(event)
             if choice.stopped and reason is not None:
-                await self._client.abort(choice.request_id, stopped=True)
+                self._client.abort(choice.request_id, stopped=True)
             if reason is not None:
                 self._num_open -= 1
                 self._meter.ended(reason, now - self._arrived)

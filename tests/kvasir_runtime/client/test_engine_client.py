@@ -1,0 +1,177 @@
+"""The client end of the socket: events reach their streams, and the end of the engine reaches everybody."""
+
+import asyncio
+import contextlib
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from kvasir_api.state import State
+from kvasir_runtime import wire
+from kvasir_runtime.client.channel import Channel
+from kvasir_runtime.client.engine import EngineClient, EngineGone
+
+READY = wire.Ready(
+    device="cpu",
+    kernels="none",
+    dtype="float32",
+    block_size=16,
+    capacity_tokens=64,
+    max_model_len=32,
+    max_sequences=4,
+    weights_bytes=1,
+    kv_bytes_per_token=1,
+    load_s=0.0,
+    warm_s=0.0,
+)
+
+
+class Engine:
+    """The other end, played by the test."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.asyncio.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # a ROUTER drops what is above it
+        self.socket.bind(address)
+        self.client = b""
+
+    async def hear(self) -> wire.ToEngine:
+        self.client, payload = await asyncio.wait_for(self.socket.recv_multipart(), 5)
+        return msgspec.msgpack.decode(payload, type=wire.ToEngine)
+
+    async def say(self, message: wire.FromEngine | bytes) -> None:
+        payload = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+        await self.socket.send_multipart([self.client, payload])
+
+
+@contextlib.asynccontextmanager
+async def connected(tmp_path, **kwargs):
+    address = f"ipc://{tmp_path}/engine"
+    client = EngineClient(address, **kwargs)
+    task = asyncio.create_task(client.run())
+    await asyncio.sleep(0)  # it may connect before the engine binds
+    engine = Engine(address)
+    try:
+        assert await engine.hear() == wire.Hello()
+        yield client, engine
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.context.destroy(linger=0)
+
+
+def request(request_id):
+    return wire.Request(request_id=request_id, prompt=(1, 2), sampling=wire.Sampling(max_tokens=3))
+
+
+def event(request_id, *tokens, reason=None):
+    return wire.Event(request_id=request_id, token_ids=tokens, finish_reason=reason)
+
+
+async def take(channel):
+    return await asyncio.wait_for(channel.take(5), 5)
+
+
+async def test_the_start_is_told_step_by_step(tmp_path):
+    seen = []
+    async with connected(tmp_path, on_progress=seen.append) as (client, engine):
+        progress = wire.Progress("loading", 0.5)
+        await engine.say(progress)
+        await engine.say(READY)
+        assert await asyncio.wait_for(client.wait_ready(), 5) == READY
+        assert seen == [progress]
+
+
+async def test_events_of_one_step_reach_their_streams_in_one_wake_up(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        one, two = Channel(), Channel()
+        client.submit([request("a"), request("b")], one)
+        client.submit([request("c")], two)
+        assert [(await engine.hear()).request.request_id for _ in range(3)] == ["a", "b", "c"]
+        assert client.num_inflight == 3
+        events = (event("a", 1), event("b", 2, 3), event("c", 4, reason="stop"), event("unknown", 5))
+        await engine.say(wire.Step(events, State(step=7)))
+        assert await take(one) == [(0, events[0]), (1, events[1])]
+        assert await take(two) == [(0, events[2])]
+        assert client.state.step == 7
+        assert client.num_inflight == 2
+
+
+async def test_an_abort_is_sent_once_and_later_events_are_dropped(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        channel = Channel()
+        client.submit([request("a"), request("b")], channel)
+        client.abort("a")
+        client.abort("a")
+        client.abort("b", stopped=True)
+        await engine.hear()
+        await engine.hear()
+        assert await engine.hear() == wire.Abort("a", "abort")
+        assert await engine.hear() == wire.Abort("b", "stop")
+        await engine.say(wire.Step((event("a", 1),), State()))
+        client.submit([request("c")], channel)
+        await engine.hear()
+        await engine.say(wire.Step((event("c", 2),), State()))
+        assert await take(channel) == [(0, event("c", 2))]
+
+
+async def test_a_failure_ends_every_stream_with_its_words(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        channel = Channel()
+        client.submit([request("a")], channel)
+        await engine.hear()
+        await engine.say(wire.Failed("no memory"))
+        ((_, last),) = await take(channel)
+        assert (last.finish_reason, last.message) == ("error", "no memory")
+        with pytest.raises(EngineGone, match="no memory"):
+            client.submit([request("b")], channel)
+        with pytest.raises(EngineGone, match="no memory"):
+            await client.wait_ready()
+
+
+async def test_what_is_not_understood_is_a_failure_not_a_crash(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        await engine.say(b"\xc1nonsense")
+        with pytest.raises(EngineGone, match="not understood"):
+            await asyncio.wait_for(client.wait_ready(), 5)
+
+
+async def test_interrupted_streams_say_why_and_the_engine_forgets_them(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        channel = Channel()
+        client.submit([request("a")], channel)
+        client.interrupt("closing")
+        await engine.hear()
+        assert await engine.hear() == wire.Abort("a", "abort")
+        assert [event.message for _, event in await take(channel)] == ["closing"]
+
+
+async def test_a_burst_of_messages_is_read_to_the_end(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        channel = Channel()
+        client.submit([request("a")], channel)
+        await engine.hear()
+        for number in range(2000):
+            await engine.say(wire.Step((event("a", number),), State(step=number)))
+        tokens = []
+        while len(tokens) < 2000:
+            tokens += [token for _, item in await take(channel) for token in item.token_ids]
+        assert tokens == list(range(2000))
+
+
+async def test_a_channel_gathers_while_nobody_reads():
+    channel = Channel()
+    channel.put(0, event("a", 1))
+    channel.put(1, event("b", 2))
+    assert await channel.take(1) == [(0, event("a", 1)), (1, event("b", 2))]
+
+
+async def test_a_channel_gives_nothing_after_a_while_and_none_when_left():
+    channel = Channel()
+    assert await channel.take(0.001) == []
+    channel.put(0, event("a", 1))
+    channel.leave()
+    assert await channel.take(1) is None

@@ -1,0 +1,100 @@
+"""Phases, refusals and the bound of the queue."""
+
+import pytest
+
+from kvasir_api.state import Rates, State
+from kvasir_runtime.server.admission import queue_refusal, retry_after_s
+from kvasir_runtime.server.lifecycle import STRAGGLER_S, Lifecycle
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def lifecycle(clock):
+    return Lifecycle(clock)
+
+
+def test_it_refuses_until_it_is_ready(lifecycle):
+    refusal = lifecycle.refusal()
+    assert (refusal.status, refusal.code, refusal.retry_after_s) == (503, "model_loading", 5.0)
+    lifecycle.advance("loading", 0.4, 12.0)
+    assert lifecycle.refusal().retry_after_s == 12.0
+    assert "40%" in lifecycle.refusal().message
+    assert not lifecycle.was_ready
+    lifecycle.advance("ready", 1.0)
+    assert lifecycle.refusal() is None
+    assert (lifecycle.ready, lifecycle.was_ready, lifecycle.phase) == (True, True, "ready")
+
+
+def test_a_drain_asked_for_takes_stragglers_and_can_be_taken_back(lifecycle, clock):
+    lifecycle.advance("ready")
+    lifecycle.drain()
+    assert (lifecycle.phase, lifecycle.ready, lifecycle.refusal()) == ("draining", False, None)
+    clock.now += STRAGGLER_S
+    assert lifecycle.refusal().code == "draining"
+    lifecycle.drain()
+    assert lifecycle.refusal() is not None, "asking again does not open it again"
+    assert lifecycle.undrain()
+    assert lifecycle.refusal() is None
+
+
+def test_leaving_refuses_at_once_and_is_final(lifecycle):
+    lifecycle.advance("ready")
+    lifecycle.leaving = True
+    assert lifecycle.refusal().code == "draining"
+    assert not lifecycle.undrain()
+    assert lifecycle.phase == "draining"
+
+
+def test_a_failed_engine_refuses(lifecycle):
+    lifecycle.advance("ready")
+    lifecycle.failed = True
+    assert lifecycle.refusal().code == "engine_failed"
+    assert not lifecycle.ready
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "inflight", "refused"),
+    [
+        (0, 0, 14, False),  # an idle engine takes max_sequences and the queue at once
+        (0, 0, 15, True),
+        (4, 0, 14, False),
+        (3, 5, 13, False),  # the cache is full with three: the rest waits
+        (3, 5, 14, True),
+    ],
+)
+def test_the_queue_is_bounded(running, waiting, inflight, refused):
+    state = State(running=running, waiting=waiting)
+    found = queue_refusal(state, inflight=inflight, max_sequences=4, max_waiting=10)
+    assert (found is not None) == refused
+    if found is not None:
+        assert (found.status, found.code) == (429, "overloaded")
+
+
+@pytest.mark.parametrize(
+    ("remaining", "running", "step_s", "want"),
+    [(0, 0, 0.0, 1.0), (8000, 8, 0.02, 5.0), (10**9, 1, 1.0, 60.0)],
+)
+def test_the_time_to_come_back_follows_the_work_left(remaining, running, step_s, want):
+    state = State(running=running, remaining_tokens=remaining, rates=Rates(decode_step_s=step_s))
+    assert retry_after_s(state) == want
+
+
+def test_retries_are_spread():
+    state = State(running=8, waiting=1, remaining_tokens=8000, rates=Rates(decode_step_s=0.02))
+    times = [
+        queue_refusal(state, inflight=99, max_sequences=8, max_waiting=1, jitter=jitter).retry_after_s
+        for jitter in (0.0, 1.0)
+    ]
+    assert times == [3.75, 6.25]
