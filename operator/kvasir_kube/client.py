@@ -42,9 +42,9 @@ async def configuration(kubeconfig: str = "") -> Configuration:
     chosen = kubeconfig or os.environ.get("KUBECONFIG", "")
     try:
         if chosen or not SERVICE_ACCOUNT.exists():
-            await load_kube_config(config_file=chosen or None, client_configuration=config)  # type: ignore[no-untyped-call]
+            await load_kube_config(config_file=chosen or None, client_configuration=config)
         else:
-            load_incluster_config(client_configuration=config)  # type: ignore[no-untyped-call]
+            load_incluster_config(client_configuration=config)
     except Exception as error:  # whatever a bad file makes the library raise
         raise KubeError(f"no usable Kubernetes configuration: {error}") from error
     return config

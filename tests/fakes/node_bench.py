@@ -91,7 +91,8 @@ class NodeBench:
 
     def events(self, reason: str) -> list[str]:
         """Messages of events of one reason in the test's namespace."""
-        return [item.message for item in self.core.list_namespaced_event(self.namespace).items if item.reason == reason]
+        found = self.core.list_namespaced_event(self.namespace).items
+        return [item.message or "" for item in found if item.reason == reason]
 
     def processes(self, mark: str) -> list[str]:
         """Command lines on this machine that contain a mark, supervisors and ourselves left out."""
