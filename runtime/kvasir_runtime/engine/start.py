@@ -88,7 +88,7 @@ def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> En
         scheduler=Scheduler(limits),
         runner=runner,
         clients=link,
-        ready=_ready(facts, limits),
+        ready=ready_of(facts, limits),
         state=_state(options, facts),
         depth=2 if on_gpu else 1,
         trace=TraceFile(Path(options.trace)) if options.trace else None,
@@ -111,7 +111,8 @@ def limits_of(options: ServeOptions, facts: Facts) -> Limits:
     )
 
 
-def _ready(facts: Facts, limits: Limits) -> Ready:
+def ready_of(facts: Facts, limits: Limits) -> Ready:
+    """The facts that clients are told."""
     return Ready(
         device=facts.device,
         kernels=facts.kernels,
