@@ -82,7 +82,11 @@ class StubPod:
         return port
 
     async def stop(self) -> None:
-        """Stop listening."""
+        """Stop listening; a connection that was accepted just now is made before all are closed."""
+        for runner in self._runners:
+            for site in list(runner.sites):
+                await site.stop()
+        await asyncio.sleep(0.01)
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
