@@ -1,10 +1,12 @@
 """Manifests are rendered, applied and waited for; what does not come up is explained."""
 
 import json
+import urllib.request
 
 import pytest
 
-from kvasir_local import install, kubectl
+from kvasir_api.names import SYSTEM_NAMESPACE
+from kvasir_local import install, kubectl, stack
 from kvasir_local.errors import StepFailedError
 from kvasir_local.say import Quiet
 
@@ -26,6 +28,13 @@ def overlay(directory, namespace, **container):
         json.dumps({"namespace": namespace, "resources": ["deployment.yaml"]})
     )
     return directory
+
+
+def test_operator_and_gateway_run_from_our_manifests(installed):
+    with urllib.request.urlopen(f"{stack.gateway_url(installed)}/v1/models", timeout=10) as answer:
+        assert json.load(answer)["object"] == "list"
+    pods = kubectl.run(installed.kubectl, "get", "pods", f"--namespace={SYSTEM_NAMESPACE}", "--output=name").split()
+    assert sorted(name.rsplit("-", 2)[0] for name in pods) == ["pod/kvasir-gateway", "pod/kvasir-operator"]
 
 
 def test_an_overlay_is_installed_and_waited_for(cluster_node, namespace, tmp_path):
