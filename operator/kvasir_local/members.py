@@ -89,6 +89,8 @@ def _etcd(layout: Layout, network: Network) -> dict[str, object]:
         "name": "default",
         "data-dir": layout.etcd,
         "unsafe-no-fsync": "true",  # the cluster is thrown away after a crash of the machine
+        # A kind in which nothing happens sends no bookmark without it, and its watchers take the stream for dead.
+        "watch-progress-notify-interval": "5s",
         "listen-client-urls": client,
         "advertise-client-urls": client,
         "listen-peer-urls": peer,
