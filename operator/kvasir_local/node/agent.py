@@ -4,6 +4,7 @@ Holds what pods share: addresses, GPUs. Decides nothing about a single pod.
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import time
@@ -33,6 +34,7 @@ MANAGER: Final = "kvasir-node"
 HEARTBEAT_S: Final = 10.0
 STATUS_S: Final = 300.0
 RETRY_S: Final = 1.0
+GOODBYE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,27 +172,34 @@ class Agent:
 
     async def _report(self, since: float) -> None:
         """Node, status and Lease: what makes the scheduler send pods here."""
-        name, ready = self._settings.node_name, ("KubeletReady", "the process node is ready")
+        name = self._settings.node_name
         await self._cluster.apply(NODE, nodeobject.node(name, self._machine), manager=MANAGER)
-        now = time.time()
+        await self._report_status(("KubeletReady", "the process node is ready"), since)
+        await self._cluster.apply(LEASE, nodeobject.lease(name, now=time.time()), manager=MANAGER)
+
+    async def _report_status(self, ready: tuple[str, str], since: float) -> None:
         status = nodeobject.node_status(
-            name,
+            self._settings.node_name,
             self._machine,
             host_ip=self._settings.host_ip,
             version=__version__,
             port=self._port,
             ready=ready,
-            now=now,
+            now=time.time(),
             since=since,
         )
         await self._cluster.apply(NODE, status, manager=MANAGER, subresource="status")
-        await self._cluster.apply(LEASE, nodeobject.lease(name, now=now), manager=MANAGER)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         workers = [item.task for item in self._served.values()]
         for task in (*workers, *tasks):
             task.cancel()
         await asyncio.gather(*workers, *tasks, return_exceptions=True)
+        with contextlib.suppress(KubeError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._report_status(
+                    ("NodeStopped", "the process node was stopped, its pods with it"), time.time()
+                )
 
 
 async def _until_done(work: Callable[[], Awaitable[None]]) -> None:

@@ -2,11 +2,15 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
 
 import aiohttp
 
 from kvasir_local.node.container import Container
 from kvasir_local.node.rules.probe import Exec, Hook, HttpGet, Sleep, TcpSocket
+
+NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
+"""Every check has its own deadline; a preStop request may wait for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ async def _http(wanted: HttpGet, host: str) -> Result:
     url = f"{wanted.scheme}://{host}:{wanted.port}{wanted.path}"
     # A connection for each probe, certificates unchecked, no proxy: as the kubelet does.
     async with (
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False, force_close=True)) as session,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=False, force_close=True), timeout=NO_TIMEOUT
+        ) as session,
         session.get(url, headers=headers, allow_redirects=False) as response,
     ):
         body = await response.content.read(256)

@@ -3,6 +3,7 @@
 Gathers what the pure rooms need and carries out what they say; errors go up with their reason word.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,7 +66,16 @@ class Starter:
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from error
         log = self._settings.log(uid, name, run.run)
+        self._forget_run(uid, name, run.run - 2)
         return await containers.start(launch, root=log.with_suffix(".root"), steps=steps, log=log)
+
+    def _forget_run(self, uid: str, name: str, run: int) -> None:
+        """Of a container that starts again and again only this run's log and the previous one's are kept."""
+        log = self._settings.log(uid, name, run)
+        for path in (log, log.with_name(f"{log.name}.1"), self._settings.message(uid, name, run)):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            log.with_suffix(".root").rmdir()
 
     def _environment(self, run: Run) -> dict[str, str]:
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}

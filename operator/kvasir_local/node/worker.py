@@ -70,10 +70,12 @@ class PodWorker:
     def update(self, pod: Json | None) -> None:
         """The pod as the API server has it now, or None when it is gone."""
         self._gone = pod is None
-        if pod and resource_version(dict(pod)) >= resource_version(
-            dict(self.pod)
-        ):  # our own write may be ahead of the watch
+        # Our own write may be ahead of the watch: an older pod is not news.
+        if pod and resource_version(dict(pod)) >= resource_version(dict(self.pod)):
+            changed = pod["metadata"].get("generation") != self.pod["metadata"].get("generation")
             self.pod = pod
+            if changed and (refused := _refusal(pod)):  # added while it runs, such as an ephemeral container
+                self._tools.recorder.pod(pod, "UnsupportedField", refused, warning=True)
         self.look_again(stale_files=True)
 
     def look_again(self, *, stale_files: bool = False) -> None:
@@ -98,7 +100,7 @@ class PodWorker:
     def _admit(self) -> None:
         if self.record.settled:
             return
-        refused = fields.refusal(fields.findings(self.pod["spec"], POD_FIELDS))
+        refused = _refusal(self.pod)
         gpus = self._tools.gpus(self.pod)
         if refused:
             self._fail("UnsupportedField", refused)
@@ -267,3 +269,7 @@ class PodWorker:
 
     def _name(self) -> tuple[str, str]:
         return self.pod["metadata"]["namespace"], self.pod["metadata"]["name"]
+
+
+def _refusal(pod: Json) -> str | None:
+    return fields.refusal(fields.findings(pod["spec"], POD_FIELDS))

@@ -151,6 +151,15 @@ def test_what_the_node_does_not_honour_is_refused_by_name(bench: NodeBench):
     until(lambda: bench.events("UnsupportedField") == [status["message"]])
 
 
+def test_what_is_added_later_and_not_honoured_is_said(bench: NodeBench):
+    bench.apply(pod(bench, "p", IDLE))
+    until(lambda: running(bench, "p"))
+    debug = {"ephemeralContainers": [{"name": "debug", "image": "kvasir-local/process"}]}
+    bench.core.patch_namespaced_pod_ephemeralcontainers("p", bench.namespace, {"spec": debug})
+    until(lambda: any("spec.ephemeralContainers" in text for text in bench.events("UnsupportedField")))
+    assert running(bench, "p")
+
+
 @pytest.mark.parametrize(
     ("extra", "reason", "words"),
     [

@@ -10,11 +10,11 @@ from kvasir_local.node.rules.fields import Each, Honoured, OneOf, Relaxed, Rule
 
 YES: Final = Honoured()
 NODE_USER: Final = Relaxed("processes run as the user of the node process; file ownership is not changed")
-NO_CGROUP: Final = Relaxed("requests steer the scheduler; limits are not enforced, there is no cgroup of one's own")
+NO_CGROUP: Final = Relaxed("limits of CPU and memory are not enforced: there is no cgroup of one's own; GPUs are")
 NO_SECCOMP: Final = Relaxed("no seccomp or AppArmor profile is loaded")
 NO_DNS: Final = Relaxed("names resolve as on the machine; names of Services do not resolve")
 NO_PULL: Final = Relaxed("images are not pulled: a name maps to a local program")
-CONTROL_PLANE: Final = Relaxed("acted upon by the scheduler and the controllers; nothing for a node to do")
+CONTROL_PLANE: Final = Honoured()  # by the scheduler and the controllers; there is nothing for a node to do
 
 HTTP_GET: Final[Mapping[str, Rule]] = {
     "path": YES,
@@ -143,6 +143,8 @@ POD: Final[Mapping[str, Rule]] = {
     "activeDeadlineSeconds": YES,
     "hostNetwork": YES,
     "hostname": YES,
+    "subdomain": NO_DNS,
+    "os": {"name": OneOf(("linux",))},
     "nodeName": YES,
     "serviceAccountName": YES,
     "serviceAccount": YES,

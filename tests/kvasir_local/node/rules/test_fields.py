@@ -1,5 +1,7 @@
 """The allow-list of pod fields: what runs, what is accepted, what is refused by name."""
 
+from pathlib import Path
+
 import pytest
 
 from kvasir_local.node.rules import fields
@@ -26,6 +28,8 @@ def test_a_defaulted_pod_is_accepted():
     ("spec", "path"),
     [
         ({"hostPID": True}, "spec.hostPID"),
+        ({"os": {"name": "windows"}}, "spec.os.name"),
+        ({"ephemeralContainers": [{"name": "debug"}]}, "spec.ephemeralContainers"),
         ({"shareProcessNamespace": True}, "spec.shareProcessNamespace"),
         ({"hostAliases": [{"ip": "127.0.0.1"}]}, "spec.hostAliases"),
         ({"readinessGates": [{"conditionType": "x"}]}, "spec.readinessGates"),
@@ -75,3 +79,9 @@ def test_the_relaxed_list_names_paths_for_people():
     paths = [path for path, _ in relaxed()]
     assert "spec.containers[].resources.limits" in paths
     assert "spec.volumes[].emptyDir.medium" in paths
+
+
+def test_the_relaxed_list_is_documented():
+    page = (Path(__file__).parents[4] / "docs" / "process-node.md").read_text()
+    missing = {why for _, why in relaxed() if why not in page}
+    assert not missing, "docs/process-node.md does not say: " + "; ".join(sorted(missing))
