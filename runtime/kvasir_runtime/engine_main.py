@@ -73,8 +73,9 @@ def _serve(options: ServeOptions, build: Build, link: Link) -> int:
     except Stopped:
         return 0
     except (StartError, EngineError) as error:
-        LOG.error("%s", one_line(error))  # noqa: TRY400 - one line for a person, the cause is in it
-        lobby.say_last(Failed(one_line(error)))
+        # Who hears it says it to people; twice would be once too often.
+        if not lobby.say_last(Failed(one_line(error))):
+            LOG.error("%s", one_line(error))  # noqa: TRY400 - one line for a person, the cause is in it
         return 1
     except Exception as error:
         LOG.exception("the engine failed")

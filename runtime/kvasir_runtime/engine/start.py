@@ -63,8 +63,8 @@ class Lobby:
         if isinstance(message, Hello) and client not in self._present and self._link.send(client, self._said):
             self._present.append(client)
 
-    def say_last(self, message: Failed) -> None:
-        """Tell everybody, and wait a moment for somebody to tell if nobody is there."""
+    def say_last(self, message: Failed) -> bool:
+        """Tell everybody, and wait a moment for somebody to tell if nobody is there. False if nobody came."""
         deadline = time.monotonic() + LAST_WORDS_S
         if self._engine is not None:
             self._present = self._engine.present
@@ -73,7 +73,8 @@ class Lobby:
             while not self._present and time.monotonic() < deadline:
                 self.hear(0.1)
         except Stopped:
-            return
+            return True
+        return bool(self._present)
 
 
 def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> Engine:
