@@ -75,28 +75,12 @@ def test_told_to_stop_while_loading_it_stops(model, tmp_path):
         assert server.wait() == 0
 
 
-def damage(folder: Path, file: str, content: bytes | None) -> None:
-    if content is None:
-        (folder / file).unlink()
-    else:
-        (folder / file).write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("config.json", None, "config.json"),
-        ("config.json", b"{", "config.json"),
-        ("tokenizer.json", b"{}", "tokenizer.json"),
-        ("tokenizer_config.json", b'{"chat_template": "{% for %}"}', "chat template"),
-    ],
-)
-def test_a_damaged_model_is_one_line_and_code_1(tmp_path, file, content, says):
+def test_a_damaged_model_is_one_line_and_code_1(tmp_path):
     folder = checkpoints.write(tmp_path / "tiny")
-    damage(folder, file, content)
+    (folder / "tokenizer.json").write_bytes(b"{}")
     with api_process(folder, wait="nothing") as server:
         assert server.wait() == 1
-        _assert_one_error(server.output(), says)
+        _assert_one_error(server.output(), "tokenizer.json is not a tokenizer")
 
 
 @pytest.mark.parametrize(("name", "says"), [("/no/such/model", "does not exist"), ("no-such-org/model", "hub")])

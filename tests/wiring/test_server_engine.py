@@ -1,0 +1,213 @@
+"""The real server with the real engine: on a fake runner for load and faults, on a tiny real model for what is said."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import HERE, ApiProcess, api_process
+
+FAKE = (sys.executable, str(HERE / "serve_fake.py"))
+REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens "
+HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("endless", "poison", "broken"):
+        checkpoints.write(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fake(models):
+    args = ("--max-model-len", "1024", "--kv-cache-tokens", "32768", "--max-sequences", "64")
+    with api_process(models / "endless", *args, command=FAKE) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def real(models):
+    args = ("--kv-cache-tokens", "16384", "--device", "cpu", "--served-model-name", "tiny")
+    with api_process(models / "endless", *args, command=REAL) as running:
+        yield running
+
+
+@pytest.fixture
+def client(real):
+    with openai.OpenAI(base_url=real.base_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def kv(server: ApiProcess):
+    state = server.state()["kv"]
+    assert state["pinned_tokens"] + state["cached_tokens"] + state["free_tokens"] == state["capacity_tokens"]
+    return state
+
+
+async def test_32_streams_at_once_end_whole_and_leave_nothing_pinned(fake: ApiProcess):
+    async with openai.AsyncOpenAI(base_url=fake.base_url, api_key="none", max_retries=0) as client:
+
+        async def one(number: int) -> tuple[int, str]:
+            stream = await client.completions.create(
+                model="endless",
+                prompt=[1 + number % 50, *range(1, 40)],
+                max_tokens=100 + number,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            text, reason, counted = "", "", 0
+            async for chunk in stream:
+                counted = chunk.usage.completion_tokens if chunk.usage else counted
+                for choice in chunk.choices:
+                    text += choice.text
+                    reason = choice.finish_reason or reason
+            assert counted == 100 + number
+            return len(text), reason
+
+        ended = await asyncio.gather(*(one(number) for number in range(32)))
+    assert {reason for _, reason in ended} == {"length"}
+    assert all(length > 20 for length, _ in ended)
+    assert kv(fake)["cached_tokens"] > 0
+    fake.until("nothing to be pinned", lambda: kv(fake)["pinned_tokens"] == 0, 5)
+
+
+def test_a_known_prefix_is_counted_as_cached(fake: ApiProcess):
+    body = {"model": "endless", "prompt": [7] * 64 + [8], "max_tokens": 2}
+    fake.ask("/v1/completions", body)
+    again = fake.ask("/v1/completions", body).json["usage"]
+    assert again["prompt_tokens_details"]["cached_tokens"] == 64
+    apart = fake.ask("/v1/completions", {**body, "cache_salt": "tenant"}).json["usage"]
+    assert apart["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_client_that_hangs_up_frees_its_blocks(fake: ApiProcess):
+    body = json.dumps({"model": "endless", "prompt": [5] * 20, "max_tokens": 1000, "n": 8, "stream": True})
+    aborts = fake.state()["totals"]["aborts"]
+    with socket.create_connection(fake.http) as connection:
+        connection.sendall(f"{HEAD}{len(body)}\r\n\r\n{body}".encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    fake.until("its blocks to be free", lambda: kv(fake)["pinned_tokens"] == 0, 5)
+    assert fake.state()["totals"]["aborts"] > aborts
+
+
+def test_a_request_that_can_never_fit_is_refused_by_its_numbers(fake: ApiProcess):
+    answer = fake.ask("/v1/completions", {"model": "endless", "prompt": [5] * 1024, "max_tokens": 1})
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_step_that_fails_is_an_error_and_then_the_end(models):
+    with api_process(models / "poison", command=FAKE) as server:
+        body = {"model": "poison", "prompt": [5], "max_tokens": 5}
+        assert server.ask("/v1/completions", body).status in {500, 503}
+        for _ in range(2):
+            server.ask("/v1/completions", body) if server.process.poll() is None else None
+        assert server.wait() == 1
+        assert "steps failed in a row" in server.output()
+
+
+def test_a_killed_engine_ends_streams_with_an_error(models):
+    with api_process(
+        models / "endless", "--max-model-len", "100000", "--kv-cache-tokens", "65536", command=FAKE
+    ) as server:
+        with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+            stream = client.completions.create(model="endless", prompt=[1, 2], max_tokens=60_000, stream=True)
+            next(stream)
+            os.kill(server.engine_pid, signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="SIGKILL"):
+                for _ in stream:
+                    pass
+        assert server.wait() == 1
+
+
+def test_a_model_that_the_engine_refuses_ends_the_process(models):
+    with api_process(models / "broken", command=FAKE, wait="nothing") as server:
+        assert server.wait() == 1
+        assert "error: model broken: config.json is missing\n" in server.output()
+        assert "Traceback" not in server.output()
+
+
+def test_sigterm_lets_running_answers_end(models):
+    with api_process(models / "endless", "--max-model-len", "4096", command=FAKE) as server:
+        body = json.dumps({"model": "endless", "prompt": [5] * 20, "max_tokens": 3000, "stream": True})
+        with socket.create_connection(server.http) as connection:
+            connection.sendall(f"{HEAD}{len(body)}\r\n\r\n{body}".encode())
+            received = connection.recv(1000)
+            server.signal()
+            while part := connection.recv(1 << 16):
+                received += part
+        assert b'"finish_reason":"length"' in received
+        assert b"data: [DONE]" in received
+        assert server.wait() == 0
+
+
+def test_the_api_process_never_maps_torch_and_the_engine_does(real: ApiProcess):
+    assert "libtorch" not in Path(f"/proc/{real.process.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{real.engine_pid}/maps").read_text()
+
+
+def test_the_banner_tells_what_serves(real: ApiProcess):
+    banner = real.output().partition("Kvasir is ready")[2]
+    assert re.search(r"model +tiny \(/", banner)
+    assert re.search(r"device +cpu", banner)
+    assert "float32" in banner
+    assert "16,384 tokens in blocks of 16" in banner
+    assert re.search(r"ready in +[\d.]+ s \(find", banner)
+
+
+def test_greedy_answers_are_the_same_streamed_whole_and_as_token_ids(real, client):
+    kwargs = {"model": "tiny", "max_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(prompt=PROMPT, **kwargs)
+    assert whole.usage.completion_tokens == 40
+    streamed = "".join(
+        chunk.choices[0].text for chunk in client.completions.create(prompt=PROMPT, stream=True, **kwargs)
+    )
+    assert streamed == whole.choices[0].text
+    again = client.completions.create(prompt=PROMPT, **kwargs)
+    assert again.choices[0].text == whole.choices[0].text
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_seeds_decide_what_is_drawn(client):
+    def drawn(seed, **extra):
+        made = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "plan"}],
+            max_tokens=24,
+            temperature=1,
+            seed=seed,
+            extra_body={"ignore_eos": True, **extra},
+            n=2,
+        )
+        return [choice.message.content for choice in made.choices]
+
+    first = drawn(1)
+    assert first == drawn(1)
+    assert first != drawn(2)
+    assert first[0] != first[1]
+    assert drawn(1, top_k=1) == [drawn(9, top_k=1)[0]] * 2, "only the likeliest is left"
+
+
+def test_lengths_and_stops_reach_the_engine(client):
+    kwargs = {"model": "tiny", "prompt": PROMPT, "temperature": 0}
+    ids = range(320)
+    short = client.completions.create(max_tokens=30, extra_body={"stop_token_ids": list(ids)[:128]}, **kwargs)
+    free = client.completions.create(max_tokens=30, extra_body={"ignore_eos": True}, **kwargs)
+    assert free.usage.completion_tokens == 30
+    assert short.usage.completion_tokens <= 30
+    held = client.completions.create(max_tokens=30, extra_body={"min_tokens": 25}, **kwargs)
+    assert held.usage.completion_tokens >= 25
+    text = free.choices[0].text
+    cut = client.completions.create(max_tokens=30, stop=text[5:8], extra_body={"ignore_eos": True}, **kwargs)
+    assert cut.choices[0].text == text[: text.index(text[5:8])]
+    assert cut.choices[0].finish_reason == "stop"
