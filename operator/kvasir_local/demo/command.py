@@ -55,7 +55,7 @@ def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
         console.print("\n[yellow]interrupted: stopping the local cluster[/]")
         ControlPlane(state_dir=state_dir, say=Terminal()).stop()
         sys.exit(130)
-    _next_steps(console, state_dir)
+    _next_steps(console, cluster)
 
 
 async def _walk(kubeconfig: str, console: Console, plan: walk.Plan, started: float) -> None:
@@ -81,14 +81,14 @@ async def _walk(kubeconfig: str, console: Console, plan: walk.Plan, started: flo
         )
 
 
-def _next_steps(console: Console, state_dir: Path) -> None:
+def _next_steps(console: Console, cluster: ControlPlane) -> None:
     console.print(
         "\nThe stack is still running. Try:\n"
-        f"    export KUBECONFIG={state_dir}/kubeconfig\n"
+        f"    export KUBECONFIG={cluster.kubeconfig}\n"
         "    kubectl get infsvc,pods\n"
         "    kubectl describe infsvc tiny\n"
         "    kubectl logs deploy/$(kubectl get deploy -o name | head -1 | cut -d/ -f2)\n"
-        "    curl -s http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"    curl -s {stack.gateway_url(cluster)}/v1/chat/completions -H 'content-type: application/json' \\\n"
         '         -d \'{"model": "tiny", "messages": [{"role": "user", "content": "What is a block?"}]}\'\n'
         "    make demo-down",
         highlight=False,
