@@ -235,9 +235,11 @@ def pod(
 class Gateway:
     """The real Envoy before our picker."""
 
-    def __init__(self, directory: Path, objects: FakeObjects) -> None:
+    def __init__(self, directory: Path, objects: FakeObjects, session: aiohttp.ClientSession, max_body: int) -> None:
         self.directory, self.objects = directory, objects
         self.port, self.state_port = free_port(), free_port()
+        self._reader = Reader(session)
+        self._max_body_bytes = max_body
         self.url = f"http://127.0.0.1:{self.port}"
         self.envoy: asyncio.subprocess.Process | None = None
         self.picker: asyncio.Task[None] | None = None
@@ -295,6 +297,19 @@ class Gateway:
         )
         log.close()
 
+    def start_picker(self) -> None:
+        """Start the picker, anew if need be."""
+        settings = app.Settings(
+            directory=self.directory,
+            address="127.0.0.1",
+            state_port=self.state_port,
+            max_body_bytes=self._max_body_bytes,
+            reading_period_s=0.1,
+            drain_settle_s=0.0,
+        )
+        self.stop = asyncio.Event()
+        self.picker = asyncio.create_task(app.run(settings, objects=self.objects, states=self._reader, stop=self.stop))
+
     async def stop_picker(self) -> None:
         """As SIGTERM does."""
         self.stop.set()
@@ -312,26 +327,16 @@ class Gateway:
 async def gateway(*, max_body_bytes: int = 1 << 20, objects: FakeObjects | None = None) -> AsyncIterator[Gateway]:
     """A running gateway, ready unless its objects are not synced."""
     objects = objects or FakeObjects()
-    with tempfile.TemporaryDirectory(prefix="kvasir-gw-") as name:
-        directory = Path(name)
-        running = Gateway(directory, objects)
-        files.write_bootstrap(
-            bootstrap.Settings(
-                directory=PurePosixPath(name), address="127.0.0.1", port=running.port, max_body_bytes=max_body_bytes
+    async with aiohttp.ClientSession() as session:
+        with tempfile.TemporaryDirectory(prefix="kvasir-gw-") as name:
+            running = Gateway(Path(name), objects, session, max_body_bytes)
+            files.write_bootstrap(
+                bootstrap.Settings(
+                    directory=PurePosixPath(name), address="127.0.0.1", port=running.port, max_body_bytes=max_body_bytes
+                )
             )
-        )
-        settings = app.Settings(
-            directory=directory,
-            address="127.0.0.1",
-            state_port=running.state_port,
-            max_body_bytes=max_body_bytes,
-            reading_period_s=0.1,
-            drain_settle_s=0.0,
-        )
-        async with aiohttp.ClientSession() as session:
             await running.start_envoy()
-            serving = app.run(settings, objects=objects, states=Reader(session), stop=running.stop)
-            running.picker = asyncio.create_task(serving)
+            running.start_picker()
             try:
                 if objects.synced.is_set():
                     await until(running.is_ready, "gateway ready")

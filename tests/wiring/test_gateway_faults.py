@@ -240,6 +240,24 @@ async def not_ready(front):
     return not await front.is_ready()
 
 
+async def test_streams_outlive_their_picker_and_the_next_one_serves(pods):
+    pod = pods[0]
+    async with gateway() as front:
+        front.objects.serve("outlives", pod)
+        await until(lambda: front.routes("outlives"), "outlives")
+        pod.hold_tokens = hold = asyncio.Event()
+        async with asked(front, "outlives") as response:
+            assert await response.content.readexactly(len(pod.piece(0))) == pod.piece(0)
+            pod.hold_tokens = None
+            await front.stop_picker()
+            front.start_picker()
+            await until(front.is_ready, "the next picker is ready")
+            assert (await front.post("outlives"))[0] == 200
+            hold.set()
+            assert pod.piece(0) + await response.read() == pod.whole()
+        await until(lambda: idle(front, "outlives"), "no request in flight")
+
+
 async def test_without_a_picker_envoy_says_so():
     async with gateway() as front:
         await front.stop_picker()

@@ -198,7 +198,7 @@ def _picker_filter(settings: Settings) -> Config:
         "name": "envoy.filters.http.ext_proc",
         "typed_config": {
             "@type": f"{TYPES}.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-            "grpc_service": _picker_service(f"{settings.request_timeout_s + settings.message_timeout_s}s"),
+            "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
             "message_timeout": f"{settings.message_timeout_s}s",
             "processing_mode": {
                 "request_header_mode": "SEND",
@@ -210,10 +210,6 @@ def _picker_filter(settings: Settings) -> Config:
             },
         },
     }
-
-
-def _picker_service(timeout: str) -> Config:
-    return {"envoy_grpc": {"cluster_name": PICKER}, "timeout": timeout}
 
 
 def _router() -> Config:

@@ -73,21 +73,21 @@ class Streams:
     async def _process(
         self, messages: AsyncIterator[proc.ProcessingRequest], _context: Any
     ) -> AsyncIterator[proc.ProcessingResponse]:
+        """One request. The stream ends with the decision: if it stayed open, the answer would break with the picker."""
         ticket_id = ""
         async for message in messages:
-            if message.WhichOneof("request") == "request_headers":
-                head = message.request_headers
-                headers = _headers(head.headers.headers)
-                ticket_id = headers.get(names.HEADER_TICKET, "")
-                answer = self._picker.enter(headers.get(":method", ""), headers.get(":path", ""), headers)
-                if answer is None and head.end_of_stream:
-                    yield _response(self._picker.pick(b"", ticket_id))
-                elif answer is None:
-                    yield proc.ProcessingResponse(request_headers=proc.HeadersResponse())
-                else:
-                    yield _response(answer)
-            else:
+            if message.WhichOneof("request") != "request_headers":
                 yield _response(self._picker.pick(message.request_body.body, ticket_id))
+                return
+            head = message.request_headers
+            headers = _headers(head.headers.headers)
+            ticket_id = headers.get(names.HEADER_TICKET, "")
+            answer = self._picker.enter(headers.get(":method", ""), headers.get(":path", ""), headers)
+            if answer is None and not head.end_of_stream:
+                yield proc.ProcessingResponse(request_headers=proc.HeadersResponse())
+                continue
+            yield _response(answer or self._picker.pick(b"", ticket_id))
+            return
 
     async def _logs(self, messages: AsyncIterator[alog.StreamAccessLogsMessage], _context: Any) -> Any:
         async for message in messages:
