@@ -5,6 +5,7 @@ Exit codes: 0 after a drain, 1 when the start or the engine failed or when it wa
 """
 
 import asyncio
+import gc
 import hashlib
 import signal
 import time
@@ -126,6 +127,8 @@ class ServeProcess:
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
         )
+        gc.collect()
+        gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
         pod.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
         total_s = time.monotonic() - self._began

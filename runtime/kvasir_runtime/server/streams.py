@@ -82,6 +82,8 @@ class Answering(Response):
         fingerprint: str,
         on_end: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -96,6 +98,8 @@ class Answering(Response):
         self._created = created
         self._fingerprint = fingerprint
         self._clock = clock
+        self._keep_alive_s = keep_alive_s
+        self._write_timeout_s = write_timeout_s
         self._num_open = len(job.requests)
         self._last = [0.0] * len(job.requests)
 
@@ -124,7 +128,7 @@ class Answering(Response):
 
     async def _pieces(self) -> list[Piece] | None:
         """What the next wake-up brings; None when nothing came for a while. Raises Gone and Failed."""
-        events = await self._channel.take(KEEP_ALIVE_S)
+        events = await self._channel.take(self._keep_alive_s)
         if events is None:
             raise Gone
         if not events:
@@ -216,7 +220,7 @@ class StreamedAnswer(Answering):
         if not body and more:
             return
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with asyncio.timeout(self._write_timeout_s):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
         except (TimeoutError, OSError) as error:
             raise Gone from error

@@ -1,0 +1,23 @@
+"""The page about the API names every field and every error code that the code knows."""
+
+import re
+from pathlib import Path
+
+from kvasir_runtime.server import bodies, known
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "api.md").read_text()
+NAMED = set(re.findall(r"`([a-z_.0-9]+)`", PAGE))
+
+
+def test_every_field_is_on_the_page():
+    fields = {*bodies.CompletionBody.model_fields, *bodies.ChatBody.model_fields, *known.LABELS}
+    fields |= {*known.COMPLETION, *known.CHAT}
+    assert fields - NAMED - {"stream_options"} == set()
+
+
+def test_every_error_code_is_on_the_page():
+    sources = [ROOT / "crds/kvasir_api/openai_errors.py", *(ROOT / "runtime/kvasir_runtime/server").glob("*.py")]
+    codes = {code for path in sources for code in re.findall(r'code(?:: str)? ?= ?"(\w+)"', path.read_text())}
+    assert len(codes) > 12
+    assert codes - NAMED - {"unavailable"} == set()
