@@ -67,8 +67,8 @@ def main(
         pods = addresses.network(pod_cidr)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--pod-cidr") from error
-    if not check_machine(lambda reason: click.echo(reason, err=True)):
-        sys.exit(1)
+    if reason := check_machine():
+        raise click.ClickException(reason)
     state_dir = state_dir.absolute()
     (state_dir / "pods").mkdir(parents=True, exist_ok=True, mode=0o700)
     with (state_dir / "node.lock").open("w") as lock:

@@ -5,22 +5,27 @@ Called by `worker`; decides nothing about restarts or status.
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_local.node.launch import CLONE_NEWNS, CLONE_NEWUSER
+from kvasir_local.node.launch import TRY
 from kvasir_local.node.rules.plan import Launch
 from kvasir_local.node.rules.rootfs import Step
 
 LAUNCHER: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")))
 START_TIMEOUT_S: Final = 30.0
 OUTPUT_LIMIT_BYTES: Final = 1024
+NO_NAMESPACES: Final = (
+    "this machine does not let the process node make namespaces: run it as root, or allow unprivileged user namespaces "
+    "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0); in a container it "
+    "needs CAP_SYS_ADMIN"
+)
 
 
 class StartFailedError(Exception):
@@ -118,13 +123,7 @@ async def _head(stream: asyncio.StreamReader | None) -> str:
     return kept.decode(errors="replace").strip()
 
 
-def check_machine(report: Callable[[str], None]) -> bool:
-    """Whether this machine lets us make namespaces; `report` gets the reason when not."""
-    pid = os.fork()
-    if pid == 0:
-        flags = CLONE_NEWNS | (CLONE_NEWUSER if os.geteuid() else 0)
-        os._exit(1 if ctypes.CDLL(None).unshare(flags) else 0)
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
-        return True
-    report("this machine allows no mount namespaces; run the node as root, or allow unprivileged user namespaces")
-    return False
+def check_machine() -> str:
+    """Why this machine does not let us make namespaces and mount in them; empty when it does."""
+    tried = subprocess.run([*LAUNCHER, TRY], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return f"{NO_NAMESPACES} ({tried.stderr.strip()})" if tried.returncode else ""

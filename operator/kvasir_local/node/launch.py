@@ -29,6 +29,7 @@ SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 LOG_LIMIT_BYTES = 10 * 2**20
 LINE_LIMIT_BYTES = 16 * 2**10
 START_ERROR = 128
+TRY = "--try"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,7 +39,13 @@ class LaunchError(Exception):
 
 
 def main() -> Never:
-    """Carry out the order on stdin: start a container, or run a command in one (`enter`)."""
+    """Carry out the order on stdin: start a container, or run a command in one (`enter`). With TRY: only try."""
+    if sys.argv[1:] == [TRY]:
+        try:
+            try_namespaces(user_namespace=os.geteuid() != 0)
+        except OSError as error:
+            sys.exit(str(error))
+        sys.exit(0)
     parent = os.getppid()
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     order = json.load(sys.stdin)
@@ -209,6 +216,18 @@ def _keep_capabilities(kept: set[int]) -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)))
+
+
+def try_namespaces(*, user_namespace: bool) -> None:
+    """What every container needs, tried on this process, which is of no use afterwards. OSError when it is not allowed.
+
+    Some systems allow a user namespace and then refuse to mount in it, so a mount is tried as well.
+    """
+    if user_namespace:
+        _enter_user_namespace()
+    _call("unshare", CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS)
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    _mount("tmpfs", "/tmp", "tmpfs", 0)
 
 
 def _enter_user_namespace() -> None:

@@ -43,6 +43,7 @@ class LogServer:
         app.add_routes(
             [web.get("/healthz", self._health), web.get("/containerLogs/{namespace}/{pod}/{container}", self._logs)]
         )
+        app.router.add_route("*", "/{path:.*}", self._other)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._settings.host_ip, 0, ssl_context=context)
@@ -57,6 +58,9 @@ class LogServer:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")
+
+    async def _other(self, request: web.Request) -> web.Response:
+        return web.Response(status=501, text=f"the process node serves logs only, not {request.path}")
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         where = request.match_info

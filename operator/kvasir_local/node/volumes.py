@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import KubeError, NotFoundError
 from kvasir_local.node import atomic
 from kvasir_local.node.apikinds import token_request
 from kvasir_local.node.rules import claims, payload
@@ -89,7 +90,12 @@ class PodVolumes:
                 "boundObjectRef": bound,
             },
         }
-        answer = await self._cluster.create(token_request(account), request)
+        try:
+            answer = await self._cluster.create(token_request(account), request)
+        except KubeError as error:
+            if error.permanent or isinstance(error, NotFoundError):
+                raise ConfigError(f'no token for service account "{account}": {error}') from error
+            raise
         now = time.time()
         life_s = epoch(answer["status"]["expirationTimestamp"]) - now
         self._tokens[wish] = answer["status"]["token"], now + max(life_s * TOKEN_LIFE_USED, TOKEN_RETRY_S)
