@@ -91,6 +91,19 @@ def table(services: Iterable[Json], pods: Iterable[Json]) -> Table:
     return Table(services=tuple(found.values()), by_model=by_model)
 
 
+def difference(before: Table, after: Table) -> str:
+    """What changed for clients, as one sentence; empty when nothing did."""
+    counts = [{(s.key, s.model): len(s.ready) for s in found.services} for found in (before, after)]
+    old, new = counts
+    told = [
+        f"{key} serves {model!r} with {new[key, model]} ready replicas"
+        for key, model in sorted(new)
+        if old.get((key, model)) != new[key, model]
+    ]
+    told += [f"{key} no longer serves {model!r}" for key, model in sorted(old) if (key, model) not in new]
+    return "; ".join(told)
+
+
 def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> Service:
     metadata = resource["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]

@@ -74,6 +74,15 @@ def test_half_an_object_is_survived():
     assert found.by_model["s"].endpoints == ()
 
 
+def test_a_change_is_told_in_a_sentence():
+    one = tables.table([service("s", model="m")], [pod("s", "p")])
+    none = tables.table([service("s", model="m")], [pod("s", "p", ready=False)])
+    assert tables.difference(tables.EMPTY, one) == "default.s serves 'm' with 1 ready replicas"
+    assert tables.difference(one, none) == "default.s serves 'm' with 0 ready replicas"
+    assert tables.difference(one, tables.EMPTY) == "default.s no longer serves 'm'"
+    assert tables.difference(one, one) == ""
+
+
 STATE = State(
     phase="ready",
     running=4,

@@ -1,6 +1,7 @@
 """Wires the picker: streams from Envoy, pages, loops. Called by the command, and by tests with sources of theirs."""
 
 import asyncio
+import logging
 import random
 import time
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from kvasir_gateway.picker.picker import Picker
 from kvasir_gateway.picker.sources import Objects, States
 from kvasir_gateway.picker.streams import Streams
 
+LOG = logging.getLogger(__name__)
 DRAW_LIMIT = 1 << 32
 STOP_GRACE_S = 1.0
 
@@ -66,6 +68,7 @@ async def run(settings: Settings, *, objects: Objects, states: States, stop: asy
     try:
         await pages.start()
         await streams.start()
+        LOG.info("picker at %s, its pages on %s:%d", settings.directory, settings.address, settings.state_port)
         running, stopping = asyncio.create_task(loops.run()), asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

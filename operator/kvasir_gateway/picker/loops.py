@@ -88,6 +88,8 @@ class Loops:
     def _update(self) -> None:
         table = tables.table(self._objects.services(), self._objects.pods())
         document = clusters.document({s.key: [e.address for e in s.ready] for s in table.services})
+        if told := tables.difference(self._picker.table, table):
+            LOG.info("%s", told)
         self._picker.table = table
         self._picker.accepted &= document.clusters
         if document.version == self._written.version and self.health.synced:
