@@ -100,7 +100,9 @@ class PodWorker:
     def _admit(self) -> None:
         if self.record.settled:
             return
-        refused = _refusal(self.pod)
+        # An ephemeral container can only come later, and must not end a pod that ran when the node was started again.
+        first = {name: field for name, field in self.pod["spec"].items() if name != "ephemeralContainers"}
+        refused = _refusal({**self.pod, "spec": first})
         gpus = self._tools.gpus(self.pod)
         if refused:
             self._fail("UnsupportedField", refused)

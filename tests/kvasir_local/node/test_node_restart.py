@@ -41,6 +41,16 @@ def test_a_deleted_pod_leaves_while_the_node_was_down(bench: NodeBench):
     until(lambda: not bench.pods(), "the end of the pod")
 
 
+def test_a_debug_container_does_not_end_a_pod_when_the_node_starts_again(bench: NodeBench):
+    bench.apply(pod(bench, "p", "while :; do sleep 0.1; done"))
+    until(lambda: bench.phase("p") == "Running")
+    debug = {"ephemeralContainers": [{"name": "debug", "image": "kvasir-local/process"}]}
+    bench.core.patch_namespaced_pod_ephemeralcontainers("p", bench.namespace, {"spec": debug})
+    bench.stop()
+    bench.start()
+    until(lambda: bench.container("p").get("restartCount") == 1 and bench.phase("p") == "Running")
+
+
 def test_a_second_node_on_the_same_directory_is_refused(bench: NodeBench):
     import subprocess
     import sys
