@@ -20,6 +20,8 @@ REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
 PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens "
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
 
+pytestmark = pytest.mark.xdist_group("server-engine")  # its processes are shared by the tests of this file
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:

@@ -12,6 +12,8 @@ from fakes.api_process import JSON, ApiProcess, api_process
 COMPLETION = {"model": "tiny", "prompt": "hello ", "max_tokens": 4}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
+pytestmark = pytest.mark.xdist_group("server-errors")  # its processes are shared by the tests of this file
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:

@@ -13,6 +13,8 @@ from fakes.api_process import ApiProcess, api_process
 
 PROMPT = "the operator watches the services and "
 
+pytestmark = pytest.mark.xdist_group("server-streams")  # its processes are shared by the tests of this file
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:

@@ -1,0 +1,99 @@
+"""What a person reads during the start, and what a log collector reads."""
+
+import io
+import json
+import logging
+
+import pytest
+
+from kvasir_runtime.server import logs
+from kvasir_runtime.server.banner import Start, banner, progress_line, size
+from kvasir_runtime.server.console import LINE_EVERY_S, Console
+from kvasir_runtime.wire import Ready
+
+READY = Ready(
+    device="cpu",
+    kernels="reference",
+    dtype="bfloat16",
+    block_size=16,
+    capacity_tokens=40_000,
+    max_model_len=16_000,
+    max_sequences=64,
+    weights_bytes=3 << 30,
+    kv_bytes_per_token=1 << 16,
+    load_s=2.0,
+    warm_s=1.0,
+)
+START = Start(names=("a", "b"), folder="/m", http="http://h:1", ops="http://h:2", total_s=6.0, find_s=0.5)
+
+
+def test_the_banner_has_every_fact():
+    assert banner(READY, START).splitlines() == [
+        "Kvasir is ready",
+        "  model       a, b (/m)",
+        "  device      cpu, reference kernels, bfloat16",
+        "  weights     3.00 GiB",
+        "  KV cache    40,000 tokens in blocks of 16 (2.44 GiB)",
+        "  concurrency 2.50 requests of 16,000 tokens, 64 at most",
+        "  clients     http://h:1/v1",
+        "  control     http://h:2",
+        "  ready in    6.0 s (find 0.5, start 2.5, load 2.0, warm-up 1.0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "want"), [(5, "5 B"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 29, "1.50 GiB")]
+)
+def test_sizes(count, want):
+    assert size(count) == want
+
+
+def test_progress_lines_come_every_few_seconds_and_at_each_phase():
+    times = iter([0.0, 1.0, LINE_EVERY_S, LINE_EVERY_S + 0.1])
+    stream = io.StringIO()
+    console = Console("text", stream=stream, clock=lambda: next(times))
+    for phase, fraction in [("loading", 0.1), ("loading", 0.2), ("loading", 0.5), ("warming", 0.0)]:
+        console.show(phase, fraction, 7.0)
+    assert stream.getvalue().splitlines() == [
+        "loading 10%, about 7 s left",
+        "loading 50%, about 7 s left",
+        "warming 0%, about 7 s left",
+    ]
+    assert progress_line("loading", 0.0, -1.0, "x") == "loading 0% (x)"
+
+
+@pytest.fixture
+def logged():
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    yield stream
+    root.handlers[:], _ = before
+    root.setLevel(before[1])
+
+
+def test_json_lines_carry_fields_and_exceptions(logged):
+    log = logging.getLogger("kvasir.test")
+    log.info("request", extra={"request_id": "r", "status": 200})
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        log.exception("failed")
+    first, second = map(json.loads, logged.getvalue().splitlines())
+    assert first.items() >= {"level": "info", "message": "request", "request_id": "r", "status": 200}.items()
+    assert first["time"].endswith("+00:00")
+    assert "ValueError: boom" in second["exception"]
+
+
+def test_json_start_has_no_loose_lines(logged):
+    console = Console("json")
+    console.listening("http://h:1", "http://h:2")
+    console.show("loading", 0.5)
+    console.ready(READY, START)
+    console.leaving(3, 60)
+    console.failed("broken")
+    lines = [json.loads(line) for line in logged.getvalue().splitlines()]
+    assert [line["message"] for line in lines] == ["listening", "starting", "ready", "draining", "failed"]
+    assert lines[2]["capacity_tokens"] == 40_000
+    assert lines[4]["error"] == "broken"
