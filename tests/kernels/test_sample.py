@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.noise import HIGHEST, LOWEST, gumbel, keys, mix
+from kvasir_runtime.kernels.noise import HIGHEST, LOWEST, gumbel, keys, mix32, mix64
 from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops
 from kvasir_runtime.kernels.sample import Draws
 
@@ -172,20 +172,24 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
 
 def test_noise_is_the_same_on_every_platform() -> None:
     # Written out from the formula in plain integers, so that another backend, or a new torch, cannot drift.
-    mask = 2**64 - 1
+    def plain(x: int, width: int, shifts: tuple[int, int, int], factors: tuple[int, int]) -> int:
+        for shift, factor in zip(shifts, (*factors, 1), strict=True):
+            x = ((x ^ x >> shift) * factor) & (2**width - 1)
+        return x
 
-    def plain(x: int) -> int:
-        x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ x >> 27) * 0x94D049BB133111EB) & mask
-        return x ^ x >> 31
+    def plain64(x: int) -> int:
+        return plain(x, 64, (30, 27, 31), (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
     for seed, position, token in ((0, 0, 0), (123, 456, 789), (2**63, 5, 150_000)):
-        bits = plain((plain(seed ^ plain(position)) + token * 0x9E3779B97F4A7C15) & mask)
-        wanted = -math.log(-math.log(((bits >> 41) + 0.5) / 2**23))
+        key = plain64(seed ^ plain64(position)) >> 32
+        bits = plain((key + token * 0x9E3779B9) % 2**32, 32, (16, 15, 16), (0x7FEB352D, 0x846CA68B))
+        wanted = -math.log(-math.log(((bits >> 9) + 0.5) / 2**23))
         signed = seed - 2**64 if seed >= 2**63 else seed
         got = gumbel(keys(torch.tensor([signed]), torch.tensor([position])), torch.tensor([token]))
         assert float(got) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
-def test_mixer_has_no_collisions_nearby() -> None:
-    assert len(set(mix(torch.arange(-5000, 5000)).tolist())) == 10_000
+def test_mixers_have_no_collisions_nearby() -> None:
+    near = torch.arange(-5000, 5000)
+    assert len(set(mix64(near).tolist())) == 10_000
+    assert len(set(mix32(near.int()).tolist())) == 10_000

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvasir_runtime.kernels.linear import product
 from kvasir_runtime.kernels.spans import Spans
 
 
@@ -38,65 +39,101 @@ def reference(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: 
 
 
 def cpu(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -> Tensor:
-    """As reference, through torch's flash operator, reading consecutive blocks in place.
-
-    A single query is folded: the heads of a group become the queries of their key head, which needs no mask and no
-    repeated keys, and is five times as fast as the operator's own grouping.
-    """
-    tokens, heads, head_dim = query.shape
-    kv_heads = cache.shape[3]
-    out = query.new_empty((tokens, heads, head_dim))
-    start = 0
+    """As reference, with ways of its own for long chunks and single tokens; consecutive blocks are read in place."""
+    out, start = [], 0
     for index, num_queries in enumerate(spans.query_lens):
-        part, result = query[start : start + num_queries], out[start : start + num_queries]
+        part = query[start : start + num_queries]
         start += num_queries
+        first = max(0, spans.kv_lens[index] - num_queries - window + 1) if window else 0
+        keys, values = _cached(cache, spans, index, first)
         if num_queries == 1:
-            end = spans.kv_lens[index]
-            keys, values = _cached(cache, spans, index, max(0, end - window) if window else 0)
-            folded = part.view(1, kv_heads, heads // kv_heads, head_dim)
-            result.view_as(folded).copy_(F.scaled_dot_product_attention(folded, keys, values, scale=scale))
+            out.append(_decode(part, keys, values, scale))
+        elif num_queries < 16 or num_queries * spans.kv_lens[index] < _MANY_SCORES:
+            mask = spans.mask(index, window, first)
+            whole = part.transpose(0, 1).unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0)
+            few = F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=scale, enable_gqa=True)
+            out.append(few[0].transpose(0, 1).flatten(1))
         else:
-            result.copy_(_prefill(part, cache, spans, index, scale, window))
-    return out.view(tokens, heads * head_dim)
+            out.append(_prefill(part, keys, values, scale, window))
+    return torch.cat(out) if len(out) > 1 else out[0]
 
 
-def _prefill(part: Tensor, cache: Tensor, spans: Spans, index: int, scale: float, window: int) -> Tensor:
-    """Several queries of one sequence: (query_len, heads, head_dim)."""
-    num_queries, end = part.shape[0], spans.kv_lens[index]
-    first = max(0, end - num_queries - window + 1) if window else 0
-    keys, values = _cached(cache, spans, index, first)
-    whole = num_queries == end and (not window or window >= end)
-    out = F.scaled_dot_product_attention(
-        part.transpose(0, 1).unsqueeze(0),
-        keys,
-        values,
-        attn_mask=None if whole else spans.mask(index, window, first),
-        is_causal=whole,
-        scale=scale,
-        enable_gqa=True,
-    )
-    return out.squeeze(0).transpose(0, 1)
+# Scores per head from which tiles of our own beat torch's flash operator: 32 queries of 512 positions, 128 of 128.
+_MANY_SCORES = 1 << 14
+# Scores of one tile and one key head, in elements: 1 MiB of float32 stays in the second-level cache.
+_TILE_SCORES = 1 << 18
+
+
+def _decode(part: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One query of one sequence: (1, heads * head_dim).
+
+    The heads of a group become the queries of their key head, which needs no mask and no repeated keys, and is five
+    times as fast as the operator's own grouping.
+    """
+    folded = part.view(1, keys.shape[0], -1, keys.shape[2])
+    return F.scaled_dot_product_attention(folded, keys.unsqueeze(0), values.unsqueeze(0), scale=scale).view(1, -1)
+
+
+def _prefill(part: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
+    """Many queries of one sequence, the last of its positions: (query_len, heads * head_dim).
+
+    Tile by tile: scores in float32, softmax, and the sum of values in the cache's dtype. 1.6 to 1.9 times as fast as
+    torch's flash operator in bfloat16, whose products do not use the CPU's instructions for them.
+    """
+    (num_queries, heads, head_dim), (kv_heads, end, _) = part.shape, keys.shape
+    group = heads // kv_heads
+    keys = keys.float().contiguous()
+    values = values.contiguous()
+    queries = (part.float() * scale).view(num_queries, kv_heads, group, head_dim)
+    out = part.new_empty((num_queries, kv_heads, group, head_dim))
+    tile = min(max(_TILE_SCORES // (group * end), 16), 128, num_queries)
+    for start in range(0, num_queries, tile):
+        stop = min(start + tile, num_queries)
+        last = end - num_queries + stop
+        first = max(0, last - (stop - start) - window + 1) if window else 0
+        unseen = _unseen(stop - start, last - first, window, part.device)
+        for head in range(kv_heads):
+            scores = product(queries[start:stop, head].reshape(-1, head_dim), keys[head, first:last])
+            scores.view(stop - start, group, -1)[..., -unseen.shape[-1] :].masked_fill_(unseen, float("-inf"))
+            weights = scores.softmax(dim=-1).to(values.dtype)
+            out[start:stop, head] = (weights @ values[head, first:last]).view(stop - start, group, head_dim)
+    return out.view(num_queries, heads * head_dim)
+
+
+def _unseen(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
+    """Which keys the last queries must not see: (queries, 1, keys) bool; without a window only the last keys."""
+    num_keys = num_keys if window else num_queries
+    query = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None, None]
+    key = torch.arange(num_keys, device=device)
+    return (key > query) | (key <= query - window) if window else key > query
 
 
 def _cached(cache: Tensor, spans: Spans, index: int, first: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of positions first.. of one sequence: each (1, kv_heads, kv_len - first, head_dim)."""
-    block_size, end = cache.shape[2], spans.kv_lens[index]
-    first_block = spans.first_blocks[index]
-    if first_block >= 0:
-        offset = first_block * block_size
-        both = cache.flatten(1, 2)[:, offset + first : offset + end]
-    else:
+    """Keys and values of positions first.. of one sequence: each (kv_heads, kv_len - first, head_dim)."""
+    _, _, block_size, kv_heads, head_dim = cache.shape
+    end, first_block, token = spans.kv_lens[index], spans.first_blocks[index], kv_heads * head_dim
+    if first_block < 0:
         skipped = first // block_size
-        blocks = spans.block_tables[index, skipped : -(-end // block_size)]
-        skipped *= block_size
-        both = cache.index_select(1, blocks).flatten(1, 2)[:, first - skipped : end - skipped]
-    keys, values = both.transpose(1, 2).unsqueeze(1).unbind(0)
-    return keys, values
+        cache = cache.index_select(1, spans.block_tables[index, skipped : -(-end // block_size)])
+        offset = first - skipped * block_size
+    else:
+        offset = first_block * block_size + first
+    # One view each: the six of slicing and transposing would cost as much as reading a short sequence.
+    shape, stride = (kv_heads, end - first, head_dim), (head_dim, token, 1)
+    start = cache.storage_offset() + offset * token
+    return cache.as_strided(shape, stride, start), cache.as_strided(shape, stride, start + cache.stride(0))
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Prefill, chunks, decode, all three mixed; grouped heads; short and long windows; scattered and consecutive."""
-    shapes = (((1,), (1,)), ((5,), (5,)), ((3,), (21,)), ((1,), (30,)), ((4, 1, 7, 1), (4, 17, 20, 9)))
+    shapes = (
+        ((1,), (1,)),
+        ((5,), (5,)),
+        ((3,), (21,)),
+        ((1,), (30,)),
+        ((4, 1, 7, 1), (4, 17, 20, 9)),
+        ((150, 1, 130), (150, 9, 200)),
+    )
     for query_lens, kv_lens in shapes:
         for heads, kv_heads, window in ((4, 4, 0), (6, 2, 0), (4, 1, 6), (4, 2, 100)):
             for dtype in (torch.float32, torch.bfloat16):
@@ -112,10 +149,14 @@ def _case(
     window: int,
     dtype: torch.dtype,
 ) -> tuple[object, ...]:
-    block_size, head_dim, num_blocks = 8, 16, 32
+    block_size, head_dim, columns = 8, 16, -(-max(kv_lens) // 8)
+    num_blocks = 7 + columns * (len(kv_lens) + 1)
     cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator).to(dtype)
-    tables = torch.randperm(num_blocks, generator=generator)[: len(kv_lens) * 4].view(len(kv_lens), 4)
+    tables = torch.randperm(num_blocks, generator=generator)[: len(kv_lens) * columns].view(len(kv_lens), columns)
     first_blocks = [-1] * len(kv_lens)
-    tables[0], first_blocks[0] = torch.arange(7, 11), 7  # consecutive; sequences may share blocks when they only read
+    tables[0], first_blocks[0] = (
+        torch.arange(7, 7 + columns),
+        7,
+    )  # consecutive; sequences may share blocks when they only read
     query = torch.randn(sum(query_lens), heads, head_dim, generator=generator).to(dtype)
     return query, cache, Spans(query_lens, kv_lens, tables, first_blocks), head_dim**-0.5, window
