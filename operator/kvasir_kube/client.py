@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -48,6 +49,37 @@ async def configuration(kubeconfig: str = "") -> Configuration:
     except Exception as error:  # whatever a bad file makes the library raise
         raise KubeError(f"no usable Kubernetes configuration: {error}") from error
     return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach the API server, for another client in the same process. Paths are empty where there is no file."""
+
+    server: str
+    ca_path: str
+    certificate_path: str
+    key_path: str
+    token: str = field(repr=False)
+    verify: bool
+
+
+async def access(config: Configuration) -> Access:
+    """What a configuration says now; the token is as fresh as its file."""
+    scheme, _, token = (await _bearer(config)).partition(" ")
+    return Access(
+        server=config.host.rstrip("/"),
+        ca_path=config.ssl_ca_cert or "",
+        certificate_path=config.cert_file or "",
+        key_path=config.key_file or "",
+        token=token or scheme,
+        verify=bool(config.verify_ssl),
+    )
+
+
+async def _bearer(config: Configuration) -> str:
+    """Value of the authorization header, empty when certificates speak."""
+    found = (await config.auth_settings()).get("BearerToken")
+    return str(found["value"] or "") if found else ""
 
 
 class Client:
@@ -162,10 +194,9 @@ class Client:
         return self._session
 
     async def _headers(self) -> dict[str, str]:
-        token = (await self._config.auth_settings()).get("BearerToken")
         headers = {"accept": "application/json"}
-        if token and token.get("value"):
-            headers["authorization"] = str(token["value"])
+        if bearer := await _bearer(self._config):
+            headers["authorization"] = bearer
         return headers
 
     async def _call(

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import aiohttp
@@ -12,7 +13,7 @@ import click
 import kopf
 
 from kvasir_api import names
-from kvasir_kube.client import Client, configuration
+from kvasir_kube.client import Access, Client, access, configuration
 from kvasir_kube.errors import KubeError
 from kvasir_kube.readings import Reader
 from kvasir_operator import handlers
@@ -93,7 +94,6 @@ async def _run(
     interval: float,
     kubeconfig: str,
 ) -> None:
-    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
     settings = Settings(
         runtime_image=runtime_image,
         runtime_image_cpu=runtime_image_cpu,
@@ -101,7 +101,8 @@ async def _run(
         gateway_url=gateway_url,
     )
     async with contextlib.AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(Client(await configuration(kubeconfig)))
+        config = await configuration(kubeconfig)
+        cluster = await stack.enter_async_context(Client(config))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         parts = Operator(
             cluster,
@@ -118,17 +119,17 @@ async def _run(
         stack.push_async_callback(metrics.cleanup)
         LOG.info("health on %s:%d, metrics on %s:%d", host, port, host, metrics_at)
         await parts.fill(attempts=INITIAL_LIST_ATTEMPTS)
-        await _until_ended(parts, namespace=namespace, kubeconfig=kubeconfig)
+        await _until_ended(parts, namespace=namespace, reach=lambda: access(config))
 
 
-async def _until_ended(parts: Operator, *, namespace: str, kubeconfig: str) -> None:
+async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], Awaitable[Access]]) -> None:
     """kopf's watches and our loops side by side; when either ends, so does the other."""
     loops = asyncio.create_task(parts.run())
     stop = asyncio.Event()
     loops.add_done_callback(lambda _: stop.set())
     try:
         await kopf.operator(
-            registry=handlers.registry(parts.store, parts.dirty, parts.resync, kubeconfig=kubeconfig),
+            registry=handlers.registry(parts.store, parts.dirty, parts.resync, access=reach),
             settings=handlers.settings(),
             standalone=True,
             clusterwide=not namespace,

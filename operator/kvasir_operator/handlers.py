@@ -3,25 +3,28 @@
 Only `on.event` is used: it adds no finalizer, no annotation and no write, and needs no difference to act upon.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import kopf
 
 from kvasir_api import names
+from kvasir_kube.client import Access
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Kind, key, uid
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.resync import WATCHED, Resync
 from kvasir_operator.loop.store import Store, parent
 
-SERVER_TIMEOUT_S: Final = 240.0
+SERVER_TIMEOUT_S: Final = 240  # written into the URL, where the API server takes whole seconds only
 CLIENT_TIMEOUT_S: Final = 270.0
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
 
 
-def registry(store: Store, dirty: Dirty, resync: Resync, *, kubeconfig: str = "") -> kopf.OperatorRegistry:
-    """Handlers for everything that is watched."""
+def registry(
+    store: Store, dirty: Dirty, resync: Resync, *, access: Callable[[], Awaitable[Access]]
+) -> kopf.OperatorRegistry:
+    """Handlers for everything that is watched. access: how our own client reaches the API server."""
     made = kopf.OperatorRegistry()
     for kind, _ in WATCHED:
         kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"see-{kind.plural}")(
@@ -29,11 +32,17 @@ def registry(store: Store, dirty: Dirty, resync: Resync, *, kubeconfig: str = ""
         )
 
     @kopf.on.login(registry=made)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        """The same order as our own client: a named kubeconfig, then the pod's service account."""
-        if kubeconfig:
-            return kopf.login_with_kubeconfig(kubeconfig=kubeconfig, **kwargs)
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        """The access that our own client has; kopf asks again when a token has expired."""
+        found = await access()
+        return kopf.ConnectionInfo(
+            server=found.server,
+            ca_path=found.ca_path or None,
+            certificate_path=found.certificate_path or None,
+            private_key_path=found.key_path or None,
+            token=found.token or None,
+            insecure=not found.verify,
+        )
 
     return made
 

@@ -1,0 +1,222 @@
+"""A node whose pods are small servers in the test's own process: what a runtime pod says is set by the test.
+
+It registers a Node, lets the real scheduler bind pods to it, gives each its own loopback address with an ops port, and
+writes the pod's status as a kubelet would. No process is started, so a service of many pods costs nothing.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import msgspec
+from aiohttp import web
+
+from kvasir_api import names, state
+from kvasir_kube.client import Client
+from kvasir_kube.errors import KubeError, NotFoundError
+from kvasir_kube.kinds import POD, Json, Key, Kind, key, uid
+from kvasir_kube.mirror import Mirror
+
+NODE: Final = Kind(kind="Node", plural="nodes", namespaced=False)
+CAPACITY: Final = {"cpu": "64", "memory": "256Gi", "pods": "200", "nvidia.com/gpu": "4"}
+HEARTBEAT_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class StubPod:
+    """One pod. `says` is its /state; set its fields with `say`. silent: it does not answer. refused: its last line."""
+
+    name: str
+    uid: str
+    ip: str
+    args: list[str]
+    revision: str
+    says: state.State = field(default_factory=lambda: state.State(phase="ready"))
+    silent: bool = False
+    refused: str = ""
+    terminating: bool = False
+    drains: list[str] = field(default_factory=list)
+
+    def say(self, **fields: Any) -> None:
+        """Change what /state says; kv_pinned is a short form for a cache of 1000 tokens."""
+        pinned = fields.pop("kv_pinned", None)
+        if pinned is not None:
+            fields["kv"] = state.Kv(capacity_tokens=1000, pinned_tokens=pinned, free_tokens=1000 - pinned)
+        self.says = msgspec.structs.replace(self.says, **fields)
+
+
+class FakeKubelet:
+    """Run it as a context; `pods` are those that live, by name."""
+
+    def __init__(self, client: Client, *, node: str, subnet: str, refuse: str = "broken") -> None:
+        self.pods: dict[str, StubPod] = {}
+        self.hold = False  # while set, new pods stay not ready
+        self._client, self._node, self._subnet, self._refuse = client, node, subnet, refuse
+        self._numbers = itertools.count(1)
+        self._servers: dict[str, web.AppRunner] = {}
+        self._dirty: asyncio.Queue[Key] = asyncio.Queue()
+        self._mirror = Mirror(client, POD, on_change=self._dirty.put_nowait)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._register()
+        self._tasks = [asyncio.create_task(c) for c in (self._mirror.run(), self._work(), self._beat())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for server in self._servers.values():
+            await server.cleanup()
+
+    def of(self, revision: str = "") -> list[StubPod]:
+        """Pods that do not leave, oldest first; of one revision, if named."""
+        return [p for p in self.pods.values() if not p.terminating and revision in ("", p.revision)]
+
+    async def kill(self, name: str) -> None:
+        """The pod dies with its node's knowledge: it is deleted at once."""
+        pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
+        await self._client.delete(POD, *key(pod), grace_s=0)
+
+    async def _register(self) -> None:
+        await self._client.apply(NODE, {"metadata": {"name": self._node}}, manager="fake-kubelet")
+        await self._say_ready()
+
+    async def _say_ready(self) -> None:
+        now = now_text()
+        condition = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Fake",
+            "message": "",
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+        }
+        status = {"capacity": CAPACITY, "allocatable": CAPACITY, "conditions": [condition]}
+        await self._client.apply(
+            NODE, {"metadata": {"name": self._node}, "status": status}, manager="fake-kubelet", subresource="status"
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            with contextlib.suppress(KubeError):
+                await self._say_ready()
+
+    async def _work(self) -> None:
+        while True:
+            name = await self._dirty.get()
+            pod = self._mirror.objects.get(name)
+            try:
+                if pod is None or (pod.get("spec") or {}).get("nodeName") != self._node:
+                    if pod is None and name[1] in self.pods:
+                        await self._stop(name[1])
+                elif pod["metadata"].get("deletionTimestamp"):
+                    await self._terminate(pod)
+                elif name[1] not in self.pods:
+                    await self._start(pod)
+                else:
+                    await self._report(pod, self.pods[name[1]])
+            except NotFoundError:
+                continue
+
+    async def _start(self, pod: Json) -> None:
+        container = pod["spec"]["containers"][0]
+        stub = StubPod(
+            name=pod["metadata"]["name"],
+            uid=uid(pod),
+            ip=f"{self._subnet}.{next(self._numbers)}",
+            args=container.get("args") or [],
+            revision=(pod["metadata"].get("labels") or {}).get(names.LABEL_REVISION, ""),
+        )
+        stub.say(kv_pinned=0, device="cpu", kernels="stub", phase="loading" if self.hold else "ready")
+        if self._refuse in stub.args[0]:
+            stub.refused = f"{names.REFUSAL_PREFIX}{stub.args[0]} has no config.json"
+        self.pods[stub.name] = stub
+        self._servers[stub.name] = await _serve(stub, lambda: self._dirty.put_nowait(key(pod)))
+        await self._report(pod, stub)
+
+    async def ready(self, name: str) -> None:
+        """A pod that was held becomes ready."""
+        self.pods[name].say(phase="ready")
+        pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
+        await self._report(pod, self.pods[name])
+
+    async def _report(self, pod: Json, stub: StubPod) -> None:
+        """Write the pod's status when it differs from what it should be."""
+        ready = stub.says.phase == "ready" and not stub.refused
+        have = pod.get("status") or {}
+        now_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in have.get("conditions") or ())
+        if have.get("podIP") and now_ready == ready and not stub.refused:
+            return
+        if stub.refused and have.get("podIP"):
+            return
+        now = now_text()
+        conditions = [
+            {"type": kind, "status": "True" if ready else "False", "lastTransitionTime": now}
+            for kind in ("Ready", "ContainersReady")
+        ]
+        running: Json = {"running": {"startedAt": now}}
+        ended: Json = {"terminated": {"exitCode": names.EXIT_REFUSED, "reason": "Error", "message": stub.refused}}
+        container = {
+            "name": names.CONTAINER_RUNTIME,
+            "image": pod["spec"]["containers"][0]["image"],
+            "imageID": "",
+            "ready": ready,
+            "restartCount": 1 if stub.refused else 0,
+            "state": ended if stub.refused else running,
+        }
+        status = {"phase": "Running", "podIP": stub.ip, "podIPs": [{"ip": stub.ip}], "startTime": now}
+        status |= {"conditions": conditions, "containerStatuses": [container]}
+        await self._client.apply(
+            POD,
+            {"metadata": {"namespace": pod["metadata"]["namespace"], "name": stub.name}, "status": status},
+            manager="fake-kubelet",
+            subresource="status",
+        )
+
+    async def _terminate(self, pod: Json) -> None:
+        name = pod["metadata"]["name"]
+        stub = self.pods.get(name)
+        if stub is not None:
+            stub.terminating = True
+            if stub.says.running and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 10:
+                return  # it finishes its requests; the test lets them end
+        await self._stop(name)
+        await self._client.delete(POD, *key(pod), uid=uid(pod), grace_s=0)
+
+    async def _stop(self, name: str) -> None:
+        self.pods.pop(name, None)
+        server = self._servers.pop(name, None)
+        if server is not None:
+            await server.cleanup()
+
+
+def now_text() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def _serve(stub: StubPod, changed: Callable[[], None]) -> web.AppRunner:
+    async def say(_: web.Request) -> web.Response:
+        if stub.silent:
+            return web.Response(status=500)
+        return web.Response(body=state.encode(stub.says))
+
+    async def drain(request: web.Request) -> web.Response:
+        stub.drains.append(request.method)
+        stub.say(phase="draining" if request.method == "POST" else "ready")
+        changed()
+        return web.Response(status=202)
+
+    app = web.Application()
+    app.router.add_get(names.PATH_STATE, say)
+    app.router.add_route("*", names.PATH_DRAIN, drain)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, stub.ip, names.PORT_OPS).start()
+    return runner

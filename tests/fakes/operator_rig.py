@@ -1,0 +1,211 @@
+"""The real operator, as a process under its own service account, on a real control plane whose pods are stubs."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from fakes.kubelet import FakeKubelet, StubPod
+from kvasir_api import names
+from kvasir_kube.client import Client
+from kvasir_kube.errors import NotFoundError
+from kvasir_kube.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    EVENT,
+    INFERENCE_SERVICE,
+    NAMESPACE,
+    POD,
+    Json,
+    Kind,
+)
+from kvasir_local import audit
+from kvasir_local.control_plane import ControlPlane
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+USER: Final = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.OPERATOR}"
+DEADLINE_S: Final = 30.0
+
+
+def install(control: ControlPlane) -> None:
+    """CRD, namespace and the operator's account and rights, without its Deployment."""
+    kubectl(control, "apply", "--server-side", "-f", str(ROOT / "crds" / "inferenceservices.yaml"))
+    kubectl(control, "apply", "--server-side", "-f", str(ROOT / "manifests/base/namespace.yaml"))
+    for name in ("serviceaccount", "rbac"):
+        kubectl(control, "apply", "--server-side", "-f", str(ROOT / f"manifests/base/operator/{name}.yaml"))
+    kubectl(control, "wait", "--for=condition=Established", "crd/inferenceservices.serving.kvasir.dev", "--timeout=30s")
+
+
+def kubectl(control: ControlPlane, *arguments: str, check: bool = True, text: str | None = None) -> str:
+    """Output of a kubectl command, stderr included."""
+    done = subprocess.run(
+        [*control.kubectl, *arguments], capture_output=True, text=True, check=False, timeout=60, input=text
+    )
+    assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def account_kubeconfig(control: ControlPlane, path: Path) -> Path:
+    """A kubeconfig with the rights of the operator's service account."""
+    config = yaml.safe_load(control.kubeconfig.read_text())
+    token = kubectl(control, "create", "token", names.OPERATOR, f"--namespace={names.SYSTEM_NAMESPACE}").strip()
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path.write_text(yaml.safe_dump(config))
+    path.chmod(0o600)
+    return path
+
+
+class Rig:
+    """One test's operator, namespace and node."""
+
+    def __init__(self, control: ControlPlane, client: Client, kubelet: FakeKubelet, *, namespace: str, tmp: Path):
+        self.control, self.client, self.kubelet, self.namespace = control, client, kubelet, namespace
+        self.log = tmp / "operator.log"
+        self._config = account_kubeconfig(control, tmp / "operator.kubeconfig")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> None:
+        """The operator for this namespace only, since other tests share the cluster."""
+        command = [
+            str(Path(sys.executable).with_name("kvasir")), "operator", "--kubeconfig", str(self._config),
+            "--namespace", self.namespace, "--interval", "0.3", "--health-port", "0", "--metrics-port", "0",
+            "--gateway-url", "http://gateway.example", *flags,
+        ]  # fmt: skip
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stderr=log, stdout=log)
+
+    def stop(self, sign: signal.Signals = signal.SIGTERM) -> int:
+        """End the operator; its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(sign)
+        try:
+            return process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether the operator has not ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    async def claim(self, name: str = "models") -> None:
+        """A claim; nothing binds it, since the stub pods mount nothing."""
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+        spec["storageClassName"] = ""
+        await self.client.apply(CLAIM, {"metadata": self._where(name), "spec": spec}, manager="test")
+
+    async def apply(self, name: str = "tiny", **spec: Any) -> Json:
+        """An InferenceService of this spec, applied as a user would."""
+        given = {"model": {"uri": f"file:///srv/{name}"}, **spec}
+        return await self.client.apply(
+            INFERENCE_SERVICE, {"metadata": self._where(name), "spec": given}, manager="test"
+        )
+
+    async def delete(self, name: str = "tiny") -> None:
+        await self.client.delete(INFERENCE_SERVICE, self.namespace, name)
+
+    async def service(self, name: str = "tiny") -> Json:
+        return await self.client.get(INFERENCE_SERVICE, self.namespace, name)
+
+    async def status(self, name: str = "tiny") -> Json:
+        """The status, empty while it is older than the spec."""
+        found = await self.service(name)
+        status: Json = found.get("status") or {}
+        return status if status.get("observedGeneration") == found["metadata"]["generation"] else {}
+
+    async def all(self, kind: Kind) -> list[Json]:
+        return list((await self.client.list(kind, self.namespace)).items)
+
+    async def deployments(self) -> dict[str, int]:
+        """Replicas asked of each revision's workload."""
+        found = await self.all(DEPLOYMENT)
+        return {d["metadata"]["labels"][names.LABEL_REVISION]: d["spec"]["replicas"] for d in found}
+
+    async def pod_uids(self) -> set[str]:
+        return {p["metadata"]["uid"] for p in await self.all(POD) if not p["metadata"].get("deletionTimestamp")}
+
+    async def events(self, reason: str) -> list[str]:
+        """Notes of the events of one reason."""
+        found = sorted(await self.all(EVENT), key=lambda e: str(e.get("eventTime")))
+        return [
+            e["note"]
+            for e in found
+            if e["reason"] == reason and e.get("reportingController", "").startswith(names.GROUP)
+        ]
+
+    async def until_condition(self, kind: str, status: str = "True", name: str = "tiny", **wanted: str) -> Json:
+        """Wait for a condition with that status, and with that reason if one is named."""
+
+        async def look() -> Json | None:
+            found = await self.status(name)
+            for condition in found.get("conditions") or ():
+                matches = all(condition[field] == value for field, value in wanted.items())
+                if condition["type"] == kind and condition["status"] == status and matches:
+                    return dict(condition)
+            return None
+
+        condition: Json = await self.until(look, lambda: f"{kind}={status} {wanted}: {self.dump(name)}")
+        return condition
+
+    async def until_pods(self, count: int, *, revision: str = "") -> list[StubPod]:
+        """Wait for exactly so many pods that run and do not leave."""
+
+        async def look() -> list[StubPod] | None:
+            found = self.kubelet.of(revision)
+            return found if len(found) == count else None
+
+        pods: list[StubPod] = await self.until(
+            look, lambda: f"{count} pods, have {[p.name for p in self.kubelet.of()]}"
+        )
+        return pods
+
+    async def until(self, look: Callable[[], Awaitable[Any]], what: Callable[[], str], *, s: float = DEADLINE_S) -> Any:
+        """Poll until look() gives something; what() tells what was waited for."""
+        deadline = time.monotonic() + s
+        while True:
+            try:
+                found = await look()
+            except NotFoundError:
+                found = None
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"not within {s} s: {what()}\n{self.tail()}"
+            await asyncio.sleep(0.05)
+
+    def dump(self, name: str) -> str:
+        said = kubectl(self.control, "get", "infsvc", name, f"--namespace={self.namespace}", "-ojson", check=False)
+        try:
+            return json.dumps(json.loads(said).get("status"), indent=1)
+        except ValueError:
+            return said
+
+    def tail(self) -> str:
+        """The last lines of the operator's log."""
+        return "\n".join(self.log.read_text().splitlines()[-30:]) if self.log.exists() else ""
+
+    def audit_mark(self) -> int:
+        return self.control.layout.audit_log.stat().st_size
+
+    def writes_since(self, mark: int) -> list[audit.Write]:
+        """What the operator wrote in this namespace, or tried to write, since a mark."""
+        found, _ = audit.read(self.control.layout.audit_log, since=mark)
+        return [w for w in found if w.user == USER and w.namespace == self.namespace]
+
+    def _where(self, name: str) -> Json:
+        return {"namespace": self.namespace, "name": name}
+
+
+async def make_namespace(client: Client, name: str) -> None:
+    await client.apply(NAMESPACE, {"metadata": {"name": name}}, manager="test")
