@@ -82,6 +82,19 @@ async def test_no_pod_alive_is_told_in_openais_shape(front, pods):
     await until(lambda: idle(front, "gone"), "no request in flight")
 
 
+async def test_a_pod_that_refuses_because_it_leaves_is_replaced_by_another(front, pods):
+    leaves, stays, _ = pods
+    leaves.failure = (503, b'{"error": {"code": "draining"}}')
+    front.objects.serve("refuses", leaves, stays)
+    await until(lambda: front.routes("refuses"), "refuses")
+    answers = [await front.post("refuses") for _ in range(12)]
+    assert {(status, body) for status, body, _ in answers} == {(200, stays.whole())}
+    assert leaves.seen
+    stays.failure = leaves.failure
+    status, body, _ = await front.post("refuses")
+    assert (status, body) == leaves.failure
+
+
 async def test_an_error_of_a_pod_is_not_touched(front, pods):
     front.objects.serve("errs", pods[0])
     await until(lambda: front.routes("errs"), "errs")

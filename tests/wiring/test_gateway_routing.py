@@ -6,6 +6,7 @@ import json
 
 import pytest
 import pytest_asyncio
+from yarl import URL
 
 from fakes.gateway import StubPod, gateway, until
 from kvasir_api import names
@@ -204,8 +205,10 @@ async def known(front, model):
 async def test_models_are_the_union_of_all_services(front, pods):
     front.objects.serve("listed", pods[0], model="org/listed")
     await until(lambda: known(front, "org/listed"), "org/listed")
-    async with front.client.get(f"{front.url}/v1/models/org/listed") as response:
-        assert (response.status, (await response.json())["id"]) == (200, "org/listed")
+    for path in ("org/listed", "org%2Flisted"):
+        async with front.client.get(URL(f"{front.url}/v1/models/{path}", encoded=True)) as response:
+            card = {"id": "org/listed", "object": "model", "created": 1767225600, "owned_by": "kvasir"}
+            assert (response.status, await response.json()) == (200, card)
     async with front.client.get(f"{front.url}/v1/models/none") as response:
         assert (response.status, error_of(await response.read())["code"]) == (404, "model_not_found")
     front.objects.drop("listed")
@@ -229,8 +232,6 @@ async def test_models_are_the_union_of_all_services(front, pods):
     ],
 )
 async def test_only_what_is_meant_for_clients_is_there(front, method, path, status):
-    from yarl import URL
-
     async with front.client.request(method, URL(f"{front.url}{path}", encoded=True), data=b"{}") as response:
         assert response.status == status
         assert response.headers["content-type"] == "application/json"

@@ -157,10 +157,12 @@ def _routes(settings: Settings) -> Config:
     """One route: to the cluster that the picker names. Without a whole answer's timeout: streams last.
 
     Retried only before the first byte of an answer, on another endpoint of the picker's list: `reset` also covers a
-    kept connection that the pod closed just now. Twice at most, since a request may be what kills a pod.
+    kept connection that the pod closed just now, 503 is what a pod says that has begun to leave or is not ready yet.
+    Twice at most, since a request may be what kills a pod.
     """
     retry = {
-        "retry_on": "connect-failure,refused-stream,reset",
+        "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
+        "retriable_status_codes": [503],
         "num_retries": 2,
         "retry_host_predicate": [
             {

@@ -5,6 +5,8 @@ Only POST below /v1/ goes to a pod; the list of models and the health answer com
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import unquote
 
 import msgspec
 
@@ -70,13 +72,23 @@ def _health() -> Answer:
 
 
 def _models(path: str, table: Table) -> Answer:
-    cards = {name: {"id": name, "object": "model", "created": 0, "owned_by": OWNER} for name in sorted(table.by_model)}
+    cards = {
+        name: {"id": name, "object": "model", "created": _epoch(service.created), "owned_by": OWNER}
+        for name, service in sorted(table.by_model.items())
+    }
     if path == MODELS:
         return _json(msgspec.json.encode({"object": "list", "data": list(cards.values())}), "models")
-    name = path.removeprefix(MODELS + "/")
+    name = unquote(path.removeprefix(MODELS + "/"))
     if name not in cards:
         return refusal(openai_errors.model_not_found(name))
     return _json(msgspec.json.encode(cards[name]), "models")
+
+
+def _epoch(created: str) -> int:
+    try:
+        return int(datetime.fromisoformat(created).timestamp())
+    except ValueError:
+        return 0
 
 
 def _json(body: bytes, details: str) -> Answer:

@@ -20,6 +20,8 @@ from kvasir_gateway.table import Read
 LOG = logging.getLogger(__name__)
 SETTLE_S = 0.02
 """Changes come in bursts; one table serves all of a burst."""
+READ_DEADLINE_S = 1.0
+"""A pod in a long step answers late; its reading is worth more than the cadence of the others."""
 ASK_SOON_S = 0.01
 ENVOY_PERIOD_S = 1.0
 
@@ -102,7 +104,7 @@ class Loops:
         while True:
             started_s = self._clock()
             targets = {endpoint.address: endpoint.ops_url for endpoint in self._picker.table.endpoints()}
-            found = await self._states.states(targets, deadline_s=self._reading_period_s)
+            found = await self._states.states(targets, deadline_s=max(self._reading_period_s, READ_DEADLINE_S))
             fresh = {address: Read(state=state, at_s=started_s) for address, state in found.items()}
             kept = {address: read for address, read in self._picker.reads.items() if address in targets}
             self._picker.reads = kept | fresh
