@@ -1,6 +1,7 @@
 """Carries out one probe or hook: an HTTP request, a connection, a command in the container. Counts nothing."""
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +41,10 @@ async def check(wanted: Hook | TcpSocket, *, pod_ip: str, container: Container, 
                     return Result(True)
     except TimeoutError:
         return Result(False, f"no answer within {timeout_s:g} s")
-    except (OSError, aiohttp.ClientError) as error:
+    except OSError as error:  # aiohttp's connection errors are among them
+        where = "" if isinstance(wanted, Exec | Sleep) else f"{wanted.host or pod_ip}:{wanted.port}: "
+        return Result(False, where + (os.strerror(error.errno) if error.errno else str(error)))
+    except aiohttp.ClientError as error:
         return Result(False, str(error) or type(error).__name__)
 
 

@@ -82,7 +82,7 @@ class Recorder:
             "metadata": {"namespace": note.namespace, "name": entry.name},
             "involvedObject": involved | ({"fieldPath": note.field} if note.field else {}),
             "reason": note.reason,
-            "message": note.message,
+            "message": entry.message,
             "type": "Warning" if note.warning else "Normal",
             "count": entry.count,
             "firstTimestamp": timestamp(entry.first),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 REPEAT_WRITE_S = 10.0
+SIMILAR_LIMIT = 10
+COMBINED = "(combined from similar events)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +23,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event object: its name, how often it happened, when first, when last written (seconds since 1970)."""
+    """One event object: its name and message, how often it happened, when first, when last written (epoch seconds)."""
 
     name: str
+    message: str
     count: int
     first: float
     written: float
@@ -31,16 +34,25 @@ class Entry:
 
 @dataclass(slots=True)
 class Aggregator:
-    """Counts notes. The same note about the same object is one event, written at most every REPEAT_WRITE_S."""
+    """Counts notes. The same note about the same object is one event, written at most every REPEAT_WRITE_S.
+
+    Notes that differ in their message alone, such as probes that quote a clock, are combined after SIMILAR_LIMIT.
+    """
 
     entries: dict[Note, Entry] = field(default_factory=dict)
+    similar: dict[Note, int] = field(default_factory=dict)
 
     def due(self, note: Note, *, now: float) -> Entry | None:
         """Count the note; returns the entry when it must be written now (count 1: create it)."""
+        group = replace(note, message="")
+        if note not in self.entries and self.similar.get(group, 0) >= SIMILAR_LIMIT:
+            note = replace(note, message=COMBINED)
         known = self.entries.get(note)
         if known is None:
-            entry = Entry(name=f"{note.name}.{int(now * 1e9):x}", count=1, first=now, written=now)
+            name = f"{note.name}.{int(now * 1e9):x}"
+            entry = Entry(name=name, message=note.message, count=1, first=now, written=now)
             self.entries[note] = entry
+            self.similar[group] = self.similar.get(group, 0) + 1
             return entry
         entry = replace(known, count=known.count + 1)
         is_due = now - known.written >= REPEAT_WRITE_S
@@ -49,5 +61,5 @@ class Aggregator:
 
     def forget(self, uid: str) -> None:
         """Drop what is known of an object that is gone."""
-        for note in [note for note in self.entries if note.uid == uid]:
-            del self.entries[note]
+        self.entries = {note: entry for note, entry in self.entries.items() if note.uid != uid}
+        self.similar = {group: count for group, count in self.similar.items() if group.uid != uid}

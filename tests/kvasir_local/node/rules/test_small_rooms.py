@@ -99,6 +99,19 @@ def test_repeated_events_are_counted_and_written_seldom():
     assert entry.count == 1
 
 
+def test_events_that_differ_in_words_alone_are_combined():
+    def note(index: int) -> Note:
+        return Note(
+            kind="Pod", namespace="ns", name="p", uid="u", field="", reason="R", message=f"at {index}", warning=True
+        )
+
+    events = Aggregator()
+    written = [events.due(note(index), now=float(index)) for index in range(35)]
+    assert [entry.message for entry in written[:10] if entry] == [f"at {index}" for index in range(10)]
+    combined = [(entry.message, entry.count) for entry in written[10:] if entry]
+    assert combined == [("(combined from similar events)", count) for count in (1, 11, 21)]
+
+
 def test_the_node_offers_its_gpus_to_the_scheduler():
     machine = nodeobject.Machine(
         cpus=2,
