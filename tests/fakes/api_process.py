@@ -121,6 +121,20 @@ class ApiProcess:
         return self.process.wait(DEADLINE_S)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """As a person would: ask twice, so that it cleans up, and kill only what does not listen."""
+    for _ in range(2):
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                pass
+    if process.poll() is None:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
 @contextmanager
 def api_process(
     model: Path,
@@ -150,7 +164,5 @@ def api_process(
             running.wait_ready()
         yield running
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(DEADLINE_S)
+        _end(process)
         Path(name).unlink(missing_ok=True)

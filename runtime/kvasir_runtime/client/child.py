@@ -27,12 +27,14 @@ class EngineChild:
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._command = tuple(command)
-        self._folder = Path(tempfile.mkdtemp(prefix="kvasir-"))  # mode 0700: nobody else can reach the socket
+        self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def address(self) -> str:
-        """Where the engine's socket is."""
+        """Where the engine's socket is, in a directory that is made when it is first asked for."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="kvasir-"))  # mode 0700: nobody else can reach the socket
         return f"ipc://{self._folder / 'engine'}"
 
     @property
@@ -72,4 +74,5 @@ class EngineChild:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
