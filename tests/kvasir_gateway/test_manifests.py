@@ -1,4 +1,4 @@
-"""The gateway's manifests say what the code says: names, ports, paths, flags; and what a careful cluster asks of a pod."""
+"""The manifests of the gateway say what the code says: names, ports, paths, flags; and what a careful cluster asks."""
 
 from pathlib import Path
 
