@@ -17,7 +17,7 @@ from kvasir_kube.client import Access, Client, access, configuration
 from kvasir_kube.errors import KubeError
 from kvasir_kube.readings import Reader
 from kvasir_operator import handlers
-from kvasir_operator.loop.clock import Clock
+from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.observed.settings import Settings
@@ -111,7 +111,7 @@ async def _run(
             namespace=namespace,
             interval_s=interval,
             instance=os.environ.get("HOSTNAME", names.OPERATOR),
-            clock=Clock(),
+            clock=SystemClock(),
         )
         health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)
         stack.push_async_callback(health.cleanup)

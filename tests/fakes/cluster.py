@@ -28,12 +28,13 @@ def merged(old: Any, new: Any) -> Any:
 
 
 class FakeCluster:
-    """Objects by plural and key. `writes` lists every write; `errors` are what the next calls of a verb raise."""
+    """Objects by plural and key. `writes` lists every write; `errors` are what the next calls of a
+    verb raise, None for a call that goes well."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[Key, Json]] = {}
         self.writes: list[tuple[str, str, Key]] = []
-        self.errors: dict[str, list[KubeError]] = {}
+        self.errors: dict[str, list[KubeError | None]] = {}
         self.expired = False
         self._version = 100
         self._log: list[tuple[int, str, WatchVerb, Json]] = []
@@ -127,8 +128,9 @@ class FakeCluster:
             self._news.notify_all()
 
     def _raise(self, verb: str) -> None:
-        if self.errors.get(verb):
-            raise self.errors[verb].pop(0)
+        error = self.errors[verb].pop(0) if self.errors.get(verb) else None
+        if error is not None:
+            raise error
 
     async def _store(self, kind: Kind, obj: Json) -> Json:
         old = self.objects.setdefault(kind.plural, {}).get(key(obj))

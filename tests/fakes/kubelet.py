@@ -40,6 +40,7 @@ class StubPod:
     refused: str = ""
     terminating: bool = False
     drains: list[str] = field(default_factory=list)
+    asked: int = 0
 
     def say(self, **fields: Any) -> None:
         """Change what /state says; kv_pinned is a short form for a cache of 1000 tokens."""
@@ -203,6 +204,7 @@ def now_text() -> str:
 
 async def _serve(stub: StubPod, changed: Callable[[], None]) -> web.AppRunner:
     async def say(_: web.Request) -> web.Response:
+        stub.asked += 1
         if stub.silent:
             return web.Response(status=500)
         return web.Response(body=state.encode(stub.says))

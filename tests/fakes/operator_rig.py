@@ -32,6 +32,7 @@ from kvasir_local.control_plane import ControlPlane
 ROOT: Final = Path(__file__).resolve().parents[2]
 USER: Final = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.OPERATOR}"
 DEADLINE_S: Final = 30.0
+VOLUME: Final = Kind(kind="PersistentVolume", plural="persistentvolumes", namespaced=False)
 
 
 def install(control: ControlPlane) -> None:
@@ -101,9 +102,13 @@ class Rig:
         return self._process is not None and self._process.poll() is None
 
     async def claim(self, name: str = "models") -> None:
-        """A claim; nothing binds it, since the stub pods mount nothing."""
-        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
-        spec["storageClassName"] = ""
+        """A claim and a volume for it; the stub pods mount nothing, but the scheduler wants it bound."""
+        size = {"storage": "1Mi"}
+        volume = f"{self.namespace}-{name}"
+        common: Json = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+        held = {**common, "capacity": size, "hostPath": {"path": "/nowhere"}, "claimRef": self._where(name)}
+        await self.client.apply(VOLUME, {"metadata": {"name": volume}, "spec": held}, manager="test")
+        spec = {**common, "resources": {"requests": size}, "volumeName": volume}
         await self.client.apply(CLAIM, {"metadata": self._where(name), "spec": spec}, manager="test")
 
     async def apply(self, name: str = "tiny", **spec: Any) -> Json:
@@ -171,6 +176,15 @@ class Rig:
         )
         return pods
 
+    async def heard(self) -> None:
+        """Wait until the operator has read every pod twice more, so that it knows what the test made them say."""
+        asked = {pod.name: pod.asked for pod in self.kubelet.of()}
+
+        async def look() -> bool:
+            return all(pod.asked >= asked.get(pod.name, 0) + 2 for pod in self.kubelet.of())
+
+        await self.until(look, lambda: "two readings of each pod")
+
     async def until(self, look: Callable[[], Awaitable[Any]], what: Callable[[], str], *, s: float = DEADLINE_S) -> Any:
         """Poll until look() gives something; what() tells what was waited for."""
         deadline = time.monotonic() + s
@@ -179,7 +193,7 @@ class Rig:
                 found = await look()
             except NotFoundError:
                 found = None
-            if found:
+            if found is not None and found is not False and found != {} and found != ():
                 return found
             assert time.monotonic() < deadline, f"not within {s} s: {what()}\n{self.tail()}"
             await asyncio.sleep(0.05)

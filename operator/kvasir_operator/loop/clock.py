@@ -1,13 +1,24 @@
 """The clocks of the shell, so that tests can bring their own."""
 
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class Clock(Protocol):
     """steady(): seconds that never jump, for windows and pauses. wall(): epoch seconds, for what others read."""
+
+    def steady(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def wall(self) -> float:
+        """Epoch seconds."""
+        ...
+
+
+class SystemClock:
+    """The clocks of this machine."""
 
     def steady(self) -> float:
         """Monotonic seconds."""

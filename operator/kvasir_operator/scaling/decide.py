@@ -129,8 +129,9 @@ def _least(policy: Policy, state: State, now: float) -> int:
 
 
 def _reason(replicas: int, upper: Demand, law: str, limited_by: str, policy: Policy) -> str:
+    number = "1 replica" if replicas == 1 else f"{replicas} replicas"
     if not upper.known:
-        return f"{replicas} replicas: {upper.sentence}"
+        return f"{number}: {upper.sentence}"
     asked = f"kv {upper.kv:.2f} + backlog {upper.backlog:.2f}, prefill {upper.prefill:.2f} replicas"
     why = {
         "": f"{law} rules",
@@ -141,4 +142,4 @@ def _reason(replicas: int, upper: Demand, law: str, limited_by: str, policy: Pol
         "readings": "held because readings are missing",
         "capacity": "held because a replica finds no node",
     }[limited_by]
-    return f"{replicas} replicas, {why}: {asked} ({upper.sentence})"
+    return f"{number}, {why}: {asked} ({upper.sentence})"

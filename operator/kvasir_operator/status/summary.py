@@ -76,8 +76,14 @@ def _rolling_out(found: Findings) -> Summary | None:
     return _reconciling(
         "RollingOut",
         f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}, "
-        f"{found.outdated} still of an older one",
+        f"{found.outdated} still of an older one{_obstacle(found)}",
     )
+
+
+def _obstacle(found: Findings) -> str:
+    """What keeps a replica of the current revision from getting ready, if that is known."""
+    stuck = next((r for r in found.updated if r.phase in ("failed", "unschedulable")), None)
+    return f"; {stuck.name}: {stuck.last_words}" if stuck else ""
 
 
 def _minimum(found: Findings) -> Summary | None:

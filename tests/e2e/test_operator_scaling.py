@@ -1,0 +1,97 @@
+"""The autoscaler on a real control plane: stub pods say what a load would make them say."""
+
+import pytest
+
+from fakes.operator_rig import kubectl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+ELASTIC = {
+    "minReplicas": 1,
+    "maxReplicas": 3,
+    "scaleDown": {"windowSeconds": 3, "percent": 100, "periodSeconds": 1},
+}
+
+
+async def test_load_raises_and_lowers_replicas_with_reasons(rig):
+    await rig.apply(autoscaling=ELASTIC)
+    await rig.until_condition("Ready")
+    (first,) = await rig.until_pods(1)
+    first.say(kv_pinned=950, running=8)
+    await rig.until_pods(2)
+    status = await rig.until(lambda: desired(rig, 2), lambda: rig.dump("tiny"))
+    assert status["autoscaling"]["bindingLaw"] == "kv"
+    (decision,) = status["autoscaling"]["decisions"]
+    assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "kv")
+    assert "pinned, 900 usable per replica at 85%" in decision["reason"]
+    assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas, kv rules: kv 1.")
+    assert (await rig.service())["spec"].get("replicas") == 1  # the spec is the user's
+    for pod in await rig.until_pods(2):
+        pod.say(kv_pinned=0, running=0)
+    await rig.until_pods(1)
+    status = await rig.until(lambda: desired(rig, 1), lambda: rig.dump("tiny"))
+    assert [d["to"] for d in status["autoscaling"]["decisions"]] == [1, 2]
+    assert len(await rig.events("ScaledDown")) == 1
+
+
+async def desired(rig, count):
+    status = await rig.status()
+    return status if status.get("desiredReplicas") == count else None
+
+
+async def test_silent_pod_holds_the_number_and_says_so(rig):
+    slow = {**ELASTIC["scaleDown"], "windowSeconds": 10}
+    await rig.apply(autoscaling={**ELASTIC, "scaleDown": slow})
+    await rig.until_condition("Ready")
+    (first,) = await rig.until_pods(1)
+    first.say(kv_pinned=950, running=8)
+    await rig.until_pods(2)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    pods = rig.kubelet.of()
+    pods[1].silent = True
+    pods[0].say(kv_pinned=0, running=0)
+    stale = await rig.until_condition("MetricsStale")
+    assert pods[1].name in stale["message"]
+
+    async def held():
+        return await rig.events("ScalingHeld") or None
+
+    notes = await rig.until(held, lambda: "an event about holding")
+    assert "held because readings are missing" in notes[0]
+    assert len(rig.kubelet.of()) == 2
+    pods[1].silent = False
+    await rig.until_pods(1)
+
+
+async def test_wanted_number_survives_the_operators_restart(rig):
+    await rig.apply(autoscaling={**ELASTIC, "scaleDown": {"windowSeconds": 60}})
+    await rig.until_condition("Ready")
+    (first,) = await rig.until_pods(1)
+    first.say(kv_pinned=950, running=8)
+    await rig.until_pods(2)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    uids = await rig.pod_uids()
+    rig.stop()
+    for pod in rig.kubelet.of():
+        pod.say(kv_pinned=0, running=0)
+    rig.start("--allow-model-dir=/srv")
+    await rig.heard()
+    await rig.heard()
+    status = await rig.status()
+    assert (status["desiredReplicas"], await rig.pod_uids()) == (2, uids)
+    assert [d["to"] for d in status["autoscaling"]["decisions"]] == [2]
+
+
+async def test_bounds_are_followed_and_scale_is_refused(rig):
+    await rig.apply(autoscaling=ELASTIC)
+    await rig.until_condition("Ready")
+    said = kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=3", f"--namespace={rig.namespace}", check=False)
+    assert "spec.replicas has no effect while spec.autoscaling is set" in said
+    await rig.apply(autoscaling={**ELASTIC, "minReplicas": 2})
+    await rig.until_pods(2)
+
+    async def decided():
+        return (await rig.status()).get("autoscaling", {}).get("decisions") or None
+
+    (decision,) = await rig.until(decided, lambda: rig.dump("tiny"))
+    assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "floor")

@@ -1,0 +1,25 @@
+"""A reader of /state whose pods say what a test puts into a table, by base URL."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvasir_api.state import GatewayState, State
+
+
+class FakeReader:
+    """`says`: what each URL answers; a URL without an entry is silent. `drains`: what was asked of whom."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, State] = {}
+        self.gateways: dict[str, GatewayState] = {}
+        self.drains: list[tuple[str, bool]] = []
+
+    async def states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, State]:
+        return {name: self.says[base] for name, base in targets.items() if base in self.says}
+
+    async def gateway_states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, GatewayState]:
+        return {name: self.gateways[base] for name, base in targets.items() if base in self.gateways}
+
+    async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
+        self.drains.append((base, on))
+        return True

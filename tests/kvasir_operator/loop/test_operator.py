@@ -1,0 +1,303 @@
+"""The whole operator on a fake cluster and a fake clock: no watch, no process, no waiting."""
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import pod, service
+from fakes.readings import FakeReader
+from kvasir_api import names
+from kvasir_api.state import GatewayState, Kv, ServiceDemand, State
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    EVENT,
+    INFERENCE_SERVICE,
+    POD,
+    SERVICE,
+)
+from kvasir_operator.loop.operator import Operator
+from kvasir_operator.loop.resync import WATCHED
+from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST
+from kvasir_operator.observed.settings import Settings
+
+KEY = ("default", "tiny")
+FILE = {"model": {"uri": "file:///srv/tiny"}}
+
+
+class Bench:
+    """An operator, and what surrounds it. Pods are put in by the test, since nobody runs them here."""
+
+    def __init__(self):
+        self.cluster, self.reader, self.clock = FakeCluster(), FakeReader(), FakeClock()
+        self.operator = self.started()
+
+    def started(self):
+        return Operator(
+            self.cluster,
+            self.reader,
+            settings=Settings(model_dirs=("/srv",), gateway_url="http://gw"),
+            namespace="",
+            interval_s=2.0,
+            instance="test",
+            clock=self.clock,
+        )
+
+    async def turn(self, seconds=2.0):
+        """Let the watches catch up, tick, and reconcile everything once."""
+        self.clock.advance(seconds)
+        await self.operator.resync.once()
+        await self.operator.scaler.tick()
+        for found in list(self.cluster.objects.get(INFERENCE_SERVICE.plural, {})):
+            await self.operator.reconciler.reconcile(found)
+
+    async def put_service(self, **spec):
+        given = {**FILE, **spec}
+        old = self.cluster.objects.get(INFERENCE_SERVICE.plural, {}).get(KEY)
+        obj = service(**given)
+        if old:
+            obj = {**old, "spec": obj["spec"]}
+        await self.cluster.put(INFERENCE_SERVICE, obj)
+
+    async def put_pods(self, count, *, ready=True, **says):
+        """Pods of the current revision, each saying what is given."""
+        (workload,) = self.cluster.objects[DEPLOYMENT.plural].values()
+        revision = workload["metadata"]["labels"][names.LABEL_REVISION]
+        for number in range(count):
+            ip = f"10.0.0.{number + 1}"
+            await self.cluster.put(POD, pod(f"p{number}", revision=revision, ready=ready, ip=ip))
+            self.say(number, **says)
+
+    def say(self, number, *, pinned=0, **fields):
+        kv = Kv(capacity_tokens=1000, pinned_tokens=pinned)
+        self.reader.says[f"http://10.0.0.{number + 1}:8001"] = State(**{"phase": "ready", "kv": kv, **fields})
+
+    def status(self):
+        return self.cluster.stored(INFERENCE_SERVICE, *KEY)["status"]
+
+    def reason(self):
+        return next(c["reason"] for c in self.status()["conditions"] if c["type"] == "Ready")
+
+    def replicas(self):
+        return [d["spec"]["replicas"] for d in self.cluster.objects[DEPLOYMENT.plural].values()]
+
+    def events(self, reason=None):
+        found = list(self.cluster.objects.get(EVENT.plural, {}).values())
+        return [e["note"] for e in found if reason in (None, e["reason"])]
+
+    def writes(self):
+        written, self.cluster.writes = self.cluster.writes, []
+        return [(verb, plural) for verb, plural, _ in written]
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+async def test_first_sight_makes_children_and_status_and_then_rests(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    assert bench.writes() == [
+        ("apply", "services"),
+        ("apply", "controllerrevisions"),
+        ("apply", "deployments"),
+        ("create", "events"),
+        ("apply/status", "inferenceservices"),
+    ]
+    assert (bench.reason(), bench.replicas()) == ("MinimumNotAvailable", [2])
+    await bench.put_pods(2)
+    await bench.turn()
+    assert bench.reason() == "AllReplicasReady"
+    bench.writes()
+    for _ in range(30):
+        await bench.turn()
+    assert bench.writes() == []
+
+
+async def test_restarted_operator_writes_nothing(bench):
+    await bench.put_service(autoscaling={"maxReplicas": 3})
+    await bench.turn()
+    await bench.put_pods(1)
+    for _ in range(3):
+        await bench.turn()
+    bench.writes()
+    bench.operator = bench.started()
+    await bench.turn()
+    await bench.turn()
+    assert bench.writes() == []
+
+
+async def test_drained_victim_is_marked_then_counted_down(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    bench.say(0, running=3, remaining_tokens=900)
+    bench.say(1, running=1, remaining_tokens=10)
+    await bench.turn()
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    notes = bench.cluster.stored(POD, "default", "p1")["metadata"]["annotations"]
+    assert notes[names.ANNOTATION_DELETION_COST] == str(DRAINING_COST)
+    assert (bench.reader.drains, bench.replicas()) == ([("http://10.0.0.2:8001", True)], [2])
+    bench.say(1, phase="draining", running=1)
+    await bench.turn(60)
+    assert bench.replicas() == [2]
+    bench.say(1, phase="draining")
+    await bench.turn()
+    notes = bench.cluster.stored(POD, "default", "p1")["metadata"]["annotations"]
+    assert (notes[names.ANNOTATION_DELETION_COST], bench.replicas()) == (str(DRAINED_COST), [2])
+    await bench.turn()
+    assert bench.replicas() == [1]
+    assert [n.split(":")[0] for n in bench.events("DrainStarted") + bench.events("Drained")] == ["p1", "p1"]
+
+
+async def test_operator_killed_in_mid_drain_finishes_it(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    await bench.turn()
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    (victim,) = [p for p in ("p0", "p1") if bench.cluster.stored(POD, "default", p)["metadata"]["annotations"]]
+    bench.operator = bench.started()
+    bench.say(int(victim[1]), phase="draining")
+    for _ in range(4):
+        await bench.turn()
+    assert bench.replicas() == [1]
+
+
+async def test_refused_write_is_said_and_tried_again(bench):
+    await bench.put_service()
+    bench.cluster.errors["apply"] = [KubeError('services "tiny" is forbidden: exceeded quota', status=403)]
+    with pytest.raises(KubeError):
+        await bench.turn()
+    ready = bench.status()["conditions"][0]
+    assert (ready["reason"], ready["message"]) == (
+        "Progressing",
+        'the API server refused: services "tiny" is forbidden: exceeded quota',
+    )
+    await bench.turn()
+    assert bench.replicas() == [1]
+
+
+async def test_counters_are_written_rarely_and_decisions_at_once(bench):
+    await bench.put_service(autoscaling={"maxReplicas": 3})
+    await bench.turn()
+    await bench.put_pods(1)
+    for _ in range(4):
+        await bench.turn()
+    bench.writes()
+    for second in range(10):
+        bench.say(0, pinned=100, running=1, kernels=f"k{second}")
+        await bench.turn(1)
+    assert bench.writes().count(("apply/status", "inferenceservices")) in (2, 3)
+    bench.say(0, pinned=950)
+    for _ in range(6):
+        await bench.turn()
+    assert ("apply", "deployments") in bench.writes()
+    assert bench.status()["autoscaling"]["decisions"][0]["law"] == "kv"
+
+
+async def test_silent_pod_and_silent_gateway_make_metrics_stale(bench):
+    await bench.put_service(autoscaling={"maxReplicas": 3})
+    gateway = pod("gw", ready=True, ip="10.9.9.9")
+    gateway["metadata"]["labels"] = {names.LABEL_NAME: names.GATEWAY, names.LABEL_PART_OF: names.PART_OF}
+    gateway["spec"]["containers"] = [{"name": "picker", "ports": [{"name": "state", "containerPort": 8081}]}]
+    await bench.cluster.put(POD, gateway)
+    demand = ServiceDemand(namespace="default", name="tiny", held=2)
+    bench.reader.gateways["http://10.9.9.9:8081"] = GatewayState(services=(demand,))
+    await bench.turn()
+    await bench.put_pods(1)
+    await bench.turn()
+    assert "MetricsStale" not in [c["type"] for c in bench.status()["conditions"]]
+    bench.reader.says.clear()
+    bench.reader.gateways.clear()
+    for _ in range(4):
+        await bench.turn()
+    stale = next(c for c in bench.status()["conditions"] if c["type"] == "MetricsStale")
+    assert stale["message"] == "no answer from p0, gw"
+
+
+async def test_a_jumping_wall_clock_scales_nothing(bench):
+    await bench.put_service(autoscaling={"maxReplicas": 3, "scaleDown": {"windowSeconds": 60}})
+    await bench.turn()
+    await bench.put_pods(1)
+    bench.say(0, pinned=950)
+    for _ in range(6):
+        await bench.turn()
+    assert bench.status()["desiredReplicas"] == 2
+    bench.say(0, pinned=0)
+    bench.clock.jump(86_400)
+    for _ in range(3):
+        await bench.turn()
+    assert bench.status()["desiredReplicas"] == 2
+
+
+async def test_deleted_service_is_forgotten(bench):
+    await bench.put_service()
+    await bench.turn()
+    await bench.cluster.drop(INFERENCE_SERVICE, *KEY)
+    bench.writes()
+    await bench.turn()
+    await bench.operator.reconciler.reconcile(KEY)
+    assert bench.writes() == []
+    assert b'service="tiny"' not in bench.operator.telemetry.text()
+
+
+async def test_metrics_show_wanted_and_ready(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    await bench.turn()
+    text = bench.operator.telemetry.text().decode()
+    assert 'kvasir_service_wanted_replicas{namespace="default",service="tiny"} 2.0' in text
+    assert 'kvasir_service_ready_replicas{namespace="default",service="tiny"} 2.0' in text
+    assert 'kvasir_operator_writes_total{kind="Deployment"} 1.0' in text
+
+
+async def test_a_watch_that_owes_something_is_deaf(bench):
+    await bench.put_service()
+    await bench.operator.resync.once()
+    assert bench.operator.live() == ""
+    await bench.put_service(replicas=2)
+    await bench.operator.resync.once()
+    bench.clock.advance(61)
+    await bench.operator.scaler.tick()
+    assert bench.operator.live() == "a watch has gone deaf: it owes inferenceservices default/tiny"
+    bench.operator.resync.told(INFERENCE_SERVICE, bench.cluster.stored(INFERENCE_SERVICE, *KEY))
+    assert bench.operator.live() == ""
+
+
+async def test_a_tick_that_never_comes_is_not_alive(bench):
+    assert bench.operator.ready() == "the first list is not complete"
+    await bench.operator.fill(attempts=1)
+    assert (bench.operator.ready(), bench.operator.live()) == ("", "")
+    bench.clock.advance(61)
+    assert bench.operator.live() == "the last reading of all pods ended 61 s ago"
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+async def test_killed_at_any_write_it_still_arrives(step):
+    """The operator dies at its n-th apply; another one goes on from what is there."""
+    bench = Bench()
+    await bench.put_service(replicas=2)
+    # the writes of a first life: Service, ControllerRevision, Deployment, status; then status again
+    bench.cluster.errors["apply"] = [None] * (step - 1) + [KubeError("killed here")]
+    died = False
+    for _ in range(8):
+        try:
+            await bench.turn()
+        except KubeError:
+            died = True
+            bench.operator = bench.started()
+        if DEPLOYMENT.plural in bench.cluster.objects:
+            await bench.put_pods(2)
+    assert died == (step <= 5)
+    assert bench.reason() == "AllReplicasReady"
+    assert [len(bench.cluster.objects[k.plural]) for k in (DEPLOYMENT, CONTROLLER_REVISION, SERVICE)] == [1, 1, 1]
+
+
+def test_everything_that_is_watched_but_services_is_watched_by_label():
+    assert [kind.plural for kind, selector in WATCHED if not selector] == ["inferenceservices"]
