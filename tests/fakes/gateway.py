@@ -96,9 +96,12 @@ class StubPod:
         for runner in self._runners:
             for site in list(runner.sites):
                 await site.stop()
-            for connection in runner.server.connections if runner.server else ():
-                if isinstance(connection.transport, asyncio.Transport):
-                    connection.transport.abort()
+        for pause_s in (0.0, 0.01, 0.03):  # a connection that was accepted just now is made a little later
+            await asyncio.sleep(pause_s)
+            for runner in self._runners:
+                for connection in runner.server.connections if runner.server else ():
+                    if isinstance(connection.transport, asyncio.Transport):
+                        connection.transport.abort()
 
     async def _state(self, _request: web.Request) -> web.Response:
         return web.Response(body=state.encode(self.state))
