@@ -23,6 +23,7 @@ from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundE
 from kvasir_kube.kinds import Json, Kind
 
 REQUEST_TIMEOUT_S: Final = 15.0
+CLOSE_S: Final = 0.05
 PAGE_SIZE: Final = 500
 WATCH_SERVER_TIMEOUT_S: Final = 240
 WATCH_SILENCE_S: Final = 75.0
@@ -102,6 +103,8 @@ class Client:
     ) -> None:
         if self._session:
             await self._session.close()
+            # TLS transports end in later turns of the loop; without them they would be reported as never closed.
+            await asyncio.sleep(CLOSE_S)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """One object. NotFoundError when there is none."""

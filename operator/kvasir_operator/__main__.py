@@ -4,17 +4,19 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import aiohttp
 import click
-import kopf
 
 from kvasir_api import names
 from kvasir_kube.client import Access, Client, access, configuration
 from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import Json, Kind
 from kvasir_kube.readings import Reader
 from kvasir_operator import handlers
 from kvasir_operator.loop.clock import SystemClock
@@ -24,6 +26,7 @@ from kvasir_operator.observed.settings import Settings
 
 LOG: Final = logging.getLogger("kvasir_operator")
 INITIAL_LIST_ATTEMPTS: Final = 30
+STOP_S: Final = 5.0
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -123,23 +126,28 @@ async def _run(
 
 
 async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], Awaitable[Access]]) -> None:
-    """kopf's watches and our loops side by side; when either ends, so does the other."""
+    """kopf's watches in their thread and our loops here, until a signal; when either ends by itself, so does all."""
+    loop, stop, kopf_stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    take = handlers.into(parts.store, parts.dirty, parts.resync)
+
+    def seen(kind: Kind, verb: str, obj: Json) -> None:
+        loop.call_soon_threadsafe(take, kind, verb, obj)
+
+    signalled = asyncio.create_task(stop.wait())
     loops = asyncio.create_task(parts.run())
-    stop = asyncio.Event()
-    loops.add_done_callback(lambda _: stop.set())
-    try:
-        await kopf.operator(
-            registry=handlers.registry(parts.store, parts.dirty, parts.resync, access=reach),
-            settings=handlers.settings(),
-            standalone=True,
-            clusterwide=not namespace,
-            namespaces=[namespace] if namespace else [],
-            stop_flag=stop,
-        )
-    finally:
-        loops.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loops
+    watches = asyncio.create_task(
+        asyncio.to_thread(handlers.watch, seen, namespace=namespace, access=reach, stop=kopf_stop)
+    )
+    ended, _ = await asyncio.wait({signalled, loops, watches}, return_when=asyncio.FIRST_COMPLETED)
+    kopf_stop.set()
+    loops.cancel()
+    signalled.cancel()
+    await asyncio.wait({loops, watches}, timeout=STOP_S)
+    for task in ended - {signalled}:
+        task.result()
+        raise KubeError("the watches ended by themselves")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """kopf as an event source: every watch event goes into the store and marks its service. Nothing is decided here.
 
-Only `on.event` is used: it adds no finalizer, no annotation and no write, and needs no difference to act upon.
+Only `on.event` is used: it adds no finalizer, no annotation and no write, and needs no difference to act upon. kopf
+runs in a thread with an event loop of its own, since at its end it cancels every task that it finds beside it.
 """
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -21,14 +24,47 @@ REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
 
 
-def registry(
-    store: Store, dirty: Dirty, resync: Resync, *, access: Callable[[], Awaitable[Access]]
-) -> kopf.OperatorRegistry:
+Seen = Callable[[Kind, str, Json], None]
+"""Takes the kind, the verb of the watch (empty for the first list) and the object."""
+
+
+def watch(seen: Seen, *, namespace: str, access: Callable[[], Awaitable[Access]], stop: threading.Event) -> None:
+    """Run kopf in this thread until stop is set or it fails. namespace: empty for all. seen is called in this
+    thread."""
+    asyncio.run(
+        kopf.operator(
+            registry=_registry(seen, access=access),
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not namespace,
+            namespaces=[namespace] if namespace else [],
+            stop_flag=stop,
+        )
+    )
+
+
+def into(store: Store, dirty: Dirty, resync: Resync) -> Seen:
+    """What the operator does with an event; to be called in the operator's own event loop."""
+
+    def seen(kind: Kind, verb: str, obj: Json) -> None:
+        resync.told(kind, obj)
+        if verb == "DELETED":
+            store.drop(kind, key(obj), uid(obj))
+        else:
+            store.put(kind, obj)
+        service = parent(obj)
+        if service[1] or kind is INFERENCE_SERVICE:
+            dirty.mark(service)
+
+    return seen
+
+
+def _registry(seen: Seen, *, access: Callable[[], Awaitable[Access]]) -> kopf.OperatorRegistry:
     """Handlers for everything that is watched. access: how our own client reaches the API server."""
     made = kopf.OperatorRegistry()
     for kind, _ in WATCHED:
         kopf.on.event(kind.group, kind.version, kind.plural, registry=made, id=f"see-{kind.plural}")(
-            _handler(kind, store, dirty, resync)
+            _handler(kind, seen)
         )
 
     @kopf.on.login(registry=made)
@@ -47,7 +83,7 @@ def registry(
     return made
 
 
-def settings() -> kopf.OperatorSettings:
+def _settings() -> kopf.OperatorSettings:
     """kopf as a quiet reader: no events, no peering, no discovery, watches that end and begin again."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
@@ -68,16 +104,8 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-def _handler(kind: Kind, store: Store, dirty: Dirty, resync: Resync) -> Callable[..., Any]:
+def _handler(kind: Kind, seen: Seen) -> Callable[..., Any]:
     async def see(event: Any, **_: Any) -> None:
-        obj: Json = {"apiVersion": kind.api_version, "kind": kind.kind, **event["object"]}
-        resync.told(kind, obj)
-        if event["type"] == "DELETED":
-            store.drop(kind, key(obj), uid(obj))
-        else:
-            store.put(kind, obj)
-        service = parent(obj)
-        if service[1] or kind is INFERENCE_SERVICE:
-            dirty.mark(service)
+        seen(kind, event["type"] or "", {"apiVersion": kind.api_version, "kind": kind.kind, **event["object"]})
 
     return see

@@ -1,0 +1,97 @@
+"""The manifests use the names of the contract, grant what is used, and pass options that exist."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvasir_api import names
+from kvasir_api.service import InferenceService
+from kvasir_kube import kinds
+from kvasir_operator.__main__ import operator
+from kvasir_operator.loop.resync import WATCHED
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+OPERATOR = MANIFESTS / "base" / "operator"
+
+
+def documents(path):
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def one(path, kind):
+    (found,) = [document for document in documents(path) if document["kind"] == kind]
+    return found
+
+
+def granted():
+    """(group, resource, verb) of every rule."""
+    return {
+        (group, resource, verb)
+        for rule in one(OPERATOR / "rbac.yaml", "ClusterRole")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_names_are_those_of_the_contract():
+    deployment = one(OPERATOR / "deployment.yaml", "Deployment")
+    account = one(OPERATOR / "serviceaccount.yaml", "ServiceAccount")
+    binding = one(OPERATOR / "rbac.yaml", "ClusterRoleBinding")
+    namespace = one(MANIFESTS / "base" / "namespace.yaml", "Namespace")
+    assert namespace["metadata"]["name"] == names.SYSTEM_NAMESPACE
+    for found in (deployment, account):
+        assert (found["metadata"]["name"], found["metadata"]["namespace"]) == (names.OPERATOR, names.SYSTEM_NAMESPACE)
+        assert found["metadata"]["labels"] == {names.LABEL_NAME: names.OPERATOR, names.LABEL_PART_OF: names.PART_OF}
+    assert binding["subjects"][0] == {
+        "kind": "ServiceAccount",
+        "name": names.OPERATOR,
+        "namespace": names.SYSTEM_NAMESPACE,
+    }
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == names.IMAGE_OPERATOR
+
+
+def test_one_operator_at_a_time():
+    spec = one(OPERATOR / "deployment.yaml", "Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+
+
+def test_rights_are_exactly_those_that_are_used():
+    watched = {(kind.group, kind.plural, verb) for kind, _ in WATCHED for verb in ("list", "watch")}
+    written = {
+        (names.GROUP, f"{names.PLURAL}/status", "patch"),
+        ("events.k8s.io", "events", "create"),
+        ("", "persistentvolumeclaims", "get"),
+        ("", "pods", "patch"),
+        ("", "pods", "delete"),
+        *(("", "services", verb) for verb in ("get", "create", "patch")),
+        *(
+            ("apps", plural, verb)
+            for plural in (kinds.DEPLOYMENT.plural, kinds.CONTROLLER_REVISION.plural)
+            for verb in ("get", "create", "patch", "delete")
+        ),
+    }
+    assert granted() == watched | written
+
+
+def test_nothing_is_granted_that_could_hurt():
+    assert not {resource for _, resource, _ in granted()} & {"secrets", "*", "clusterroles", "roles"}
+    assert not {verb for _, _, verb in granted()} & {"*", "escalate", "bind", "impersonate"}
+
+
+@pytest.mark.parametrize("path", ["base/operator/deployment.yaml", "local/operator.yaml"])
+def test_arguments_are_options_of_the_command(path):
+    options = {flag for parameter in operator.params for flag in parameter.opts}
+    text = (MANIFESTS / path).read_text()
+    used = [line.strip().removeprefix("- ").partition("=")[0] for line in text.splitlines() if "- --" in line]
+    assert used
+    assert set(used) <= options
+
+
+def test_sample_is_a_valid_service():
+    sample = one(MANIFESTS / "samples" / "tiny.yaml", names.KIND)
+    claim = one(MANIFESTS / "samples" / "tiny.yaml", "PersistentVolumeClaim")
+    spec = InferenceService.model_validate(sample).spec
+    assert spec.model.uri.startswith(f"pvc://{claim['metadata']['name']}/")
+    assert spec.autoscaling is not None
