@@ -64,7 +64,7 @@ class Rows:
         """Take in the joins and grows of a plan. Leaves need nothing: a row is overwritten when it is joined again."""
         for join in plan.joins:
             row, sampling = join.row, join.sampling
-            self._tokens[row, : len(join.tokens)] = torch.tensor(join.tokens, dtype=torch.int32, device=self._device)
+            self._tokens[row, : len(join.tokens)] = self._to_device(np.array(join.tokens, dtype=np.int32))
             self._num_blocks[row], self._first_blocks[row] = 0, -1
             self._append_blocks(row, join.blocks)
             self._temperature[row], self._top_p[row] = sampling.temperature, sampling.top_p
@@ -144,4 +144,5 @@ class Rows:
         self._num_blocks[row] = have + len(blocks)
 
     def _to_device(self, array: NDArray[np.generic]) -> Tensor:
+        """Without waiting for the device, as torch.tensor(..., device=...) would."""
         return torch.from_numpy(array).to(self._device, non_blocking=True)

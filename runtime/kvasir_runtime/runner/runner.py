@@ -98,7 +98,8 @@ class Runner:
         """Apply a plan and compute it: (samples,) int64 drawn ids, or None when no chunk samples."""
         self._rows.apply(plan)
         if plan.copies:
-            pairs = torch.tensor([(copy.source, copy.target) for copy in plan.copies], device=self._cache.device)
+            pairs = torch.tensor([(copy.source, copy.target) for copy in plan.copies])
+            pairs = pairs.to(self._cache.device, non_blocking=True)
             self._ops.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
         if not plan.chunks:
             return None
