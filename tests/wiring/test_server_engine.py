@@ -14,6 +14,7 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import HERE, ApiProcess, api_process
+from kvasir_api.names import REFUSAL_PREFIX
 
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
@@ -135,7 +136,7 @@ def test_a_killed_engine_ends_streams_with_an_error(models):
 def test_a_model_that_the_engine_refuses_ends_the_process(models):
     with api_process(models / "broken", command=FAKE, wait="nothing") as server:
         assert server.wait() == 1
-        assert "error: model broken: config.json is missing\n" in server.output()
+        assert f"{REFUSAL_PREFIX}model broken: config.json is missing\n" in server.output()
         assert "Traceback" not in server.output()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import STUB, ApiProcess, api_process
+from kvasir_api.names import REFUSAL_PREFIX
 
 BODY = {"model": "tiny", "prompt": "hello ", "max_tokens": 6}
 
@@ -97,7 +98,7 @@ def test_an_engine_that_cannot_start_says_why(model):
 
 
 def _assert_one_error(output: str, says: str) -> None:
-    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    errors = [line for line in output.splitlines() if line.startswith(("error: ", REFUSAL_PREFIX))]
     assert len(errors) == 1, output
     assert says in errors[0]
     assert "Traceback" not in output

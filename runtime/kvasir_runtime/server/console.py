@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console as Rich
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from kvasir_api import names
 from kvasir_runtime.server.banner import Start, banner, progress_line
 from kvasir_runtime.wire import Ready
 
@@ -86,6 +87,14 @@ class Console:
             log.error("failed", extra={"error": message})
         else:
             self._say(f"error: {message}")
+
+    def refused(self, message: str) -> None:
+        """The one line with which model or options are refused. It is plain in every form of log: the operator finds it
+        by its prefix at the end of what the container said."""
+        self.close()
+        if self._form == "json":
+            log.error("refused", extra={"error": message})
+        self._say(f"{names.REFUSAL_PREFIX}{message}")
 
     def close(self) -> None:
         """End the bar."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_api import __version__
+from kvasir_api import __version__, names
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
@@ -91,8 +91,8 @@ class ServeProcess:
         try:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
         except (ModelError, EngineGone) as error:
-            self._console.failed(str(error))
-            return 1
+            self._console.refused(str(error))
+            return names.EXIT_REFUSED
         if not started:
             return 0  # told to stop while loading: nothing is running
         leave = asyncio.create_task(self._leave.wait())
