@@ -87,6 +87,7 @@ def _counts(items: list[Any], limit: int) -> dict[str, int]:
 
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+ChatSwitches = Annotated[dict[str, Any], Field(max_length=16), AfterValidator(_switches)]
 
 
 class Strict(BaseModel):
@@ -149,7 +150,7 @@ class ChatBody(Body):
 
     messages: list[Message] = Field(min_length=1, max_length=16_384)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=16), AfterValidator(_switches)] = {}
+    chat_template_kwargs: ChatSwitches = {}
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -158,7 +159,7 @@ Table = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 def completion(raw: bytes) -> CompletionBody:
     """A validated completion body. Raises Refused."""
-    body = _validated(raw, CompletionBody, known.COMPLETION)
+    body = validated(raw, CompletionBody, known.COMPLETION)
     if len(body.prompt) * body.n > MAX_SEQUENCES:
         raise _refused(f"{len(body.prompt)} prompts times n {body.n} is more than {MAX_SEQUENCES} answers", "n")
     return body
@@ -166,14 +167,15 @@ def completion(raw: bytes) -> CompletionBody:
 
 def chat(raw: bytes) -> ChatBody:
     """A validated chat body. Raises Refused."""
-    body = _validated(raw, ChatBody, known.CHAT)
+    body = validated(raw, ChatBody, known.CHAT)
     both = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(both) > 1:
         raise _refused("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
     return body
 
 
-def _validated(raw: bytes, model: type[_Model], table: Table) -> _Model:
+def validated(raw: bytes, model: type[_Model], table: Table) -> _Model:
+    """The body as a model. table: fields without effect and their harmless values. Raises Refused."""
     try:
         document = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
@@ -199,6 +201,8 @@ def _validated(raw: bytes, model: type[_Model], table: Table) -> _Model:
 
 def _translated(detail: ErrorDetails) -> Refused:
     param = _path(detail["loc"])
+    if not param:  # the body as a whole
+        return Refused(openai_errors.invalid(f"The body {detail['msg']}.", code="invalid_value"))
     match detail["type"]:
         case "extra_forbidden":
             return _refused(f"Unrecognized request argument: {quoted(param)}.", param, "unknown_parameter")

@@ -86,4 +86,8 @@ CHAT: Final = {
     "documents": (_one_of(), "null"),
     "echo": (_one_of(False), "false"),
 }
+TOKENIZE: Final = {
+    name: CHAT[name]
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template", "tools", "documents")
+}
 """Name: which values ask for nothing, and how the refusal of any other names them."""

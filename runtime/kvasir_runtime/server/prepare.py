@@ -12,7 +12,7 @@ from typing import Any
 
 from kvasir_api import hashes, openai_errors
 from kvasir_runtime.server import bodies
-from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody
+from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
 from kvasir_runtime.server.tokenizer import PromptTooLong, Tokenizer
@@ -54,7 +54,7 @@ def job(raw: bytes, served: Served, *, chat: bool) -> Job:
         raise Refused(openai_errors.model_not_found(body.model))
     prompts, texts = _chat_prompt(body, served) if isinstance(body, ChatBody) else _text_prompts(body, served)
     limits = [_max_tokens(body, len(prompt), served.max_context) for prompt in prompts]
-    _check_ids(prompts, body.stop_token_ids, served.tokenizer.vocab_size)
+    check_ids(prompts, body.stop_token_ids, served.tokenizer.vocab_size)
     answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
     salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
@@ -100,19 +100,20 @@ def _sampling(body: Body, max_tokens: int, seed: int) -> Sampling:
 
 
 def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]], list[str]]:
-    messages: list[dict[str, Any]] = []
-    for message in body.messages:
-        said = message.model_dump(exclude_none=True)
-        said["role"] = "system" if message.role == "developer" else message.role  # the newer word for the same
-        messages.append(said)
     try:
-        prompt = served.tokenizer.chat(messages, body.chat_template_kwargs, served.max_context)
+        prompt = served.tokenizer.chat(as_said(body.messages), body.chat_template_kwargs, served.max_context)
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
     except PromptTooLong as error:
         raise _too_long(body, error, served.max_context) from error
     source = body.model_dump(include={"messages", "chat_template_kwargs"}, exclude_none=True)
     return [prompt], [hashes.request_text(source)]
+
+
+def as_said(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates know them: developer is the newer word for system."""
+    said = [message.model_dump(exclude_none=True) for message in messages]
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in said]
 
 
 def _text_prompts(body: CompletionBody, served: Served) -> tuple[list[tuple[int, ...]], list[str]]:
@@ -159,9 +160,11 @@ def _max_tokens(body: Body, prompt_tokens: int, limit: int) -> int:
     return asked
 
 
-def _check_ids(prompts: Sequence[Sequence[int]], stop_token_ids: Sequence[int], vocab_size: int) -> None:
-    """An id beyond the embedding would stop the engine for everybody, whoever made it."""
-    for param, ids in [("prompt", prompt) for prompt in prompts] + [("stop_token_ids", stop_token_ids)]:
+def check_ids(
+    prompts: Sequence[Sequence[int]], others: Sequence[int], vocab_size: int, *, param: str = "stop_token_ids"
+) -> None:
+    """An id beyond the embedding would stop the engine for everybody, whoever made it. param: the field of others."""
+    for name, ids in [("prompt", prompt) for prompt in prompts] + [(param, others)]:
         if ids and max(ids) >= vocab_size:
             message = f"Token id {max(ids)} is out of range: the model's vocabulary has {vocab_size} ids."
-            raise Refused(openai_errors.invalid(message, param=param, code="invalid_value"))
+            raise Refused(openai_errors.invalid(message, param=name, code="invalid_value"))

@@ -46,15 +46,23 @@ class Tokenizer:
             raise PromptTooLong(least)
         return tuple(self.encoder.encode(text, add_special_tokens=special).ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids without special tokens; unknown ids are left out."""
-        return str(self.encoder.decode(token_ids, skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of ids, special tokens only where wanted; unknown ids are left out."""
+        return str(self.encoder.decode(token_ids, skip_special_tokens=not special))
+
+    def piece(self, token_id: int) -> str:
+        """An id as the vocabulary writes it, "" where it has none."""
+        return self.encoder.id_to_token(token_id) or ""
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt for chat messages as a text. Raises TemplateError."""
+        if self.template is None:
+            raise TemplateError("the model has no chat template; use /v1/completions")
+        return self.template.render(messages, variables)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], limit: int) -> tuple[int, ...]:
         """Ids of the prompt for chat messages. Raises TemplateError and PromptTooLong."""
-        if self.template is None:
-            raise TemplateError("the model has no chat template; use /v1/completions")
-        return self.encode(self.template.render(messages, variables), special=False, limit=limit)
+        return self.encode(self.rendered(messages, variables), special=False, limit=limit)
 
 
 def load(folder: Path) -> Tokenizer:
