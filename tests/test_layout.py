@@ -161,7 +161,8 @@ def test_every_field_option_and_metric_is_in_the_reference():
     schema = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     wanted = [f"spec.{name}" for name in schema["spec"]["properties"]]
     wanted += [flag(name) for name in ServeOptions.model_fields if name != "model"]
-    wanted += [metric.name for metric in (*metrics.RUNTIME, *metrics.OPERATOR, *metrics.GATEWAY)]
+    declared = (*metrics.RUNTIME, *metrics.VLLM, *metrics.HTTP, *metrics.OPERATOR, *metrics.GATEWAY)
+    wanted += [metric.name for metric in declared]
     missing = [name for name in wanted if f"| `{name}` |" not in page]
     assert not missing, report(missing)
 

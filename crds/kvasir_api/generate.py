@@ -97,7 +97,7 @@ def _options() -> Iterator[tuple[str, str, str]]:
 
 
 def _metrics() -> Iterator[tuple[str, str, str, str]]:
-    for metric in (*metrics.RUNTIME, *metrics.OPERATOR, *metrics.GATEWAY):
+    for metric in (*metrics.RUNTIME, *metrics.VLLM, *metrics.HTTP, *metrics.OPERATOR, *metrics.GATEWAY):
         yield f"`{metric.name}`", metric.kind, ", ".join(metric.labels), metric.help
 
 

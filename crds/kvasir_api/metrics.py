@@ -35,6 +35,11 @@ INTERTOKEN_BUCKETS: Final = (
 DURATION_BUCKETS: Final = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+ITERATION_BUCKETS: Final = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+HTTP_BUCKETS: Final = (0.1, 0.5, 1.0)
+HTTP_FINE_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
+)  # fmt: skip
 CHOICE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
@@ -47,6 +52,12 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+
+
+def token_buckets(largest: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 and so on up to largest tokens, as vLLM makes them from the longest context."""
+    scale = [float(step * 10**power) for power in range(len(str(largest))) for step in (1, 2, 5)]
+    return tuple(bucket for bucket in scale if bucket <= largest) or (1.0,)
 
 
 _MODEL = ("model_name",)
@@ -138,6 +149,73 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         buckets=DURATION_BUCKETS,
     ),
 )
+
+FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
+SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
+WAIT_REASONS: Final = ("capacity", "deferred")
+PROMPT_SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+CACHE_CONFIG: Final = (
+    "block_size",
+    "num_gpu_blocks",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "num_cpu_blocks",
+)
+"""All values that these labels of the aliases take, so that a hostile client adds no series."""
+
+
+def _vllm(kind: Kind, name: str, help_text: str, *labels: str, buckets: tuple[float, ...] = ()) -> Metric:
+    return Metric(
+        name=f"vllm:{name}", kind=kind, help=help_text, labels=("model_name", "engine", *labels), buckets=buckets
+    )
+
+
+VLLM: Final[tuple[Metric, ...]] = (
+    _vllm("gauge", "num_requests_running", "Alias of kvasir_requests_running."),
+    _vllm("gauge", "num_requests_waiting", "Alias of kvasir_requests_waiting."),
+    _vllm("gauge", "num_requests_waiting_by_reason", "Waiting requests; all of ours wait for capacity.", "reason"),
+    _vllm("gauge", "kv_cache_usage_perc", "Pinned share of the KV cache, 0..1."),
+    _vllm("gauge", "gpu_cache_usage_perc", "Deprecated name of vllm:kv_cache_usage_perc, which several operators still read."),
+    _vllm("gauge", "engine_sleep_state", "1 for the state that the engine is in; ours is always awake.", "sleep_state"),
+    _vllm("gauge", "cache_config_info", "Always 1; the labels describe the KV cache once the model is ready.", *CACHE_CONFIG),
+    _vllm("counter", "prefix_cache_queries_total", "Alias of kvasir_prefix_query_tokens_total."),
+    _vllm("counter", "prefix_cache_hits_total", "Alias of kvasir_prefix_hit_tokens_total."),
+    _vllm("counter", "external_prefix_cache_queries_total", "Prompt tokens looked up in other pods' caches; 0, as there is no such transfer."),
+    _vllm("counter", "external_prefix_cache_hits_total", "Prompt tokens found in other pods' caches; 0, as there is no such transfer."),
+    _vllm("counter", "mm_cache_queries_total", "Look-ups of media; 0, as only text is served."),
+    _vllm("counter", "mm_cache_hits_total", "Media found; 0, as only text is served."),
+    _vllm("counter", "num_preemptions_total", "Alias of kvasir_preemptions_total."),
+    _vllm("counter", "prompt_tokens_total", "Alias of kvasir_prompt_tokens_total."),
+    _vllm("counter", "prompt_tokens_by_source_total", "Prompt tokens of admitted requests, by where their keys and values came from.", "source"),
+    _vllm("counter", "prompt_tokens_cached_total", "Prompt tokens that were not computed."),
+    _vllm("counter", "generation_tokens_total", "Alias of kvasir_generation_tokens_total."),
+    _vllm("counter", "request_success_total", "Sequences ended, by reason.", "finished_reason"),
+    _vllm("histogram", "time_to_first_token_seconds", "From arrival to the first token.", buckets=LATENCY_BUCKETS),
+    _vllm("histogram", "inter_token_latency_seconds", "Between two tokens of one sequence.", buckets=INTERTOKEN_BUCKETS),
+    _vllm("histogram", "request_time_per_output_token_seconds", "Mean time between the tokens of one sequence.", buckets=INTERTOKEN_BUCKETS),
+    _vllm("histogram", "e2e_request_latency_seconds", "From arrival to the last token.", buckets=DURATION_BUCKETS),
+    _vllm("histogram", "request_queue_time_seconds", "In the engine's queue, until the first chunk was planned.", buckets=DURATION_BUCKETS),
+    _vllm("histogram", "request_inference_time_seconds", "From the first chunk to the last token.", buckets=DURATION_BUCKETS),
+    _vllm("histogram", "request_prefill_time_seconds", "From the first chunk to the first token.", buckets=DURATION_BUCKETS),
+    _vllm("histogram", "request_decode_time_seconds", "From the first token to the last.", buckets=DURATION_BUCKETS),
+    _vllm("histogram", "request_prompt_tokens", "Prompt tokens of a sequence. Buckets 1, 2, 5, 10 … up to the longest context."),
+    _vllm("histogram", "request_generation_tokens", "Tokens generated for a sequence. Buckets as request_prompt_tokens."),
+    _vllm("histogram", "request_max_num_generation_tokens", "Tokens of the longest choice of a prompt. Buckets as request_prompt_tokens."),
+    _vllm("histogram", "request_params_max_tokens", "Tokens that a sequence may have. Buckets as request_prompt_tokens."),
+    _vllm("histogram", "request_prefill_kv_computed_tokens", "Prompt tokens that were computed. Buckets as request_prompt_tokens."),
+    _vllm("histogram", "request_params_n", "Choices of a prompt.", buckets=(1.0, 2.0, 5.0, 10.0, 20.0)),
+    _vllm("histogram", "iteration_tokens_total", "Tokens computed in one step.", buckets=ITERATION_BUCKETS),
+)  # fmt: skip
+"""What readers of vLLM's metrics expect, with its names, labels and buckets. Histograms without buckets count tokens:
+token_buckets() gives theirs. Not here is what has nothing behind it: LoRA adapters, speculation, sampled block lifetimes."""
+
+HTTP: Final[tuple[Metric, ...]] = (
+    Metric(name="http_requests_total", kind="counter", help="HTTP requests; handler is the route, status a class such as 2xx.", labels=("handler", "status", "method")),
+    Metric(name="http_request_duration_seconds", kind="histogram", help="Until the last byte of the answer.", labels=("handler", "method"), buckets=HTTP_BUCKETS),
+    Metric(name="http_request_duration_highr_seconds", kind="histogram", help="The same in finer buckets, over all routes.", buckets=HTTP_FINE_BUCKETS),
+)  # fmt: skip
+"""The http port's own, under the names that FastAPI's usual instrumentation gives them."""
 
 _SERVICE = ("namespace", "service")
 

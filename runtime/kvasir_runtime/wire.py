@@ -97,6 +97,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     stop_token_id is the id that ended it (EOS or a stop id), which is not among token_ids.
     cached_tokens counts prompt tokens found in the prefix cache at first admission; set on every event.
+    queue_s: seconds between Submit and the plan with its first chunk; on the first event with tokens, else -1.
     message explains finish_reason "error".
     """
 
@@ -105,14 +106,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    queue_s: float = -1.0
     message: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """All that one step has to say to one client; sent with no events as a heartbeat when idle (about 1 s)."""
+    """All that one step has to say to one client; sent with no events as a heartbeat when idle (about 1 s).
+
+    computed_tokens: of all requests in this step, 0 where nothing was computed.
+    """
 
     events: tuple[Event, ...]
     state: State
+    computed_tokens: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

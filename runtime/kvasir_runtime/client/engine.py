@@ -25,7 +25,8 @@ class EngineGone(Exception):
 class EngineClient:
     """Routes of all live sequences, and the last that the engine said of itself.
 
-    address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start.
+    address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
+    on_step with the tokens that each step of the engine computed.
     ready is None until the engine takes requests; state is its last snapshot.
     """
 
@@ -35,10 +36,12 @@ class EngineClient:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_progress: Callable[[wire.Progress], None] = lambda _: None,
+        on_step: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._address = address
         self._clock = clock
         self._on_progress = on_progress
+        self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -144,8 +147,10 @@ class EngineClient:
     def _dispatch(self, message: wire.FromEngine) -> None:
         self.heard_at = self._clock()
         match message:
-            case wire.Step(events, state):
+            case wire.Step(events, state, computed_tokens):
                 self.state = state
+                if computed_tokens:
+                    self._on_step(computed_tokens)
                 for event in events:
                     self._route(event)
             case wire.Progress():

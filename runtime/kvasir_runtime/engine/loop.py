@@ -59,6 +59,9 @@ class Engine:
         self._flight: deque[tuple[Plan, Any, float]] = deque()
         self._present: dict[bytes, None] = {}
         self._owners: dict[str, bytes] = {}
+        self._submitted: dict[str, float] = {}
+        self._queued: dict[str, float] = {}
+        self._computed_tokens = 0
         self._outbox: defaultdict[bytes, list[Event]] = defaultdict(list)
         self._collected_at = 0.0
         self._spoke_at = 0.0
@@ -111,6 +114,7 @@ class Engine:
         refused = self._scheduler.submit(message.request, now)
         if refused is None:
             self._owners[message.request.request_id] = client
+            self._submitted[message.request.request_id] = now
         else:
             self._outbox[client].append(refused)
 
@@ -118,7 +122,13 @@ class Engine:
         now = self._clock()
         self._trace.add(Heard(now, message))
         self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
-        self._owners.pop(message.request_id, None)
+        self._forget(message.request_id)
+
+    def _forget(self, request_id: str) -> bytes | None:
+        """A request ended; its client."""
+        self._submitted.pop(request_id, None)
+        self._queued.pop(request_id, None)
+        return self._owners.pop(request_id, None)
 
     def _step(self) -> bool:
         """Launch until depth plans are in flight, then take in the oldest. False when there is nothing to do."""
@@ -140,6 +150,7 @@ class Engine:
         self._post(self._scheduler.commit(results, now))
         self._scheduler.speed.observe(plan, now - max(launched_at, self._collected_at))
         self._collected_at = now
+        self._computed_tokens += plan.num_tokens
         self._failed_steps = 0
         return True
 
@@ -150,6 +161,10 @@ class Engine:
             self._trace.add(Planned(now, plan))
             if plan is None:
                 return
+            for join in plan.joins:
+                submitted = self._submitted.pop(join.request_id, None)
+                if submitted is not None:  # else it was preempted and comes back
+                    self._queued[join.request_id] = now - submitted
             self._flight.append((plan, self._runner.launch(plan), now))
 
     def _break(self, error: Exception) -> None:
@@ -172,8 +187,11 @@ class Engine:
 
     def _post(self, events: tuple[Event, ...]) -> None:
         for event in events:
-            owners = self._owners
-            client = owners.get(event.request_id) if event.finish_reason is None else owners.pop(event.request_id, None)
+            queue_s = self._queued.pop(event.request_id, None)
+            if queue_s is not None:
+                event = msgspec.structs.replace(event, queue_s=queue_s)
+            ended = event.finish_reason is not None
+            client = self._forget(event.request_id) if ended else self._owners.get(event.request_id)
             if client is not None:
                 self._outbox[client].append(event)
 
@@ -182,7 +200,9 @@ class Engine:
         state = self._scheduler.report(self._state)
         outbox, self._outbox = self._outbox, defaultdict(list)
         for client in {**self._present, **dict.fromkeys(outbox)}:
-            self._send(client, Step(events=tuple(outbox.get(client, ())), state=state))
+            events = tuple(outbox.get(client, ()))
+            self._send(client, Step(events=events, state=state, computed_tokens=self._computed_tokens))
+        self._computed_tokens = 0
         self._spoke_at = self._clock()
 
     def _send(self, client: bytes, message: Ready | Step) -> None:

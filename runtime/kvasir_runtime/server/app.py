@@ -7,10 +7,12 @@ Answering back. Every error leaves here in OpenAI's shape, also those of routing
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -19,15 +21,17 @@ from starlette.types import ASGIApp
 
 from kvasir_api import __version__, openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.server import metrics, prepare
+from kvasir_runtime.server import metrics, prepare, tokens
 from kvasir_runtime.server.admission import queue_refusal
-from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody
+from kvasir_runtime.server.bodies import ChatBody, CompletionBody
 from kvasir_runtime.server.bodyread import read_body
 from kvasir_runtime.server.edge import Edge
 from kvasir_runtime.server.jsons import json_response
 from kvasir_runtime.server.pod import Opened, Pod
+from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.streams import Answering, StreamedAnswer, WholeAnswer
+from kvasir_runtime.server.tokens import DetokenizeBody, TokenizeBody
 
 
 def http_app(pod: Pod) -> ASGIApp:
@@ -35,9 +39,10 @@ def http_app(pod: Pod) -> ASGIApp:
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_generation(app, pod)
+    _add_tokens(app, pod)
     _add_models(app, pod)
     _add_health(app, pod)
-    edged: ASGIApp = Edge(app, api_keys=pod.options.api_key)
+    edged: ASGIApp = Edge(app, api_keys=pod.options.api_key, snapshot=pod.snapshot, measure=pod.metrics.http)
     if pod.options.cors_origin:
         edged = CORSMiddleware(
             edged,
@@ -105,6 +110,22 @@ def _check_queue(pod: Pod, opened: Opened, num_new: int) -> None:
         raise Refused(refusal)
 
 
+def _add_tokens(app: FastAPI, pod: Pod) -> None:
+    async def answer(request: Request, made: Callable[[bytes, Served], dict[str, Any]]) -> Response:
+        opened = pod.open_or_refuse()
+        raw = await read_body(request, pod.options.max_body_bytes)
+        loop = asyncio.get_running_loop()
+        return json_response(await loop.run_in_executor(pod.threads, made, raw, opened.served))
+
+    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        return await answer(request, tokens.tokenize)
+
+    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        return await answer(request, tokens.detokenize)
+
+
 def _add_models(app: FastAPI, pod: Pod) -> None:
     def document(name: str) -> dict[str, Any]:
         limit = pod.opened.served.max_context if pod.opened is not None else None
@@ -134,6 +155,20 @@ def _add_health(app: FastAPI, pod: Pod) -> None:
     async def health() -> Response:
         ready = pod.lifecycle.ready
         return json_response({"status": "ok" if ready else pod.lifecycle.phase}, status=200 if ready else 503)
+
+    @app.get("/ping")
+    @app.post("/ping")
+    async def ping() -> Response:
+        return Response(status_code=200 if pod.lifecycle.ready else 503)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    @app.get("/load")
+    async def load() -> Response:
+        state = pod.snapshot()
+        return json_response({"server_load": pod.num_active, "running": state.running, "waiting": state.waiting})
 
     @app.get("/metrics")
     async def exposition() -> Response:
@@ -169,7 +204,7 @@ def error_response(error: ApiError) -> Response:
     return Response(document, status, headers)
 
 
-def _body_schema(body: type[Body]) -> dict[str, Any]:
+def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
     """For /openapi.json: the routes read their bodies themselves."""
     schema = body.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

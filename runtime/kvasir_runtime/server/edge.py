@@ -14,22 +14,38 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir_api import openai_errors
+from kvasir_api.state import State
+from kvasir_runtime.server import orca
 from kvasir_runtime.server.streams import send_error
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLOSED_PREFIX: Final = "/v1"
+CLOSED_PATHS: Final = frozenset({CLOSED_PREFIX, "/tokenize", "/detokenize"})
+METHODS: Final = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("kvasir.requests")
 
 
 class Edge:
-    """api_keys: any of them opens /v1; none leaves it open. clock: monotonic seconds."""
+    """api_keys: any of them opens /v1; none leaves it open. clock: monotonic seconds.
+
+    snapshot: the load that an answer carries where it is asked for. measure: called once per request with the route
+    (never what a client wrote), the method, the status and the seconds until the end.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, api_keys: Sequence[str], clock: Callable[[], float] = time.perf_counter
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        snapshot: Callable[[], State],
+        measure: Callable[[str, str, int, float], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
         self._api_keys = [key.encode() for key in api_keys]
+        self._snapshot = snapshot
+        self._measure = measure
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,6 +56,7 @@ class Edge:
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
+        load_format = next((value for name, value in scope["headers"] if name == orca.ASKED), b"")
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -50,6 +67,7 @@ class Edge:
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
                     (b"openai-processing-ms", str(elapsed_ms).encode()),
+                    *(orca.headers(load_format, self._snapshot()) if load_format else ()),
                 ]
             await send(message)
 
@@ -64,12 +82,15 @@ class Edge:
                 raise  # the answer is under way: the server cuts the connection, which is how a client notices
             await send_error(send_with_headers, openai_errors.internal())
         finally:
-            _write_log(scope, status, self._clock() - started)
+            elapsed_s = self._clock() - started
+            _write_log(scope, status, elapsed_s)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            self._measure(getattr(scope.get("route"), "path", "none"), method, status or 500, elapsed_s)
 
     def _opens(self, scope: Scope) -> bool:
         """Whether the request may pass. Every key is compared, in constant time each, so time tells nothing."""
         path = scope["path"]
-        closed = path == CLOSED_PREFIX or path.startswith(CLOSED_PREFIX + "/")
+        closed = path in CLOSED_PATHS or path.startswith(CLOSED_PREFIX + "/")
         if not self._api_keys or not closed or scope["method"] == "OPTIONS":
             return True
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

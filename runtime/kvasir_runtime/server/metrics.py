@@ -12,7 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvasir_api import metrics
+from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
+from kvasir_runtime.server.aliases import Aliases
+from kvasir_runtime.server.meter import Ended
+from kvasir_runtime.wire import Ready
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,26 +49,52 @@ class RuntimeMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series per histogram that nobody reads
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
-        declared = {metric.name: metric for metric in metrics.RUNTIME}
+        declared = {metric.name: metric for metric in (*metrics.RUNTIME, *metrics.HTTP)}
         self._ended = _counter(declared["kvasir_requests_total"], self._registry)
         self._model_name = model_name
         self._first = _histogram(declared["kvasir_time_to_first_token_seconds"], self._registry, model_name)
         self._gap = _histogram(declared["kvasir_inter_token_seconds"], self._registry, model_name)
         self._duration = _histogram(declared["kvasir_request_duration_seconds"], self._registry, model_name)
+        self._http_requests = _counter(declared["http_requests_total"], self._registry)
+        self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
+        self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
+        self._aliases = Aliases(model_name, self._registry, snapshot)
+
+    def opened(self, ready: Ready, options: ServeOptions) -> None:
+        """The model is ready. Called once."""
+        self._aliases.opened(ready, options)
 
     def first_token(self, since_arrival_s: float) -> None:
         """A sequence has its first token."""
         self._first.observe(since_arrival_s)
+        self._aliases.observe("time_to_first_token_seconds", since_arrival_s)
 
     def tokens(self, count: int, gap_s: float) -> None:
         """count tokens came gap_s after the one before; they share the time."""
         for _ in range(count):
             self._gap.observe(gap_s / count)
+            self._aliases.observe("inter_token_latency_seconds", gap_s / count)
 
-    def ended(self, reason: str, since_arrival_s: float) -> None:
-        """A sequence ended; reason stop, length, abort or error."""
-        self._ended.labels(self._model_name, reason).inc()
-        self._duration.observe(since_arrival_s)
+    def ended(self, sequence: Ended) -> None:
+        """A sequence ended; its reason is stop, length, abort or error."""
+        self._ended.labels(self._model_name, sequence.reason).inc()
+        self._duration.observe(sequence.duration_s)
+        self._aliases.ended(sequence)
+
+    def answered(self, num_choices: int, longest_tokens: int) -> None:
+        """All choices of a prompt ended; the longest has so many tokens."""
+        self._aliases.observe("request_params_n", num_choices)
+        self._aliases.observe("request_max_num_generation_tokens", longest_tokens)
+
+    def step(self, computed_tokens: int) -> None:
+        """The engine computed a step."""
+        self._aliases.observe("iteration_tokens_total", computed_tokens)
+
+    def http(self, handler: str, method: str, status: int, elapsed_s: float) -> None:
+        """An HTTP request was answered. handler and method come from small sets, whatever clients send."""
+        self._http_requests.labels(handler, f"{status // 100}xx", method).inc()
+        self._http_duration.labels(handler, method).observe(elapsed_s)
+        self._http_fine.observe(elapsed_s)
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
@@ -96,5 +126,8 @@ def _counter(metric: metrics.Metric, registry: CollectorRegistry) -> Counter:
 
 
 def _histogram(metric: metrics.Metric, registry: CollectorRegistry, model_name: str) -> Histogram:
-    family = Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
-    return family.labels(model_name)
+    return _plain_histogram(metric, registry).labels(model_name)
+
+
+def _plain_histogram(metric: metrics.Metric, registry: CollectorRegistry) -> Histogram:
+    return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)

@@ -127,6 +127,7 @@ class ServeProcess:
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
         )
+        pod.metrics.opened(ready, self._options)
         gc.collect()
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
         pod.lifecycle.advance("ready", 1.0, 0.0)
@@ -139,7 +140,7 @@ class ServeProcess:
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
-        self._client = EngineClient(self._child.address, on_progress=self._on_progress)
+        self._client = EngineClient(self._child.address, on_progress=self._on_progress, on_step=self._pod.metrics.step)
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))
         await self._child.start(str(folder), options)

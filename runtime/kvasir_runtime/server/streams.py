@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,7 @@ from kvasir_runtime.server import answers
 from kvasir_runtime.server.answers import Usage
 from kvasir_runtime.server.choices import Choice
 from kvasir_runtime.server.detokenize import Decode
+from kvasir_runtime.server.meter import Ended, Meter
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Event, FinishReason
 
@@ -46,14 +47,6 @@ class Failed(Exception):
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-class Meter(Protocol):
-    """What is measured of a request; times in seconds."""
-
-    def first_token(self, since_arrival_s: float) -> None: ...
-    def tokens(self, count: int, gap_s: float) -> None: ...
-    def ended(self, reason: str, since_arrival_s: float) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,12 +94,16 @@ class Answering(Response):
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
         self._num_open = len(job.requests)
+        self._submitted = arrived
+        self._first = [0.0] * len(job.requests)
         self._last = [0.0] * len(job.requests)
+        self._queue_s = [-1.0] * len(job.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; whatever happens, no sequence of it goes on afterwards."""
         scope["state"]["summary"] = self.summary
         watcher = asyncio.create_task(_watch(receive, self._channel))
+        self._submitted = self._clock()
         try:
             self._client.submit(self.job.requests, self._channel)
             await self._answer(send)
@@ -121,6 +118,7 @@ class Answering(Response):
                 if choice.open:
                     choice.open = False
                     self._client.abort(choice.request_id)
+            self._count_choices()
             self._on_end()
 
     async def _answer(self, send: Send) -> None:
@@ -138,6 +136,8 @@ class Answering(Response):
         for index, event in events:
             if event.finish_reason in {"error", "abort"}:
                 raise Failed(self._failure(event))
+            if event.queue_s >= 0:
+                self._queue_s[index] = event.queue_s
             if event.token_ids:
                 self._measure(index, len(event.token_ids), now)
             choice = self._choices[index]
@@ -146,7 +146,7 @@ class Answering(Response):
                 self._client.abort(choice.request_id, stopped=True)
             if reason is not None:
                 self._num_open -= 1
-                self._meter.ended(reason, now - self._arrived)
+                self._meter.ended(self._ended(index, reason, now))
                 self.summary.reason = reason
             if text or reason is not None:
                 pieces.append((index, text, reason))
@@ -158,6 +158,7 @@ class Answering(Response):
         if last:
             self._meter.tokens(count, now - last)
             return
+        self._first[index] = now
         self._meter.first_token(now - self._arrived)
         if self.summary.first_token_s < 0:
             self.summary.first_token_s = now - self._arrived
@@ -170,13 +171,36 @@ class Answering(Response):
 
     def _end(self, reason: str) -> None:
         self.summary.reason = reason
-        for choice in self._choices:
+        now = self._clock()
+        for index, choice in enumerate(self._choices):
             if choice.open:
-                self._meter.ended(reason, self._clock() - self._arrived)
+                self._meter.ended(self._ended(index, reason, now))
+
+    def _ended(self, index: int, reason: str, now: float) -> Ended:
+        choice, request = self._choices[index], self.job.requests[index]
+        first, last, queue_s = self._first[index], self._last[index], self._queue_s[index]
+        waited_s = max(0.0, queue_s)
+        return Ended(
+            reason=reason,
+            duration_s=now - self._arrived,
+            queue_s=queue_s,
+            prefill_s=max(0.0, first - self._submitted - waited_s) if first else -1.0,
+            decode_s=last - first if first else -1.0,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=choice.cached_tokens,
+            generation_tokens=choice.num_tokens,
+            max_tokens=request.sampling.max_tokens,
+        )
+
+    def _count_choices(self) -> None:
+        counts = [choice.num_tokens for choice in self._choices]
+        per_prompt = len(counts) // self.job.num_prompts
+        for start in range(0, len(counts), per_prompt):
+            self._meter.answered(per_prompt, max(counts[start : start + per_prompt]))
 
     def _usage(self) -> Usage:
         """Cached tokens are of the prompts, so a prompt with several choices counts its best hit once."""
-        per_prompt = max(1, len(self._choices) // self.job.num_prompts)
+        per_prompt = len(self._choices) // self.job.num_prompts
         cached = sum(
             max(choice.cached_tokens for choice in self._choices[start : start + per_prompt])
             for start in range(0, len(self._choices), per_prompt)

@@ -213,3 +213,12 @@ def test_the_loop_does_what_the_scheduler_alone_does():
     for event in clients.events():
         tokens[event.request_id] += event.token_ids
     assert tokens == {name: answer.tokens for name, answer in served.answers.items()}
+
+
+def test_the_first_event_says_how_long_a_request_waited_and_steps_what_they_computed():
+    clients = FakeClients([[Hello(), *(Submit(request(f"r{n}", range(1, 9), max_tokens=2)) for n in range(2))]])
+    engine(clients, max_sequences=1).run()
+    waits = {name: [e.queue_s for e in clients.events() if e.request_id == name] for name in ("r0", "r1")}
+    assert 0 < waits["r0"][0] < waits["r1"][0], "one row: the second waits for the first to end"
+    assert waits["r0"][1:] == waits["r1"][1:] == [-1.0]
+    assert sum(step.computed_tokens for step in clients.steps()) in {2 * 9, 2 * 9 - 4}, "with or without shared blocks"

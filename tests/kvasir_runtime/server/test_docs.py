@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from kvasir_runtime.server import bodies, known
+from kvasir_runtime.server import bodies, known, tokens
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "api.md").read_text()
@@ -12,7 +12,8 @@ NAMED = set(re.findall(r"`([a-z_.0-9]+)`", PAGE))
 
 def test_every_field_is_on_the_page():
     fields = {*bodies.CompletionBody.model_fields, *bodies.ChatBody.model_fields, *known.LABELS}
-    fields |= {*known.COMPLETION, *known.CHAT}
+    fields |= {*known.COMPLETION, *known.CHAT, *known.TOKENIZE}
+    fields |= {*tokens.TokenizeBody.model_fields, *tokens.DetokenizeBody.model_fields}
     assert fields - NAMED - {"stream_options"} == set()
 
 

@@ -39,8 +39,10 @@ class Meter:
 
     def tokens(self, count, gap_s): ...
 
-    def ended(self, reason, since_arrival_s):
-        self.ends.append(reason)
+    def ended(self, sequence):
+        self.ends.append(sequence.reason)
+
+    def answered(self, num_choices, longest_tokens): ...
 
 
 class Wire:
