@@ -17,6 +17,8 @@ from typing import Final
 from kvasir_operator.scaling.window import Sample, Window
 
 FAST_S: Final = 10.0
+PINNED_S: Final = 4.0
+"""Pinned tokens are averaged over so long: a spike of one step is no demand, ten seconds of waiting are too many."""
 SLOW_S: Final = 60.0
 ALLOCATOR_FRACTION: Final = 0.90
 PREFILL_FRACTION: Final = 0.80
@@ -100,7 +102,7 @@ def _kv_of_a_request(window: Window) -> float:
 
 
 def _pinned(window: Window, now: float) -> float:
-    recent: tuple[Sample, ...] = window.since(now - FAST_S) or window.samples[-1:]
+    recent: tuple[Sample, ...] = window.since(now - PINNED_S) or window.samples[-1:]
     return fmean(sample.pinned_tokens for sample in recent)
 
 
