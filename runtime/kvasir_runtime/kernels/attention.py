@@ -136,7 +136,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     )
     for query_lens, kv_lens in shapes:
         for heads, kv_heads, window in ((4, 4, 0), (6, 2, 0), (4, 1, 6), (4, 2, 100)):
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 yield _case(generator, query_lens, kv_lens, heads, kv_heads, window, dtype)
 
 

@@ -67,7 +67,7 @@ def packs(dtype: torch.dtype) -> bool:
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """weight, bias and an x to call the result with."""
     for tokens, inputs, outputs in ((1, 8, 12), (5, 33, 7), (40, 64, 96)):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
             weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
             x = torch.randn(tokens, inputs, generator=generator).to(dtype)
             yield weight, None, x

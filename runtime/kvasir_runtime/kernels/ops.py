@@ -1,11 +1,13 @@
 """The table of operations that models are built from: one callable per operation, one instance per kind of device.
 
 `ops_for` chooses once at start; models receive the table and never ask where they run. Each operation's contract is the
-docstring of its file, and one test walks every field of every table against REFERENCE.
+docstring of its file, and one test walks every field of every table against REFERENCE. The third table, TRITON, is in
+`kernels.gpu`, which only `ops_for` imports, and only where it is wanted.
 """
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from kvasir_runtime.kernels import (
     rope,
     sample,
     silu_mul,
+    split_qkv,
     write_kv,
 )
 from kvasir_runtime.kernels.linear import Linear
@@ -35,6 +38,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    split_qkv: Callable[[Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor], Tensor]
     attention: Callable[[Tensor, Tensor, Spans, float, int], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, sample.Draws], Tensor]
@@ -48,6 +52,7 @@ REFERENCE = Ops(
     rms_norm=rms_norm.reference,
     rope=rope.reference,
     write_kv=write_kv.reference,
+    split_qkv=split_qkv.reference,
     attention=attention.reference,
     silu_mul=silu_mul.reference,
     sample=sample.reference,
@@ -61,6 +66,7 @@ CPU = Ops(
     rms_norm=rms_norm.cpu,
     rope=rope.cpu,
     write_kv=write_kv.reference,
+    split_qkv=split_qkv.cpu,
     attention=attention.cpu,
     silu_mul=silu_mul.cpu,
     sample=sample.cpu,
@@ -69,5 +75,14 @@ CPU = Ops(
 
 
 def ops_for(device: torch.device) -> Ops:
-    """The table for a device. CUDA takes the reference until its Triton kernels are in."""
-    return CPU if device.type == "cpu" else REFERENCE
+    """The table for a device. Without triton CUDA takes the reference, under a name that says why.
+
+    TRITON_INTERPRET=1 gives the Triton kernels to a CPU too, slowly: the whole engine can be tried on them.
+    """
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return CPU
+    try:
+        from kvasir_runtime.kernels.gpu.table import TRITON
+    except ImportError as error:
+        return replace(REFERENCE, name=f"reference, as triton cannot be imported ({error}),")
+    return TRITON

@@ -36,7 +36,7 @@ def cpu(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """Arguments of both, from one row to a batch, with and without residual, plain and per head."""
     for shape, weight_shape in (((1, 64), (64,)), ((7, 33), (33,)), ((5, 6, 16), (6, 16))):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = torch.randn(shape, generator=generator).to(dtype)
             weight = torch.randn(weight_shape, generator=generator).to(dtype)
             yield x, None, weight, 1e-6

@@ -32,7 +32,7 @@ def cpu(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """One token to many, one head to many."""
     for tokens, heads, head_dim in ((1, 1, 8), (5, 3, 16), (33, 6, 64)):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = torch.randn(tokens, heads, head_dim, generator=generator).to(dtype)
             angle = torch.randn(tokens, 1, head_dim // 2, generator=generator)
             sin = angle.sin()

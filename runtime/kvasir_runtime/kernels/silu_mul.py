@@ -29,5 +29,5 @@ def cpu(x: Tensor) -> Tensor:
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """One token and many, odd widths."""
     for tokens, dim in ((1, 8), (5, 33), (40, 96)):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield (torch.randn(tokens, 2 * dim, generator=generator).to(dtype),)

@@ -3,10 +3,13 @@
 Built once a step by the runner and shared by all layers. Lengths are host integers: they are known before the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Spans:
@@ -18,7 +21,7 @@ class Spans:
     first_blocks: first block id of a sequence whose blocks are consecutive ids, so that its cache is one slice; else -1
     """
 
-    __slots__ = ("_masks", "block_tables", "first_blocks", "kv_lens", "query_lens")
+    __slots__ = ("_made", "block_tables", "first_blocks", "kv_lens", "query_lens")
 
     def __init__(
         self, query_lens: Sequence[int], kv_lens: Sequence[int], block_tables: Tensor, first_blocks: Sequence[int]
@@ -27,18 +30,42 @@ class Spans:
         self.kv_lens = kv_lens
         self.block_tables = block_tables
         self.first_blocks = first_blocks
-        self._masks: dict[tuple[int, int, int], Tensor] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def mask(self, sequence: int, window: int, first: int) -> Tensor:
         """Which cached positions from `first` on a sequence's queries see: (query_len, kv_len - first) bool.
 
         window: positions that a query sees, itself included; 0 sees all before it. Made once for all layers of a step.
         """
-        key = (sequence, window, first)
-        if key not in self._masks:
-            num_queries, end, device = self.query_lens[sequence], self.kv_lens[sequence], self.block_tables.device
-            query = torch.arange(end - num_queries, end, device=device)[:, None]
-            cached = torch.arange(first, end, device=device)[None, :]
-            seen = cached <= query
-            self._masks[key] = seen & (cached > query - window) if window else seen
-        return self._masks[key]
+        return self.once(("mask", sequence, window, first), lambda: self._mask(sequence, window, first))
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """For kernels, int32 on the device, brought there by one copy a step that nothing waits for.
+
+        First the index of each sequence's first query token and behind them the number of all: (sequences + 1,); second
+        kv_lens: (sequences,).
+        """
+        return self.once("lengths", self._lengths)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What make() gives, made at most once a step: what follows from the spans alone is shared by all layers."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("T", self._made[key])
+
+    def _mask(self, sequence: int, window: int, first: int) -> Tensor:
+        num_queries, end, device = self.query_lens[sequence], self.kv_lens[sequence], self.block_tables.device
+        query = torch.arange(end - num_queries, end, device=device)[:, None]
+        cached = torch.arange(first, end, device=device)[None, :]
+        seen = cached <= query
+        return seen & (cached > query - window) if window else seen
+
+    def _lengths(self) -> tuple[Tensor, Tensor]:
+        starts = [0]
+        for num_queries in self.query_lens:
+            starts.append(starts[-1] + num_queries)
+        device = self.block_tables.device
+        # Fresh pinned memory each step: what a copy still reads is never written again.
+        both = torch.tensor([*starts, *self.kv_lens], dtype=torch.int32, pin_memory=device.type == "cuda")
+        both = both.to(device, non_blocking=True)
+        return both[: len(starts)], both[len(starts) :]

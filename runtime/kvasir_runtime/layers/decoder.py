@@ -92,12 +92,8 @@ class Decoder:
         spec, ops = self.spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
-        query_key, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.qk_norm is not None:
-            query_key, _ = ops.rms_norm(query_key, None, layer.qk_norm, spec.norm_eps)
-        query_key = ops.rope(query_key, cos, sin)
-        ops.write_kv(query_key[:, heads:], value, cache, batch.slots)
-        return ops.attention(query_key[:, :heads], cache, batch.spans, spec.head_dim**-0.5, layer.window)
+        query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, cos, sin, cache, batch.slots)
+        return ops.attention(query, cache, batch.spans, spec.head_dim**-0.5, layer.window)
 
     def _layer(self, index: int, window: int, tensors: MutableMapping[str, Tensor]) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."

@@ -1,0 +1,71 @@
+"""Norms of heads, rotation and the write to the cache in one kernel: the product is read once, nothing is kept between.
+
+A program takes some heads of a token, be they of queries, keys or values, as two tiles: first and second halves.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvasir_runtime.kernels.gpu.options import options
+
+_ELEMENTS = 2048
+
+
+def launch(
+    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
+) -> Tensor:
+    """kernels.split_qkv."""
+    (tokens, all_heads, head), kv_heads = qkv.shape, cache.shape[3]
+    heads = all_heads - 2 * kv_heads
+    padded = triton.next_power_of_2(head // 2)
+    block = min(triton.next_power_of_2(all_heads), max(1, _ELEMENTS // (2 * padded)))
+    query = qkv.new_empty((tokens, heads, head))
+    _split_qkv[(tokens, -(-all_heads // block))](
+        qkv, qkv if norm is None else norm, cos, sin, query, cache, slots, eps, cache.stride(0),
+        HEADS=heads, KV_HEADS=kv_heads, HALF=head // 2, PADDED=padded, BLOCK=block, NORMED=norm is not None,
+        **options(2 * block * padded),
+    )  # fmt: skip
+    return query
+
+
+@triton.jit
+def _split_qkv(
+    qkv, norm, cos, sin, query, cache, slots, eps, values,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    rotated = head < HEADS + KV_HEADS
+    dims = tl.arange(0, PADDED)
+    inside = (dims < HALF)[None, :]
+    mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside
+    lanes = head[:, None] * (2 * HALF) + dims[None, :]
+    source = qkv + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + lanes
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)
+        scale = tl.where(rotated, scale, 1.0)[:, None]
+        weighed = rotated[:, None] & inside
+        first *= scale * tl.load(norm + lanes, mask=weighed, other=1.0).to(tl.float32)
+        second *= scale * tl.load(norm + lanes + HALF, mask=weighed, other=1.0).to(tl.float32)
+    angle = token * (2 * HALF) + HALF + dims  # the second half, where sin has its own sign
+    c = tl.load(cos + angle, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + angle, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
+    left = tl.where(rotated[:, None], first * c - second * s, first).to(query.dtype.element_ty)
+    right = tl.where(rotated[:, None], second * c + first * s, second).to(query.dtype.element_ty)
+
+    mine = (head < HEADS)[:, None] & inside
+    target = query + token * (HEADS * 2 * HALF) + lanes
+    tl.store(target, left, mask=mine)
+    tl.store(target + HALF, right, mask=mine)
+    # Heads behind the queries lie in the cache as they lie here: keys, then values a constant further.
+    stored = (head >= HEADS)[:, None] & mask
+    cached = (head - HEADS) % KV_HEADS * (2 * HALF)
+    slot = tl.load(slots + token) * (KV_HEADS * 2 * HALF)
+    half = tl.where(rotated, 0, 1).to(tl.int64) * values
+    target = cache + slot + (half + cached)[:, None] + dims[None, :]
+    tl.store(target, left, mask=stored)
+    tl.store(target + HALF, right, mask=stored)

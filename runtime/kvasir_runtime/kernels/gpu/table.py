@@ -1,0 +1,20 @@
+"""TRITON: the table of operations for CUDA, and for a CPU whose Triton interprets."""
+
+from kvasir_runtime.kernels import copy_blocks, embedding, linear
+from kvasir_runtime.kernels.gpu import attention, rms_norm, rope, sample, silu_mul, split_qkv, write_kv
+from kvasir_runtime.kernels.ops import Ops
+
+# Torch's own products are the vendor's library; copies and lookups move bytes as fast as anything of ours would.
+TRITON = Ops(
+    name="triton",
+    embedding=embedding.reference,
+    linear=linear.reference,
+    rms_norm=rms_norm.launch,
+    rope=rope.launch,
+    write_kv=write_kv.launch,
+    split_qkv=split_qkv.launch,
+    attention=attention.launch,
+    silu_mul=silu_mul.launch,
+    sample=sample.launch,
+    copy_blocks=copy_blocks.reference,
+)

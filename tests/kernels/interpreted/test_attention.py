@@ -1,0 +1,110 @@
+"""Attention over ragged batches of all kinds, with tiles small enough that every path is taken by short sequences."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import triton_device
+
+DEVICE = triton_device.device()
+
+from kvasir_runtime.kernels import attention as operation  # noqa: E402 -- behind the question where it can run
+from kvasir_runtime.kernels.gpu import attention  # noqa: E402
+from kvasir_runtime.kernels.gpu.attention import Tiles  # noqa: E402
+from kvasir_runtime.kernels.spans import Spans  # noqa: E402
+
+SEQUENCES = st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 1, 15, 16, 40])), min_size=1, max_size=3)
+
+
+def both(
+    sequences: list[tuple[int, int]], *, heads: int, kv_heads: int, head: int, window: int, block_size: int,
+    block_m: int, tile: int, processors: int, dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """What the reference and the kernels say. sequences: query tokens, and positions cached before them."""
+    generator = torch.Generator().manual_seed(len(sequences) + head)
+    query_lens, kv_lens = [n for n, _ in sequences], [n + before for n, before in sequences]
+    columns = -(-max(kv_lens) // block_size)
+    num_blocks = columns * len(sequences) + 1
+    cache = torch.randn(2, num_blocks, block_size, kv_heads, head, generator=generator).to(dtype)
+    tables = torch.randperm(num_blocks - 1, generator=generator).view(len(sequences), columns) + 1
+    for row, known in enumerate(kv_lens):
+        # What no sequence wrote may be anything, and so may the rest of a table.
+        cache[:, tables[row, known // block_size] if known % block_size else 0, known % block_size :] = float("nan")
+        tables[row, -(-known // block_size) :] = 1 << 40
+    query = torch.randn(sum(query_lens), heads, head, generator=generator).to(dtype)
+    spans = Spans(query_lens, kv_lens, tables, [-1] * len(sequences))
+    want = operation.reference(query, cache, spans, head**-0.5, window)
+    on_device = Spans(query_lens, kv_lens, tables.to(DEVICE), spans.first_blocks)
+    chosen = Tiles(block_m=block_m, tile=tile, num_warps=4, num_stages=2)
+    have = attention.attend(
+        query.to(DEVICE), cache.to(DEVICE), on_device, head**-0.5, window, chosen, processors
+    )  # fmt: skip
+    return want, have.cpu()
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    sequences=SEQUENCES,
+    group=st.sampled_from([1, 3, 4, 7]),
+    kv_heads=st.sampled_from([1, 2]),
+    head=st.sampled_from([16, 24]),
+    window=st.sampled_from([0, 0, 1, 5, 17]),
+    block_size=st.sampled_from([4, 16, 32]),
+    tile=st.sampled_from([16, 32]),
+    processors=st.sampled_from([1, 16]),
+)
+def test_ragged_batches_agree_with_the_reference(
+    sequences: list[tuple[int, int]], group: int, kv_heads: int, **sizes: int
+) -> None:
+    want, have = both(sequences, heads=group * kv_heads, kv_heads=kv_heads, block_m=16, **sizes)
+    torch.testing.assert_close(have, want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_head_sizes_agree_with_the_reference(head: int, dtype: torch.dtype) -> None:
+    sizes = {"heads": 4, "kv_heads": 1, "window": 0, "block_size": 16, "block_m": 16, "tile": 32, "processors": 1}
+    want, have = both([(1, 70), (9, 30)], head=head, dtype=dtype, **sizes)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(have, want, atol=tolerance, rtol=tolerance * 5)
+
+
+def test_long_sequence_beside_short_ones_is_split_and_they_are_not() -> None:
+    lens = [300, 2, 40]
+    starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
+    known = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
+    sizes = {"KV_HEADS": 2, "BLOCK_Q": 4, "TILE": 16, "SPLITS": 8}
+    # 19 + 1 + 3 tiles for two heads are 46; 12 programs take four tiles each.
+    assert attention._count(starts, known, 0, 12, sizes).tolist() == [5, 1, 1]
+    # A window of 33 leaves at most 3 tiles of each.
+    assert attention._count(starts, known, 33, 2, sizes).tolist() == [1, 1, 1]
+    # Room is for eight splits at most.
+    assert attention._count(starts, known, 0, 1000, sizes).tolist() == [8, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("programs", "tiles", "part_bytes", "want"),
+    [
+        (8, 1000, 1, 32),  # one sequence: as many as there may be
+        (8, 9, 1, 4),  # a short one
+        (8, 1, 1, 1),  # nothing to split
+        (512, 1000, 1, 4),  # 16 programs for each of 132 processors
+        (4096, 1000, 1, 1),  # the card is full without
+        (8, 1000, 32 << 20, 2),  # scratch is bounded
+        (8, 1000, 65 << 20, 1),
+    ],
+)
+def test_room_for_splits(programs: int, tiles: int, part_bytes: int, want: int) -> None:
+    assert attention.most_splits(programs, tiles, part_bytes, 132) == want
+
+
+@pytest.mark.parametrize("head", [64, 80, 128, 256])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("rows", [4, 64, 5000])
+def test_shipped_tiles_fit_the_card(head: int, element_bytes: int, rows: int) -> None:
+    chosen = attention.tiles(head, element_bytes, rows)
+    padded = 1 << (head - 1).bit_length()
+    buffers = max(1, (chosen.num_stages - 1) // 2) + 1
+    assert (chosen.block_m + 2 * buffers * chosen.tile) * padded * element_bytes <= 227 << 10
+    assert chosen.tile >= 16

@@ -1,0 +1,63 @@
+"""A whole model on the Triton kernels, driven by the real scheduler, answers token for token as on the references."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import checkpoints, triton_device
+from fakes.by_hand import runner_of
+from fakes.checkpoints import Shape
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
+from kvasir_runtime.wire import Request, Sampling
+
+triton_device.device()
+
+SHAPES = {
+    "llama": Shape(),
+    "qwen3": Shape(
+        family="qwen3", head_dim=24, extra={"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the runner by hand is one for the CPU")
+@pytest.mark.parametrize("name", SHAPES)
+def test_answers_are_those_of_the_references(tmp_path: Path, name: str) -> None:
+    folder = checkpoints.write(tmp_path / name, SHAPES[name])
+    interpreted = ops_for(torch.device("cpu"))
+    assert interpreted.name == "triton"
+    assert answers(folder, interpreted) == answers(folder, REFERENCE)
+
+
+def answers(folder: Path, ops: Ops) -> dict[str, list[int]]:
+    """Greedy and drawn answers of prompts that share a prefix and are chunked by a small budget."""
+    chooser = random.Random(1)
+    common = tuple(chooser.choices(range(3, 320), k=17))
+    samplings = [
+        Sampling(temperature=0.0, max_tokens=4, ignore_eos=True),
+        Sampling(temperature=1.0, max_tokens=4, seed=5, ignore_eos=True),
+        Sampling(temperature=0.8, top_k=40, top_p=0.9, max_tokens=4, seed=6, ignore_eos=True),
+    ]
+    runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops)
+    facts = runner.facts
+    limits = Limits(
+        num_blocks=facts.num_blocks, block_size=facts.block_size, max_batch_tokens=16,
+        max_sequences=facts.max_sequences, max_model_len=facts.max_model_len, eos_token_ids=facts.eos_token_ids,
+    )  # fmt: skip
+    scheduler, found = Scheduler(limits), dict[str, list[int]]()
+    for index, sampling in enumerate(samplings):
+        prompt = (*common, *chooser.choices(range(3, 320), k=1 + 3 * index))
+        assert scheduler.submit(Request(request_id=str(index), prompt=prompt, sampling=sampling), 0.0) is None
+        found[str(index)] = []
+    for now in range(200):
+        plan = scheduler.plan(float(now))
+        if plan is None:
+            break
+        for event in scheduler.commit(runner.collect(runner.launch(plan)), float(now)):
+            found[event.request_id] += event.token_ids
+    assert [len(tokens) for tokens in found.values()] == [4, 4, 4]
+    return found
