@@ -104,12 +104,9 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] = False
 
 
-class Body(Strict):
-    """What completion and chat requests share."""
+class SamplingParams(Strict):
+    """How the tokens of an answer are drawn and where it ends; in Python as in a body. docs/api.md has the meanings."""
 
-    model: str = Field(max_length=512)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     min_tokens: int = Field(0, ge=0, le=MAX_COUNT)
@@ -122,6 +119,14 @@ class Body(Strict):
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+
+
+class Body(SamplingParams):
+    """What completion and chat requests share."""
+
+    model: str = Field(max_length=512)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     cache_salt: str = Field("", max_length=256)
 
 

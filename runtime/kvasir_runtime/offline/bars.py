@@ -1,0 +1,60 @@
+"""Progress of LLM on a terminal: while the model loads, and while prompts are answered.
+
+Called by LLM; on_progress and on_output come from its event loop's thread. It writes to standard error only.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from kvasir_runtime import wire
+from kvasir_runtime.offline.output import Output
+
+
+class Bars:
+    """shown: None shows bars on a terminal."""
+
+    def __init__(self, shown: bool | None) -> None:
+        self._shown = sys.stderr.isatty() if shown is None else shown
+
+    @contextmanager
+    def loading(self) -> Iterator[Callable[[wire.Progress], None]]:
+        """Gives what takes the news of the start."""
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        with self._progress(*columns, transient=True) as bar:
+            task = bar.add_task("starting", total=1.0)
+
+            def show(news: wire.Progress) -> None:
+                bar.update(task, description=news.phase, completed=news.progress_fraction)
+
+            yield show
+
+    @contextmanager
+    def generating(self, num_prompts: int) -> Iterator[Callable[[Output], None]]:
+        """Gives what takes each output, when it is complete."""
+        rate = TextColumn("{task.fields[tokens]:,} tokens")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), rate)
+        with self._progress(*columns) as bar:
+            task = bar.add_task("generating", total=num_prompts, tokens=0)
+            tokens = 0
+
+            def show(output: Output) -> None:
+                nonlocal tokens
+                tokens += sum(len(choice.token_ids) for choice in output.outputs)
+                bar.update(task, advance=1, tokens=tokens)
+
+            yield show
+
+    def _progress(self, *columns: ProgressColumn, transient: bool = False) -> Progress:
+        return Progress(*columns, console=Console(file=sys.stderr), transient=transient, disable=not self._shown)

@@ -1,0 +1,192 @@
+"""LLM: a model in this Python program, without a server. The engine is a process of its own, as under `kvasir serve`.
+
+A plain, blocking face over Session, whose event loop runs in a thread. Everything that a user can do wrong raises
+PromptError, ValueError or EngineError with one line.
+"""
+
+import asyncio
+import atexit
+import queue
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+from pydantic import ValidationError
+
+from kvasir_api.command import describe
+from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_runtime.client.child import ENGINE_COMMAND
+from kvasir_runtime.offline.bars import Bars
+from kvasir_runtime.offline.output import Output
+from kvasir_runtime.offline.session import EngineError, Session
+from kvasir_runtime.server.bodies import SamplingParams
+from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.wire import Ready
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+_T = TypeVar("_T")
+
+OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace"})
+
+
+class LLM:
+    """A loaded model. Use it as a context manager, or call close(); the end of the program closes it as well.
+
+    model: a directory with a Hugging Face checkpoint, or a hub name. options: those of `kvasir serve` that concern the
+    engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5. progress: show a bar while
+    loading and generating; None shows one on a terminal. Raises ValueError for wrong options, EngineError when the
+    model cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        progress: bool | None = None,
+        engine_command: Sequence[str] = ENGINE_COMMAND,
+        **options: Any,
+    ) -> None:
+        settings = _settings(model, options)
+        self._bars = Bars(progress)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-offline", daemon=True)
+        self._thread.start()
+        self._closed = False
+        atexit.register(self.close)
+        try:
+            with self._bars.loading() as on_progress:
+                self._session = Session(settings, engine_command=engine_command, on_progress=on_progress)
+                self.facts: Ready = self._run(self._session.open())
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[Output]:
+        """Continue one prompt or many, each a text or token ids; one Output per prompt, in their order.
+
+        All prompts are checked before the first is computed. Raises PromptError, EngineError.
+        """
+        body = {"add_special_tokens": add_special_tokens}
+        bodies = [{**body, "prompt": prompt} for prompt in _prompts(prompts)]
+        return self._answers(bodies, params, chat=False)
+
+    def chat(
+        self, messages: Messages | Sequence[Messages], params: SamplingParams | None = None, **template: Any
+    ) -> list[Output]:
+        """Answer one conversation or many: messages as OpenAI's API takes them, {"role": ..., "content": ...}.
+
+        template: switches that the model's chat template knows, such as enable_thinking=False.
+        """
+        bodies = [{"messages": one, "chat_template_kwargs": template} for one in _conversations(messages)]
+        return self._answers(bodies, params, chat=True)
+
+    def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, chat: bool = False, **template: Any
+    ) -> Iterator[str]:
+        """Pieces of one answer as they come; with chat the prompt is a list of messages. Leaving early aborts it.
+
+        Raises PromptError at once, EngineError from the iterator.
+        """
+        body = {"messages": prompt, "chat_template_kwargs": template} if chat else {"prompt": prompt}
+        (job,) = self._jobs([body], params, chat=chat)
+        if len(job.requests) > 1:
+            raise ValueError("stream() gives one answer; n must be 1")
+        return self._pieces(job)
+
+    def close(self) -> None:
+        """End the engine and free its memory. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        session = getattr(self, "_session", None)
+        try:
+            if session is not None:
+                asyncio.run_coroutine_threadsafe(session.close(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answers(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Output]:
+        jobs = self._jobs(bodies, params, chat=chat)
+        if not jobs:
+            return []
+        with self._bars.generating(len(jobs)) as on_output:
+            return self._run(self._session.answers(jobs, on_output, num_at_once=2 * self.facts.max_sequences))
+
+    def _jobs(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Job]:
+        if self._closed:
+            raise EngineError("this LLM is closed")
+        asked = (params or SamplingParams()).model_dump(exclude_defaults=True)
+        return [self._session.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
+
+    def _pieces(self, job: Job) -> Iterator[str]:
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+        async def answer() -> None:
+            try:
+                await self._session.answer(job, lambda _, text: pieces.put(text))
+            finally:
+                pieces.put(None)
+
+        future = asyncio.run_coroutine_threadsafe(answer(), self._loop)
+        try:
+            while (piece := pieces.get()) is not None:
+                yield piece
+            future.result()
+        finally:
+            _cancel(future)
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for work on the session's loop; ctrl-C cancels it there first."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            _cancel(future)
+
+
+def _cancel(future: "Future[Any]") -> None:
+    if not future.done():
+        future.cancel()
+
+
+def _settings(model: str, options: Mapping[str, Any]) -> ServeOptions:
+    """Raises ValueError that names what is wrong."""
+    given = dict(options)
+    if "memory_fraction" in given:
+        given["memory_percent"] = round(given.pop("memory_fraction") * 100)
+    if unknown := sorted(set(given) - OPTIONS):
+        known = ", ".join(sorted(OPTIONS - {"memory_percent"} | {"memory_fraction"}))
+        raise ValueError(f"LLM has no option {', '.join(unknown)}; there are {known}")
+    try:
+        return ServeOptions(model=str(model), **given)
+    except ValidationError as error:
+        raise ValueError(describe(error)) from error
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]
+    return [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts if not isinstance(prompt, int)]
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Any]:
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]
+    return list(messages)

@@ -1,0 +1,176 @@
+"""One engine process used from Python: starts it, turns prompts into jobs and jobs into outputs.
+
+Owned by LLM, which calls it on the event loop of its thread. Prompts pass the same checks as bodies of the HTTP API, so
+a parameter means the same in both; no port is opened.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime import source
+from kvasir_runtime.client.channel import Channel
+from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
+from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.offline.output import Completion, Output
+from kvasir_runtime.server import prepare, tokenizer
+from kvasir_runtime.server.choices import Choice
+from kvasir_runtime.server.prepare import Job, Served
+from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.wire import FinishReason, Progress, Ready
+
+NAME: Final = "offline"
+LAST_WORDS_S: Final = 0.2
+WAKE_S: Final = 60.0
+
+Body = dict[str, Any]
+OnText = Callable[[int, str], None]
+
+
+class EngineError(RuntimeError):
+    """The model cannot be loaded, or the engine failed; one line that says why."""
+
+
+class PromptError(ValueError):
+    """A prompt cannot be served: which, and what is wrong with it. param names the parameter at fault, if one is."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Session:
+    """open() first, close() at the end whatever happened. on_progress is called while the model loads."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        *,
+        engine_command: Sequence[str] = ENGINE_COMMAND,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._options = options
+        self._child = EngineChild(engine_command)
+        self._on_progress = on_progress
+        self._client: EngineClient | None = None
+        self._served: Served | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> Ready:
+        """Find the model and start the engine; its facts. Raises EngineError."""
+        try:
+            folder = await asyncio.to_thread(source.resolve, self._options.model)
+            loaded = await asyncio.to_thread(tokenizer.load, folder)
+            client = EngineClient(self._child.address, on_progress=self._on_progress)
+            self._client = client
+            self._tasks.append(asyncio.create_task(client.run()))
+            await self._child.start(str(folder), self._options.model_dump(mode="json", exclude={"api_key", "model"}))
+            self._tasks.append(asyncio.create_task(self._watch(client)))
+            ready = await client.wait_ready()
+        except (StartError, EngineGone) as error:
+            raise EngineError(str(error)) from error
+        longest = min(ready.max_model_len, ready.capacity_tokens)
+        self._served = Served(names=(NAME,), tokenizer=loaded, max_context=longest)
+        return ready
+
+    async def close(self) -> None:
+        """End the engine process and everything that waits for it."""
+        if self._client is not None:
+            self._client.shutdown()
+        await self._child.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def job(self, body: Body, *, chat: bool, number: int = 0) -> Job:
+        """A checked and tokenized prompt; may be called on any thread. Raises PromptError, naming prompt number."""
+        assert self._served is not None, "the session is not open"
+        raw = json.dumps({**body, "model": NAME}).encode()
+        try:
+            return prepare.job(raw, self._served, chat=chat)
+        except Refused as refused:
+            raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
+
+    async def answers(self, jobs: Sequence[Job], on_output: Callable[[Output], None], num_at_once: int) -> list[Output]:
+        """Outputs in the order of jobs, at most num_at_once of them in the engine at a time. Raises EngineError."""
+        gate = asyncio.Semaphore(num_at_once)
+
+        async def one(job: Job) -> Output:
+            async with gate:
+                output = await self.answer(job)
+            on_output(output)
+            return output
+
+        tasks = [asyncio.create_task(one(job)) for job in jobs]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # what was open is aborted when this returns
+
+    async def answer(self, job: Job, on_text: OnText = lambda _index, _text: None) -> Output:
+        """One output; on_text gets each piece of text as it comes, with the index of its choice. Raises EngineError."""
+        assert self._client is not None, "the session is not open"
+        assert self._served is not None, "the session is not open"
+        channel = Channel()
+        choices = [Choice(request, job, self._served.tokenizer.decode) for request in job.requests]
+        growing = [_Growing() for _ in choices]
+        try:
+            self._client.submit(job.requests, channel)
+            while any(choice.open for choice in choices):
+                for index, event in await channel.take(WAKE_S) or ():
+                    if event.finish_reason in {"error", "abort"}:
+                        raise EngineError(event.message or "the engine could not serve the prompt")
+                    text, reason = choices[index].accept(event)
+                    growing[index].add(text, event.token_ids, reason)
+                    if text:
+                        on_text(index, text)
+        except EngineGone as gone:
+            raise EngineError(str(gone)) from gone
+        finally:
+            for choice in choices:
+                if choice.open or choice.stopped:
+                    self._client.abort(choice.request_id, stopped=choice.stopped)
+        return Output(
+            prompt_token_ids=job.requests[0].prompt,
+            cached_tokens=max(choice.cached_tokens for choice in choices),
+            outputs=_completions(choices, growing),
+        )
+
+    async def _watch(self, client: EngineClient) -> None:
+        how = await self._child.wait()
+        await asyncio.sleep(LAST_WORDS_S)  # its own last words are better than ours
+        client.fail(how)
+
+
+class _Growing:
+    """Text and ids of a choice so far."""
+
+    __slots__ = ("reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.reason: FinishReason = "stop"
+
+    def add(self, text: str, token_ids: Iterable[int], reason: FinishReason | None) -> None:
+        self.texts.append(text)
+        self.token_ids += token_ids
+        self.reason = reason or self.reason
+
+
+def _completions(choices: list[Choice], growing: list[_Growing]) -> tuple[Completion, ...]:
+    """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
+    return tuple(
+        Completion(
+            index=index,
+            text="".join(grown.texts),
+            token_ids=tuple(grown.token_ids[: choice.num_tokens]),
+            finish_reason=grown.reason,
+        )
+        for index, (choice, grown) in enumerate(zip(choices, growing, strict=True))
+    )

@@ -1,0 +1,173 @@
+"""The offline API over real engine processes: the demo's model for what is said, a fake runner for load and faults."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import kvasir_runtime
+from fakes import checkpoints
+from fakes.api_process import HERE
+from kvasir_runtime import LLM, EngineError, PromptError, SamplingParams
+from kvasir_runtime.offline.output import Output
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "operator/kvasir_local/demo/model"
+FAKE = (sys.executable, "-m", "fakes.engine_process")
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+QUESTION = [{"role": "user", "content": "What is Kvasir?"}]
+
+pytestmark = pytest.mark.xdist_group("offline")  # its engine processes are shared by the tests of this file
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(str(MODEL), kv_cache_tokens=16384, device="cpu", dtype="float32") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def path():
+    """The fake engine's module is found by its process, which inherits the environment."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(HERE.parent)
+    yield
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+@pytest.fixture
+def endless(tmp_path, path):
+    folder = checkpoints.write(tmp_path / "endless")
+    with LLM(str(folder), kv_cache_tokens=65536, max_model_len=60000, engine_command=FAKE) as made:
+        yield made
+
+
+def test_many_prompts_are_answered_in_their_order_and_a_single_one_alike(llm):
+    prompts = [f"The word {number} and" for number in range(12)]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [len(output.outputs) for output in outputs] == [1] * 12
+    assert all(
+        isinstance(output, Output) and output.outputs[0].finish_reason in {"stop", "length"} for output in outputs
+    )
+    alone = llm.generate(prompts[7], GREEDY)
+    assert [output.text for output in alone] == [outputs[7].text]
+    ids = outputs[7].prompt_token_ids
+    assert llm.generate(ids, GREEDY)[0].text == llm.generate([list(ids)], GREEDY)[0].text == outputs[7].text
+    assert llm.generate(ids, GREEDY)[0].prompt_token_ids == ids
+
+
+def test_a_chat_speaks(llm):
+    params = SamplingParams(temperature=0, max_tokens=60)
+    (answer,) = llm.chat(QUESTION, params)
+    assert len(answer.text.split()) > 3
+    both = llm.chat([QUESTION, QUESTION], params)
+    assert [output.text for output in both] == [answer.text] * 2
+    assert both[1].cached_tokens >= 0
+    assert "".join(llm.stream(QUESTION, params, chat=True)) == answer.text
+
+
+def test_params_reach_the_engine(llm):
+    prompt = "Once"
+    drawn = SamplingParams(temperature=1, seed=3, max_tokens=16, ignore_eos=True, n=3)
+    first, again = (llm.generate(prompt, drawn)[0].outputs for _ in range(2))
+    assert [choice.token_ids for choice in first] == [choice.token_ids for choice in again]
+    assert len({choice.token_ids for choice in first}) == 3
+    assert {len(choice.token_ids) for choice in first} == {16}
+    text = first[0].text
+    one = {"temperature": 1, "seed": 3, "max_tokens": 16, "ignore_eos": True}
+    cut = llm.generate(prompt, SamplingParams(**one, stop=[text[4:7]]))[0].outputs[0]
+    assert (cut.text, cut.finish_reason) == (text[: text.index(text[4:7])], "stop")
+    assert len(cut.token_ids) < 16
+    assert len(llm.generate(prompt)[0].outputs[0].token_ids) <= 16, "the default is OpenAI's"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        (["fine", ""], GREEDY, "prompt 1: The prompt is empty"),
+        ([[1, 999_999]], GREEDY, "prompt 0: Token id 999999 is out of range"),
+        ("x", SamplingParams(max_tokens=5000), "maximum context length is 2048"),
+    ],
+)
+def test_a_wrong_prompt_is_named_before_anything_is_computed(llm, prompts, params, words):
+    with pytest.raises(PromptError, match=words):
+        llm.generate(prompts, params)
+
+
+def test_wrong_calls_say_what_is_right(llm):
+    with pytest.raises(ValueError, match="max_tokens"):
+        SamplingParams(max_tokens=0)
+    with pytest.raises(ValueError, match="temprature"):
+        SamplingParams(temprature=0)
+    with pytest.raises(PromptError, match=r"messages\[0\].role"):
+        llm.chat([{"role": "nobody", "content": "x"}])
+    with pytest.raises(ValueError, match="n must be 1"):
+        llm.stream("x", SamplingParams(n=2))
+    with pytest.raises(ValueError, match="no option api_key"):
+        LLM("x", api_key="k")
+    with pytest.raises(ValueError, match=r"blockSize|block_size"):
+        LLM("x", block_size=5)
+    assert llm.generate([]) == []
+
+
+def test_leaving_a_stream_early_frees_its_place(endless):
+    stream = endless.stream([1, 2, 3], SamplingParams(max_tokens=50_000, ignore_eos=True))
+    assert next(stream)
+    stream.close()
+    started = time.monotonic()
+    assert endless.generate([[4, 5]], SamplingParams(max_tokens=3))[0].outputs[0].token_ids
+    assert endless._session._client.num_inflight == 0
+    assert time.monotonic() - started < 60
+
+
+def test_a_killed_engine_is_an_error_not_a_silence(endless):
+    pid = endless._session._child.pid
+    threading.Timer(0.05, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(EngineError, match="SIGKILL"):
+        endless.generate([[1, 2]] * 3, SamplingParams(max_tokens=50_000, ignore_eos=True))
+    with pytest.raises(EngineError, match="SIGKILL"):
+        endless.generate([[1, 2]])
+
+
+def test_a_model_that_cannot_be_served_is_one_line_and_leaves_nothing(tmp_path, path):
+    before = set(Path(tempfile.gettempdir()).glob("kvasir-*/engine"))
+    with pytest.raises(EngineError, match=r"^model directory \./nowhere does not exist$"):
+        LLM("./nowhere")
+    broken = checkpoints.write(tmp_path / "broken")
+    with pytest.raises(EngineError, match=r"^model broken: config.json is missing$"):
+        LLM(str(broken), engine_command=FAKE)
+    assert set(Path(tempfile.gettempdir()).glob("kvasir-*/engine")) <= before
+
+
+def test_a_closed_model_says_so(tmp_path, path):
+    made = LLM(str(checkpoints.write(tmp_path / "tiny")), engine_command=FAKE)
+    made.close()
+    made.close()
+    with pytest.raises(EngineError, match="closed"):
+        made.generate("x")
+
+
+def test_a_bar_is_shown_when_asked_for(tmp_path, path, capsys):
+    with LLM(str(checkpoints.write(tmp_path / "tiny")), engine_command=FAKE, progress=True) as made:
+        made.generate([[1, 2]] * 3, GREEDY)
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err
+    assert shown.out == ""
+
+
+def test_the_package_is_light_until_something_is_asked_of_it():
+    program = (
+        "import sys, kvasir_runtime; light = set(sys.modules); kvasir_runtime.LLM, kvasir_runtime.SamplingParams;"
+        "print('pydantic' in light, 'torch' in sys.modules, 'fastapi' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("crds", "runtime"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = kvasir_runtime.nothing
