@@ -18,6 +18,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     temperature 0 means greedy, and then seed, top_k, top_p and min_p have no effect. top_k 0 means off.
     The draw is a function of (seed, position) alone, so batch neighbours cannot change it.
+    The logits are changed in this order before the draw: only allowed_token_ids (none: all) remain, logit_bias is
+    added, tokens of prompt or answer are divided (above 0) or multiplied (below) by repetition_penalty, those of the
+    answer lose frequency_penalty for each time they occur and presence_penalty once, and the last token of a bad word
+    is forbidden where the answer ends in those before it.
+    logprobs: how many of the likeliest tokens are reported beside each drawn one, -1 for not even that one;
+    prompt_logprobs the same for the prompt. Both are of the unchanged logits.
     """
 
     temperature: float = 1.0
@@ -29,6 +35,26 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """What the model thought of one token: the natural logarithm of its probability, and its rank from 1.
+
+    top_ids, top: the likeliest tokens at its place, likeliest first, and their logarithms.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +124,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id is the id that ended it (EOS or a stop id), which is not among token_ids.
     cached_tokens counts prompt tokens found in the prefix cache at first admission; set on every event.
     queue_s: seconds between Submit and the plan with its first chunk; on the first event with tokens, else -1.
+    logprobs: one for each of token_ids where they were asked for. prompt_logprobs: of the next tokens of the prompt, in
+    order from the second one on; all of them come before or with the first of token_ids.
     message explains finish_reason "error".
     """
 
@@ -107,6 +135,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None
     cached_tokens: int = 0
     queue_s: float = -1.0
+    logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
     message: str = ""
 
 

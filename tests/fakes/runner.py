@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
+from kvasir_runtime.wire import Logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,12 @@ class FakeRunner:
         self.launched.append(plan)
         self.in_flight += 1
         sampled = tuple(Sampled(chunk.row, (self._sample(chunk),)) for chunk in plan.chunks if chunk.samples)
-        return Results(step=plan.step, sampled=sampled)
+        scored = tuple(
+            tuple(Logprobs(-float(position), 1) for position in range(*chunk.scores))
+            for chunk in plan.chunks
+            if chunk.scores[0] < chunk.scores[1]
+        )
+        return Results(step=plan.step, sampled=sampled, scored=scored)
 
     def collect(self, handle: Results) -> Results:
         """In order of launch."""

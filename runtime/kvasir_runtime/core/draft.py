@@ -8,12 +8,16 @@ from kvasir_runtime.core.sequence import Sequence
 
 
 class Entry(NamedTuple):
-    """One chunk of a launched plan: it computes positions start .. end of the sequence; samples: a token follows."""
+    """One chunk of a launched plan: it computes positions start .. end of the sequence; samples: a token follows.
+
+    scores: logprobs of the prompt follow.
+    """
 
     sequence: Sequence
     start: int
     end: int
     samples: bool
+    scores: bool
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Draft:
         start = sequence.computed
         end = start + num_tokens
         samples = end == sequence.known
+        scores = sequence.score(start, end)
         self.chunks.append(
             Chunk(
                 row=sequence.row,
@@ -41,9 +46,10 @@ class Draft:
                 num_tokens=num_tokens,
                 samples=samples,
                 min_tokens_left=max(0, sequence.request.sampling.min_tokens - sequence.generated) if samples else 0,
+                scores=scores,
             )
         )
-        self.entries.append(Entry(sequence, start, end, samples))
+        self.entries.append(Entry(sequence, start, end, samples, scores[0] < scores[1]))
         self.budget -= num_tokens
         sequence.computed = end
         sequence.last_step = self.step

@@ -7,7 +7,7 @@ and sampled ids are appended to a row by the runner itself, so a plan never has 
 
 import msgspec
 
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import Logprobs, Sampling
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     to the runner by then, even if it is still in flight), so the logits of it give the next one.
 
     min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
+    scores: the tokens at positions from .. to (not included) are asked for their logprobs; each is given by the
+    position before it, which this chunk computes.
     """
 
     row: int
@@ -46,6 +48,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     samples: bool
     min_tokens_left: int = 0
+    scores: tuple[int, int] = (0, 0)
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -77,14 +80,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """Tokens that one sampling chunk gave: one now, several with speculation, in order."""
+    """Tokens that one sampling chunk gave: one now, several with speculation, in order. logprobs: one each, or none."""
 
     row: int
     tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks."""
+    """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks.
+
+    scored: for each chunk with scores, in their order, the logprobs of those tokens.
+    """
 
     step: int
     sampled: tuple[Sampled, ...]
+    scored: tuple[tuple[Logprobs, ...], ...] = ()

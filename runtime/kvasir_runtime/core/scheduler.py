@@ -14,12 +14,12 @@ from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.digest import PrefixDigest
 from kvasir_runtime.core.draft import Draft, Entry
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Grow, Join, Plan, Results
+from kvasir_runtime.core.plan import Grow, Join, Plan, Results, Sampled
 from kvasir_runtime.core.rates import Speed
 from kvasir_runtime.core.report import filled
 from kvasir_runtime.core.sequence import Sequence, ending, new_sequence, refusal
 from kvasir_runtime.core.waiting import Waiting, uncached_estimate
-from kvasir_runtime.wire import Event, FinishReason, Request
+from kvasir_runtime.wire import Event, FinishReason, Logprobs, Request
 
 
 class Scheduler:
@@ -108,10 +108,13 @@ class Scheduler:
             raise ValueError(f"results of step {results.step} are not one for each chunk that samples")
         self._launched.popleft()
         self._collected = plan.step
-        sampled = iter(results.sampled)
+        if sum(entry.scores for entry in entries) != len(results.scored):
+            raise ValueError(f"results of step {results.step} are not one for each chunk that scores")
+        sampled, scored = iter(results.sampled), iter(results.scored)
         events = []
         for entry in entries:
-            event = self._take_in(entry, next(sampled).tokens if entry.samples else (), now)
+            scores = next(scored) if entry.scores else ()
+            event = self._take_in(entry, next(sampled) if entry.samples else None, scores, now)
             if event is not None:
                 events.append(event)
         self.pool.settle(plan.step)
@@ -127,7 +130,7 @@ class Scheduler:
         self.pool.settle(self._step)
         events = []
         for sequence in list(self._sequences.values()):
-            sequence.in_flight = 0
+            sequence.in_flight, sequence.scored = 0, sequence.reported
             if sequence.phase == "running":
                 self._end(sequence, now, aborted=False)
                 events.append(self._event(sequence, finish_reason="error", message=message))
@@ -219,25 +222,26 @@ class Scheduler:
             )
         )
 
-    def _take_in(self, entry: Entry, tokens: tuple[int, ...], now: float) -> Event | None:
+    def _take_in(self, entry: Entry, sampled: Sampled | None, scores: tuple[Logprobs, ...], now: float) -> Event | None:
         """What one chunk did. Nothing, if its sequence ended while the plan was in flight."""
         sequence = entry.sequence
         if sequence.phase == "ended":
             return None
+        sequence.reported += len(scores)
         if sequence.phase == "running":
             self._publish(sequence, entry)
-        if not entry.samples:
-            return None
-        if not tokens:
+        if sampled is None:
+            return self._event(sequence, prompt_logprobs=scores) if scores else None
+        if not sampled.tokens:
             raise ValueError(f"no token sampled for row {sequence.row}")
         sequence.in_flight -= 1
-        return self._append(sequence, tokens, now)
+        return self._append(sequence, sampled, scores, now)
 
-    def _append(self, sequence: Sequence, tokens: tuple[int, ...], now: float) -> Event:
+    def _append(self, sequence: Sequence, sampled: Sampled, scores: tuple[Logprobs, ...], now: float) -> Event:
         answered = len(sequence.tokens)
         reason: FinishReason | None = None
         stop_token_id = None
-        for token in tokens:
+        for token in sampled.tokens:
             reason = ending(sequence, token)
             if reason == "stop":
                 stop_token_id = token
@@ -253,6 +257,8 @@ class Scheduler:
             token_ids=tuple(sequence.tokens[answered:]),
             finish_reason=reason,
             stop_token_id=stop_token_id,
+            logprobs=sampled.logprobs[: len(sequence.tokens) - answered],
+            prompt_logprobs=scores,
         )
 
     def _publish(self, sequence: Sequence, entry: Entry) -> None:
@@ -303,8 +309,8 @@ class Scheduler:
             extend_block_hashes(sequence.hashes, sequence.tokens, root=sequence.root, block_size=self.limits.block_size)
 
     def _hits(self, sequence: Sequence) -> list[int]:
-        """Blocks that already hold the beginning of its tokens; never all, since one must be computed to go on."""
-        return self.pool.lookup(sequence.hashes, (len(sequence.tokens) - 1) // self.limits.block_size)
+        """Blocks that already hold the beginning of its tokens, as far as it may use them."""
+        return self.pool.lookup(sequence.hashes, sequence.reusable // self.limits.block_size)
 
     def _event(
         self,
@@ -313,6 +319,8 @@ class Scheduler:
         token_ids: tuple[int, ...] = (),
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
+        logprobs: tuple[Logprobs, ...] = (),
+        prompt_logprobs: tuple[Logprobs, ...] = (),
         message: str = "",
     ) -> Event:
         return Event(
@@ -321,5 +329,7 @@ class Scheduler:
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             cached_tokens=sequence.cached_tokens or 0,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             message=message,
         )

@@ -20,6 +20,8 @@ class Sequence:
     exists once every launched plan is collected. published: full blocks already offered to the prefix index.
     limit: length of tokens at which it ends. hashes: of the full blocks of tokens, as far as they were needed.
     charged: blocks it took or revived, the share of pinned blocks that it answers for.
+    scored: tokens of the prompt whose logprobs are done once every launched plan is collected; the first has none.
+    reported: those of which they were collected.
     """
 
     request: Request
@@ -42,6 +44,28 @@ class Sequence:
     charged: int = 0
     charged_since: float = 0.0
     kv_block_seconds: float = 0.0
+    scored: int = 1
+    reported: int = 1
+
+    @property
+    def reusable(self) -> int:
+        """Tokens at its beginning that need not be computed where the cache has them: not all, as one must go on.
+
+        Logprobs of the prompt come out of computing it.
+        """
+        if self.request.sampling.prompt_logprobs >= 0 and self.scored < self.prompt_tokens:
+            return self.scored - 1
+        return len(self.tokens) - 1
+
+    def score(self, start: int, end: int) -> tuple[int, int]:
+        """Which tokens of the prompt get their logprobs by computing positions start .. end; they count as done."""
+        if self.request.sampling.prompt_logprobs < 0:
+            return (0, 0)
+        first, last = max(start + 1, self.scored), min(end + 1, self.prompt_tokens)
+        if first >= last:
+            return (0, 0)
+        self.scored = last
+        return (first, last)
 
     @property
     def known(self) -> int:

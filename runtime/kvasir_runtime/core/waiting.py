@@ -61,7 +61,7 @@ class Waiting:
 
 def uncached_estimate(sequence: Sequence, pool: BlockPool, block_size: int) -> int:
     """Tokens of a waiting sequence that must be computed, from its last estimate and a bounded walk over its hashes."""
-    limit = min(len(sequence.hashes), (len(sequence.tokens) - 1) // block_size)
+    limit = min(len(sequence.hashes), sequence.reusable // block_size)
     hit = min(limit, (len(sequence.tokens) - sequence.uncached_estimate) // block_size)
     while hit and not pool.is_resident(sequence.hashes[hit - 1]):
         hit //= 2

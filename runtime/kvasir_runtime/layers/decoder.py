@@ -67,9 +67,17 @@ class Decoder:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
 
     def forward(self, batch: Batch, cache: Tensor) -> Tensor:
-        """Logits of the wanted rows, and the keys and values of all tokens written to the cache.
+        """Logits of the wanted rows: `logits` of `hidden`."""
+        return self.logits(self.hidden(batch, cache))
 
-        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). Returns (rows, vocab) in the model's dtype.
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, vocab) in the model's dtype, from contiguous rows of what `hidden` returned."""
+        return self._head(hidden)
+
+    def hidden(self, batch: Batch, cache: Tensor) -> Tensor:
+        """What the head sees of the wanted rows, and the keys and values of all tokens written to the cache.
+
+        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). Returns (rows, hidden_size).
         """
         spec, ops = self.spec, self._ops
         hidden = ops.embedding(batch.token_ids, self._embedding)
@@ -86,7 +94,7 @@ class Decoder:
             hidden, residual = ops.rms_norm(layer.output(attended), residual, layer.mlp_norm, spec.norm_eps)
             hidden = layer.down(ops.silu_mul(layer.gate_up(hidden)))
         hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
-        return self._head(hidden)
+        return hidden
 
     def _attend(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, batch: Batch, cache: Tensor) -> Tensor:
         spec, ops = self.spec, self._ops

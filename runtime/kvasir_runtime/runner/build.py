@@ -21,6 +21,7 @@ from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner import capacity, host, placement
+from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.weights.load import OnRead, load
@@ -93,7 +94,8 @@ def assemble(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype
         eos_token_ids=facts.eos_token_ids,
         device=device,
     )
-    return Runner(model=model, ops=ops, cache=cache, rows=rows, facts=facts)
+    controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, device=device)
+    return Runner(model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts)
 
 
 def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> capacity.Memory:

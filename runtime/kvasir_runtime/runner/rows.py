@@ -74,8 +74,13 @@ class Rows:
         for grow in plan.grows:
             self._append_blocks(grow.row, grow.blocks)
 
+    @property
+    def tokens(self) -> Tensor:
+        """(rows, positions) int32: the known ids of every row."""
+        return self._tokens
+
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
-        """The query tokens of a step's chunks, in their order."""
+        """The query tokens of a step's chunks, in their order; wanted rows: of those that sample, then that score."""
         rows = np.array([chunk.row for chunk in chunks])
         lens = np.array([chunk.num_tokens for chunk in chunks])
         starts = np.array([chunk.start for chunk in chunks])
@@ -94,13 +99,22 @@ class Rows:
         )
         device_positions = self._to_device(positions)
         sampling = np.array([chunk.samples for chunk in chunks])
+        wanted = [(ends - 1)[sampling]]
+        for end, chunk in zip(ends.tolist(), chunks, strict=True):
+            if chunk.scores[0] < chunk.scores[1]:
+                first = end - chunk.num_tokens - chunk.start - 1  # index of the token that gives position 0
+                wanted.append(np.arange(first + chunk.scores[0], first + chunk.scores[1]))
         return Batch(
             token_ids=self._tokens[self._to_device(token_rows), device_positions].long(),
             positions=device_positions,
             slots=self._to_device(slots),
             spans=spans,
-            logit_rows=self._to_device((ends - 1)[sampling]),
+            logit_rows=self._to_device(np.concatenate(wanted)),
         )
+
+    def scored_ids(self, chunks: Sequence[Chunk]) -> Tensor:
+        """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
+        return torch.cat([self._tokens[chunk.row, slice(*chunk.scores)] for chunk in chunks]).long()
 
     def sampling(self, chunks: Sequence[Chunk]) -> Sampling:
         """How the sampling ones among a step's chunks are drawn."""

@@ -6,14 +6,18 @@ waits for. So on both, launches form a queue that is worked off in order.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Plan, Results, Sampled
+from kvasir_runtime.core.plan import Chunk, Plan, Results
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.runner import reports
+from kvasir_runtime.runner.controls import Controls
+from kvasir_runtime.runner.reports import Drawn, Report, Reports
 from kvasir_runtime.runner.rows import Rows
 
 
@@ -44,23 +48,27 @@ class Facts:
 
 @dataclass(slots=True, kw_only=True)
 class Launched:
-    """A plan on its way. ids: (samples,) drawn ids in host memory, complete once done was waited for."""
+    """A plan on its way. drawn: in host memory, complete once done was waited for."""
 
     plan: Plan
-    ids: Tensor | None = None
+    drawn: Drawn | None = None
     done: torch.cuda.Event | None = None
 
 
 class Runner:
     """Owns the device state of one model: weights, cache and rows."""
 
-    def __init__(self, *, model: Decoder, ops: Ops, cache: Tensor, rows: Rows, facts: Facts) -> None:
+    def __init__(
+        self, *, model: Decoder, ops: Ops, cache: Tensor, rows: Rows, controls: Controls, facts: Facts
+    ) -> None:
         """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined."""
         self.facts = facts
         self._model = model
         self._ops = ops
         self._cache = cache
         self._rows = rows
+        self._controls = controls
+        self._reports = Reports()
         self._on_cpu = cache.device.type == "cpu"
         self._launched: deque[Launched] = deque()
 
@@ -78,38 +86,67 @@ class Runner:
             raise ValueError(f"step {launched.plan.step} is not the oldest launched plan")
         self._launched.popleft()
         if self._on_cpu:
-            launched.ids = self._run(launched.plan)
+            launched.drawn = self._run(launched.plan)
         if launched.done is not None:
             launched.done.synchronize()
-        ids = [] if launched.ids is None else launched.ids.tolist()
-        sampling = [chunk for chunk in launched.plan.chunks if chunk.samples]
-        sampled = tuple(Sampled(chunk.row, (token,)) for chunk, token in zip(sampling, ids, strict=True))
-        return Results(step=launched.plan.step, sampled=sampled)
+        return (launched.drawn or Drawn()).results(launched.plan)
 
     def _enqueue(self, launched: Launched) -> None:
-        ids = self._run(launched.plan)
-        if ids is not None:
-            launched.ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True).copy_(ids, non_blocking=True)
+        drawn = self._run(launched.plan)
+        if drawn is not None:
+            launched.drawn = Drawn(
+                ids=None if drawn.ids is None else _to_host(drawn.ids),
+                of_answer=_report_to_host(drawn.of_answer),
+                of_prompt=_report_to_host(drawn.of_prompt),
+            )
             launched.done = torch.cuda.Event()
             launched.done.record()
 
     @torch.inference_mode()
-    def _run(self, plan: Plan) -> Tensor | None:
-        """Apply a plan and compute it: (samples,) int64 drawn ids, or None when no chunk samples."""
+    def _run(self, plan: Plan) -> Drawn | None:
+        """Apply a plan and compute it; None when no chunk samples or scores."""
         self._rows.apply(plan)
+        self._controls.apply(plan)
+        self._reports.apply(plan)
         if plan.copies:
             pairs = torch.tensor([(copy.source, copy.target) for copy in plan.copies])
             pairs = pairs.to(self._cache.device, non_blocking=True)
             self._ops.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
         if not plan.chunks:
             return None
-        logits = self._model.forward(self._rows.batch(plan.chunks), self._cache)
-        if not logits.shape[0]:
+        hidden = self._model.hidden(self._rows.batch(plan.chunks), self._cache)
+        if not hidden.shape[0]:
             return None
-        sampling = self._rows.sampling(plan.chunks)
-        logits = logits.float()
+        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        drawn = self._draw(hidden[: len(sampled)], sampled) if sampled else Drawn()
+        owners = self._reports.scoring(plan.chunks)
+        if not owners:
+            return drawn
+        scored = reports.of_prompt(
+            hidden[len(sampled) :], self._rows.scored_ids(plan.chunks), self._model.logits, owners
+        )
+        return replace(drawn, of_prompt=scored)
+
+    def _draw(self, hidden: Tensor, sampled: Sequence[Chunk]) -> Drawn:
+        sampling = self._rows.sampling(sampled)
+        logits = self._model.logits(hidden).float()
+        owners = self._reports.asking(sampled)
+        if owners:
+            asking = torch.tensor([place for place, _, _ in owners]).to(logits.device, non_blocking=True)
+            unchanged = logits[asking]
         if sampling.forbidden.shape[0]:
             logits[sampling.forbidden[:, 0], sampling.forbidden[:, 1]] = float("-inf")
+        self._controls.change(logits, sampled, self._rows.tokens)
         ids = self._ops.sample(logits, sampling.draws)
         self._rows.append(sampling, ids)
-        return ids
+        self._controls.drawn(sampled, ids)
+        return Drawn(ids=ids, of_answer=reports.of_answer(unchanged, ids[asking], owners) if owners else None)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Without waiting: complete once the stream got so far."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _report_to_host(report: Report | None) -> Report | None:
+    return None if report is None else replace(report, packed=_to_host(report.packed))
