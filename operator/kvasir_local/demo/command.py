@@ -21,6 +21,7 @@ from kvasir_local.demo.load import Load
 from kvasir_local.demo.table import Screen
 from kvasir_local.demo.view import View
 from kvasir_local.errors import LocalClusterError
+from kvasir_local.record import Finding
 from kvasir_local.say import Terminal
 
 ROOT: Final = Path(__file__).parents[3]
@@ -42,6 +43,7 @@ def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
     """Start a local cluster, serve a tiny model, stream an answer, and watch a load scale it up and down."""
     console = Console()
     started = time.monotonic()
+    before = ControlPlane(state_dir=state_dir).examine().finding
     try:
         wish = stack.Wish(manifests=install.find_manifests())
         cluster = stack.up(state_dir, wish, say=Terminal())
@@ -52,8 +54,9 @@ def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
         console.print(f"[red]✗[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("\n[yellow]interrupted: stopping the local cluster[/]")
-        ControlPlane(state_dir=state_dir, say=Terminal()).stop()
+        console.print("\n[yellow]interrupted[/]")
+        if before in {Finding.NOTHING, Finding.STALE}:  # a stack that ran before this command goes on running
+            ControlPlane(state_dir=state_dir, say=Terminal()).stop()
         sys.exit(130)
     _next_steps(console, cluster)
 
