@@ -4,9 +4,14 @@ What the interpreter cannot see, the compiler does: types that do not agree, til
 Results stay what memory held, so nothing is to be read from outputs.
 """
 
+import re
+import subprocess
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import triton
 from triton.backends.compiler import GPUTarget
 
 SHARED_BYTES = 232_448  # of one program on an H100 or H200
@@ -16,7 +21,7 @@ SHARED_BYTES = 232_448  # of one program on an H100 or H200
 class Utils:
     """What Triton asks about a card, and where it would load binaries."""
 
-    loaded: dict[str, list[int]] = field(default_factory=dict)
+    loaded: dict[str, list[bytes]] = field(default_factory=dict)
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": SHARED_BYTES, "multiprocessor_count": 132}
@@ -24,19 +29,31 @@ class Utils:
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Records the kernel; module, function, registers, spills and threads are made up."""
         assert binary
-        self.loaded.setdefault(name, []).append(shared)
+        self.loaded.setdefault(name, []).append(binary)
         return 1, 1, 0, 0, 1024
 
 
 class Hopper:
-    """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the shared bytes of every compiled kernel by name."""
+    """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name."""
 
     def __init__(self) -> None:
         self.utils = Utils()
 
     @property
-    def loaded(self) -> dict[str, list[int]]:
+    def loaded(self) -> dict[str, list[bytes]]:
         return self.utils.loaded
+
+    def spilled_bytes(self, name: str) -> list[int]:
+        """Of a thread, for each binary of a kernel: registers that did not fit and went to memory."""
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        found = []
+        for binary in self.loaded[name]:
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(binary)
+                file.flush()
+                usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+            found += [int(size) for size in re.findall(r"STACK:(\d+)", usage.stdout)]
+        return found
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
