@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-gpu test-gpu images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,12 @@ lock: setup  ## Write constraints.txt anew from pyproject.toml: versions and has
 
 bench: setup  ## Measure on this machine (see docs/benchmarks)
 	@$(BIN)/python -m pytest tests/bench $(PYTEST_ARGS)
+
+bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs/benchmarks/gpu.md)
+	@$(BIN)/python tests/bench/gpu_kernels.py
+
+test-gpu: setup  ## Test the kernels: on a CUDA device where there is one, else interpreted and compiled
+	@$(TEST_ENV) $(BIN)/python -m pytest tests/kernels $(PYTEST_ARGS)
 
 images:  ## Build the container images (needs docker or podman)
 	@for name in operator gateway runtime runtime-cpu; do \
