@@ -5,7 +5,7 @@ Gathers what the pure rooms need and carries out what they say; errors go up wit
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -100,14 +100,15 @@ class Starter:
         return rootfs.layout(
             HostFiles(),
             found,
-            keep=self._kept(),
+            keep=self._kept(mount.path for mount in found),
             devices=devices.files(run.gpus, self._gpus, present),
             read_only_root=bool(security.get("readOnlyRootFilesystem")),
         )
 
-    def _kept(self) -> list[Mount]:
-        """Host paths that a fresh directory hides though programs need them: the interpreter, the resolver's file."""
-        hidden = [path for path in self._settings.keep if path.startswith(tuple(f"{top}/" for top in rootfs.SCRATCH))]
+    def _kept(self, mounted: Iterable[str]) -> list[Mount]:
+        """Host paths that a fresh directory or a mount hides though programs need them: interpreter, resolver's file."""
+        above = tuple(f"{top.rstrip('/')}/" for top in (*rootfs.SCRATCH, *mounted))
+        hidden = [path for path in self._settings.keep if path.startswith(above)]
         kept = [Mount(source=path, path=path, read_only=True) for path in hidden]
         resolver = os.path.realpath(RESOLVER)
         if resolver.startswith("/run/") and os.path.exists(resolver):

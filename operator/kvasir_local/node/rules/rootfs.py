@@ -78,14 +78,15 @@ def layout(
 ) -> tuple[Step, ...]:
     """Steps that build the root below an empty tmpfs, parents before children.
 
-    keep: host paths that must stay visible though a fresh directory hides them (the interpreter, resolv.conf).
+    keep: host paths that must stay visible though a fresh directory or a mount hides them (interpreter, resolv.conf).
     devices: further device files by host path. read_only_root: /tmp, /var/tmp and /run are not writable.
     """
     root = _host_dir(host, "/")
     root.children |= {"proc": _Proc(), "dev": _dev(devices)}
     for path in SCRATCH:
         _put(host, root, path, _Dir(scratch=not read_only_root))
-    for mount in (*keep, *sorted(mounts, key=lambda mount: PurePosixPath(mount.path).parts)):
+    # What is kept lies on top of a mount above it; a mount at the same path or below lies on top of what is kept.
+    for mount in sorted((*keep, *mounts), key=lambda mount: PurePosixPath(mount.path).parts):
         _put(host, root, mount.path, _Bind(mount.source, mount.read_only, mount.is_file))
     return tuple(_steps(root, "", parent_is_ours=True))
 

@@ -113,6 +113,16 @@ def test_what_must_stay_visible_below_scratch_is_kept():
     assert ("bind", "/tmp/venv", "/tmp/venv", "ro") in layout(keep=("/tmp/venv",))
 
 
+def test_what_must_stay_visible_lies_on_top_of_a_mount_above_it():
+    steps = layout(("/vol", "/tmp"), keep=("/tmp/venv",))
+    assert steps.index(("bind", "/tmp", "/vol", "rw")) < steps.index(("bind", "/tmp/venv", "/tmp/venv", "ro"))
+
+
+def test_a_mount_in_what_must_stay_visible_lies_on_top():
+    steps = layout(("/vol", "/tmp/venv/bin"), keep=("/tmp/venv",))
+    assert steps.index(("bind", "/tmp/venv", "/tmp/venv", "ro")) < steps.index(("bind", "/tmp/venv/bin", "/vol", "rw"))
+
+
 @pytest.mark.parametrize("path", ["/", "/proc/x"])
 def test_impossible_mount_paths_are_errors(path: str):
     with pytest.raises(ValueError, match="cannot be mounted"):
