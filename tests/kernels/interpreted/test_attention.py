@@ -74,13 +74,13 @@ def test_long_sequence_beside_short_ones_is_split_and_they_are_not() -> None:
     lens = [300, 2, 40]
     starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
     known = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
-    sizes = {"KV_HEADS": 2, "BLOCK_Q": 4, "TILE": 16, "SPLITS": 8}
+    sizes = {"KV_HEADS": 2, "BLOCK_Q": 4, "TILE": 16}
     # 19 + 1 + 3 tiles for two heads are 46; 12 programs take four tiles each.
-    assert attention._count(starts, known, 0, 12, sizes).tolist() == [5, 1, 1]
+    assert attention._count(starts, known, 0, 12, 8, sizes).tolist() == [5, 1, 1]
     # A window of 33 leaves at most 3 tiles of each.
-    assert attention._count(starts, known, 33, 2, sizes).tolist() == [1, 1, 1]
+    assert attention._count(starts, known, 33, 2, 8, sizes).tolist() == [1, 1, 1]
     # Room is for eight splits at most.
-    assert attention._count(starts, known, 0, 1000, sizes).tolist() == [8, 1, 2]
+    assert attention._count(starts, known, 0, 1000, 8, sizes).tolist() == [8, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def tiles(head_dim: int, element_bytes: int, rows: int) -> Tiles:
     Keys wait for block ids, so the compiler spends two stages on each tile that is read ahead: 5 read two, 3 one.
     """
     tile = (32 if head_dim > 128 else 64) // (2 if element_bytes > 2 else 1)
-    if rows <= 16:
-        return Tiles(block_m=16, tile=tile, num_warps=4, num_stages=5)
+    if rows <= 32:
+        return Tiles(block_m=16 if rows <= 16 else 32, tile=tile, num_warps=4, num_stages=5)
     if element_bytes > 2:
         # Products of float32 are sums in registers: larger tiles spill.
         return Tiles(block_m=32, tile=16, num_warps=8, num_stages=3)
@@ -75,25 +75,27 @@ def attend(
     longest = spans.block_tables.shape[1] * block_size
     splits = most_splits(blocks * kv_heads, -(-longest // chosen.tile), tokens * heads * head * 4, processors)
     starts, lens = spans.lengths()
-    sizes = {"KV_HEADS": kv_heads, "BLOCK_Q": block_q, "TILE": chosen.tile, "SPLITS": splits}
+    sizes = {"KV_HEADS": kv_heads, "BLOCK_Q": block_q, "TILE": chosen.tile}
     counts = starts
     if splits > 1:
         # The mean work of a program, not its longest, decides: keyed by all that enters.
-        key = ("splits", window, processors, *sizes.values())
-        counts = spans.once(key, lambda: _count(starts, lens, window, processors * _WANTED, sizes))
+        key = ("splits", window, processors, splits, *sizes.values())
+        counts = spans.once(key, lambda: _count(starts, lens, window, processors * _WANTED, splits, sizes))
     out = query.new_empty((tokens, heads * head))
     parts = torch.empty((tokens, heads, splits, head) if splits > 1 else (1,), dtype=torch.float32, device=query.device)
     logs = torch.empty((tokens, heads, splits) if splits > 1 else (1,), dtype=torch.float32, device=query.device)
-    shape = {"HEAD": head, "PADDED": triton.next_power_of_2(head), "SPLITS": splits}
+    shape = {"HEAD": head, "PADDED": triton.next_power_of_2(head)}
     _attend[(blocks * kv_heads, splits)](
         query, cache, spans.block_tables, starts, lens, counts, out, parts, logs, scale * math.log2(math.e), window,
-        sequences, *query.stride()[:2], *cache.stride()[:4], spans.block_tables.stride(0),
+        sequences, splits, *query.stride()[:2], *cache.stride()[:4], spans.block_tables.stride(0),
         KV_HEADS=kv_heads, GROUP=group, BLOCK_M=block_m, BLOCK_Q=block_q, TILE=chosen.tile, BLOCK_SIZE=block_size,
-        WINDOWED=window > 0, ONE_BLOCK=one_block, PRECISION=_precision(query.dtype), **shape,
+        WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=splits > 1, PRECISION=_precision(query.dtype), **shape,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
-        _merge[(tokens, heads)](parts, logs, starts, counts, out, sequences, HEADS=heads, **shape, **options(2048))
+        _merge[(tokens, heads)](
+            parts, logs, starts, counts, out, sequences, splits, HEADS=heads, ROOM=_MAX_SPLITS, **shape, **options(2048)
+        )
     return out
 
 
@@ -103,12 +105,13 @@ def most_splits(programs: int, tiles_of_longest: int, part_bytes: int, processor
     return 1 << (max(1, min(room, _MAX_SPLITS)).bit_length() - 1)
 
 
-def _count(starts: Tensor, lens: Tensor, window: int, wanted: int, sizes: dict[str, int]) -> Tensor:
-    """Splits of each sequence: (sequences,) int32."""
+def _count(starts: Tensor, lens: Tensor, window: int, wanted: int, most: int, sizes: dict[str, int]) -> Tensor:
+    """Splits of each sequence, `most` at most, about `wanted` in all: (sequences,) int32."""
     counts = torch.empty_like(lens)
     _count_splits[(1,)](
-        starts, lens, counts, lens.shape[0], window, wanted, **sizes, MIN_TILES=_MIN_TILES, BLOCK=256, **options(512)
-    )
+        starts, lens, counts, lens.shape[0], window, wanted, most,
+        **sizes, MIN_TILES=_MIN_TILES, BLOCK=256, **options(512),
+    )  # fmt: skip
     return counts
 
 
@@ -142,11 +145,10 @@ def _sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window", "wanted"])
+@triton.jit(do_not_specialize=["num_sequences", "window", "wanted", "most"])
 def _count_splits(
-    starts, lens, counts, num_sequences, window, wanted,
-    KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
+    starts, lens, counts, num_sequences, window, wanted, most,
+    KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Cut all sequences into pieces of equal length, such that there are about as many as wanted."""
     lanes = tl.arange(0, BLOCK)
@@ -168,7 +170,7 @@ def _count_splits(
         if window > 0:
             seen = tl.minimum(seen, window + num_queries - 1)
         pieces = ((seen + TILE - 1) // TILE + piece - 1) // piece
-        tl.store(counts + base + lanes, tl.minimum(tl.maximum(pieces, 1), SPLITS), mask=here)
+        tl.store(counts + base + lanes, tl.minimum(tl.maximum(pieces, 1), most), mask=here)
 
 
 @triton.jit
@@ -210,13 +212,14 @@ def _advance(
     return total, sums, peaks
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window"])
+# What changes from step to step must not be compiled for: serving would wait for the compiler.
+@triton.jit(do_not_specialize=["num_sequences", "window", "splits", "table_stride"])
 def _attend(
-    query, cache, tables, starts, lens, counts, out, parts, logs, log2_scale, window, num_sequences,
+    query, cache, tables, starts, lens, counts, out, parts, logs, log2_scale, window, num_sequences, splits,
     token_stride, query_head_stride, values, block_stride, slot_stride, head_stride, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOWED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, one key head, one split."""
     kv_head = tl.program_id(0) % KV_HEADS
@@ -226,7 +229,7 @@ def _attend(
     start = tl.load(starts + sequence)
     num_queries = tl.load(starts + sequence + 1) - start
     skipped = 0 if ONE_BLOCK else (index - start // BLOCK_Q - sequence) * BLOCK_Q
-    num_splits = tl.load(counts + sequence) if SPLITS > 1 else 1
+    num_splits = tl.load(counts + sequence) if SPLIT else 1
     split = tl.program_id(1)
     if skipped >= num_queries or split >= num_splits:
         return
@@ -243,7 +246,7 @@ def _attend(
     stop = origin + tl.minimum(num_queries, skipped + BLOCK_Q)
     first_tile = tl.maximum(origin + skipped - window + 1, 0) // TILE if WINDOWED else 0
     last_tile = (stop + TILE - 1) // TILE
-    if SPLITS > 1:
+    if SPLIT:
         piece = (last_tile - first_tile + num_splits - 1) // num_splits
         first_tile += split * piece
         last_tile = tl.minimum(first_tile + piece, last_tile)
@@ -271,15 +274,15 @@ def _attend(
     if num_splits == 1:
         tl.store(out + target[:, None] * HEAD + dims[None, :], result.to(out.dtype.element_ty), mask=store)
     else:
-        target = target * SPLITS + split
+        target = target * splits + split
         tl.store(parts + target[:, None] * HEAD + dims[None, :], result, mask=store)
         tl.store(logs + target, tl.where(sums > 0, peaks + tl.log2(sums), float("-inf")), mask=valid)
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(do_not_specialize=["num_sequences", "splits"])
 def _merge(
-    parts, logs, starts, counts, out, num_sequences,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
+    parts, logs, starts, counts, out, num_sequences, splits,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """One head of one token: the parts of its splits, weighted by the sums that they stand for."""
     token = tl.program_id(0)
@@ -287,11 +290,11 @@ def _merge(
     if num_splits == 1:
         return  # written by _attend itself
     place = token.to(tl.int64) * HEADS + tl.program_id(1)
-    splits = tl.arange(0, SPLITS)
+    split = tl.arange(0, ROOM)
     dims = tl.arange(0, PADDED)
-    log = tl.load(logs + place * SPLITS + splits, mask=splits < num_splits, other=float("-inf"))
+    log = tl.load(logs + place * splits + split, mask=split < num_splits, other=float("-inf"))
     weights = tl.exp2(log - tl.max(log, 0))
-    mask = (splits < num_splits)[:, None] & (dims < HEAD)[None, :]
-    part = tl.load(parts + (place * SPLITS + splits)[:, None] * HEAD + dims[None, :], mask=mask, other=0.0)
+    mask = (split < num_splits)[:, None] & (dims < HEAD)[None, :]
+    part = tl.load(parts + (place * splits + split)[:, None] * HEAD + dims[None, :], mask=mask, other=0.0)
     result = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
     tl.store(out + place * HEAD + dims, result.to(out.dtype.element_ty), mask=dims < HEAD)
