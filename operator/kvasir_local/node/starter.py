@@ -106,7 +106,7 @@ class Starter:
         )
 
     def _kept(self, mounted: Iterable[str]) -> list[Mount]:
-        """Host paths that a fresh directory or a mount hides though programs need them: interpreter, resolver's file."""
+        """Host paths that a fresh directory or a mount hides though programs need them: interpreter, resolver file."""
         above = tuple(f"{top.rstrip('/')}/" for top in (*rootfs.SCRATCH, *mounted))
         hidden = [path for path in self._settings.keep if path.startswith(above)]
         kept = [Mount(source=path, path=path, read_only=True) for path in hidden]

@@ -132,7 +132,7 @@ def _reason(replicas: int, upper: Demand, law: str, limited_by: str, policy: Pol
     number = "1 replica" if replicas == 1 else f"{replicas} replicas"
     if not upper.known:
         return f"{number}: {upper.sentence}"
-    asked = f"kv {upper.kv:.2f} + backlog {upper.backlog:.2f}, prefill {upper.prefill:.2f} replicas"
+    asked = f"kv asks for {upper.kv:.2f} + backlog {upper.backlog:.2f}, prefill for {upper.prefill:.2f}"
     why = {
         "": f"{law} rules",
         "floor": f"minReplicas {policy.min_replicas} rules",
