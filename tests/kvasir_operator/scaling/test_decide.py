@@ -126,8 +126,8 @@ def test_bounds_that_move_are_followed_at_once():
 
 def test_the_reason_carries_the_numbers():
     reason = decided(steady(pinned_tokens=2_000), 2).reason
-    assert reason.startswith("3 replicas, kv rules: kv 2.61 + backlog 0.00, prefill 0.00 replicas")
-    assert "2e+03 pinned, 900 usable per replica at 85%" in reason
+    assert reason.startswith("3 replicas, kv rules: kv asks for 2.61 + backlog 0.00, prefill for 0.00")
+    assert "2,000 pinned, a replica holds 765 at 85%" in reason
 
 
 @pytest.mark.parametrize(
