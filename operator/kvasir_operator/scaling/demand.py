@@ -75,7 +75,8 @@ def demand(window: Window, *, edge_fraction: float, horizon_s: float, now: float
         prefill=prompt_rate / (rate * PREFILL_FRACTION) if rate else 0.0,
         sentence=(
             f"{arriving:.1f} requests/s × {each:,.0f} KV token·s = {steady:,.0f} tokens, {pinned:,.0f} pinned, "
-            f"a replica holds {held_tokens:,.0f} at {edge_fraction:.0%}; {waiting:,} waiting with {waiting_tokens:,.0f} tokens; "
+            f"a replica holds {held_tokens:,.0f} at {edge_fraction:.0%}; "
+            f"{waiting:,} waiting with {waiting_tokens:,.0f} tokens; "
             f"{prompt_rate:,.0f} new prompt tokens/s where a replica computes {rate:,.0f}"
         ),
     )
