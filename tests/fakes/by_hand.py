@@ -19,23 +19,30 @@ from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.weights.load import load
 from kvasir_runtime.wire import Sampling
 
+CPU_DEVICE = torch.device("cpu")
 GREEDY = Sampling(temperature=0.0, max_tokens=1)
 
 
 def runner_of(
-    folder: Path, *, num_blocks: int = 512, block_size: int = 8, max_sequences: int = 32, ops: Ops = CPU
+    folder: Path,
+    *,
+    num_blocks: int = 512,
+    block_size: int = 8,
+    max_sequences: int = 32,
+    ops: Ops = CPU,
+    device: torch.device = CPU_DEVICE,
 ) -> Runner:
-    """A float32 runner on the CPU without measuring and warming up, and without touching torch's threads."""
+    """A float32 runner without measuring and warming up, and without touching torch's threads."""
     config = read_config(folder)
     family = family_of(config)
     spec = family.spec(config)
-    cpu, limit = torch.device("cpu"), config.max_position_embeddings
+    limit = config.max_position_embeddings
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
-        tensors = load(folder, places, shapes, torch.float32, cpu, lambda read, total: None)
+        tensors = load(folder, places, shapes, torch.float32, device, lambda read, total: None)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     facts = Facts(
-        device="cpu",
+        device=device.type,
         kernels=ops.name,
         dtype="float32",
         block_size=block_size,
@@ -50,7 +57,7 @@ def runner_of(
         load_s=0.0,
         warm_s=0.0,
     )
-    return assemble(model, ops, facts, cpu, torch.float32)
+    return assemble(model, ops, facts, device, torch.float32)
 
 
 @dataclass(slots=True, kw_only=True)

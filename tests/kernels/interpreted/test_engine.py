@@ -4,17 +4,19 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
-from fakes import checkpoints, triton_device
+from fakes import triton_device
+
+DEVICE = triton_device.device()
+
+# ruff: noqa: E402 -- behind the question where it can run
+from fakes import checkpoints
 from fakes.by_hand import runner_of
 from fakes.checkpoints import Shape
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
 from kvasir_runtime.wire import Request, Sampling
-
-triton_device.device()
 
 SHAPES = {
     "llama": Shape(),
@@ -24,13 +26,12 @@ SHAPES = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the runner by hand is one for the CPU")
 @pytest.mark.parametrize("name", SHAPES)
 def test_answers_are_those_of_the_references(tmp_path: Path, name: str) -> None:
     folder = checkpoints.write(tmp_path / name, SHAPES[name])
-    interpreted = ops_for(torch.device("cpu"))
-    assert interpreted.name == "triton"
-    assert answers(folder, interpreted) == answers(folder, REFERENCE)
+    triton = ops_for(DEVICE)
+    assert triton.name == "triton"
+    assert answers(folder, triton) == answers(folder, REFERENCE)
 
 
 def answers(folder: Path, ops: Ops) -> dict[str, list[int]]:
@@ -42,7 +43,7 @@ def answers(folder: Path, ops: Ops) -> dict[str, list[int]]:
         Sampling(temperature=1.0, max_tokens=4, seed=5, ignore_eos=True),
         Sampling(temperature=0.8, top_k=40, top_p=0.9, max_tokens=4, seed=6, ignore_eos=True),
     ]
-    runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops)
+    runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE)
     facts = runner.facts
     limits = Limits(
         num_blocks=facts.num_blocks, block_size=facts.block_size, max_batch_tokens=16,
