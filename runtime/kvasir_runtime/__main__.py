@@ -1,10 +1,15 @@
-"""`python -m kvasir_runtime serve MODEL`: the runtime's part of the `kvasir` command, where that is not on the path."""
+"""`python -m kvasir_runtime COMMAND`: the runtime's part of the `kvasir` command, where that is not on the path."""
 
 import click
 
+from kvasir_runtime.commands.bench import bench
+from kvasir_runtime.commands.chat import chat
+from kvasir_runtime.commands.generate import generate
+from kvasir_runtime.commands.models import models
+from kvasir_runtime.commands.plan import plan
 from kvasir_runtime.server.command import serve
 
-main = click.Group("kvasir", commands=[serve])
+main = click.Group("kvasir", commands=[serve, generate, chat, bench, plan, models])
 
 if __name__ == "__main__":
     main()

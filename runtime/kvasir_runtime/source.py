@@ -26,10 +26,15 @@ def resolve(model: str) -> Path:
         return folder
     if model and folder.exists():
         raise ModelError(f"model {model} is a file; expected the directory of a Hugging Face checkpoint")
-    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_like_path or not _HUB_NAME.fullmatch(model):
+    if not is_hub_name(model):
         raise ModelError(f"model directory {model} does not exist")
     return _download(model)
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether a text can be the name of a repository, and does not look like a path."""
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    return not looks_like_path and _HUB_NAME.fullmatch(model) is not None
 
 
 def _download(name: str) -> Path:

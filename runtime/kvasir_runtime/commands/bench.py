@@ -1,0 +1,170 @@
+"""`kvasir bench --url URL`: how fast a server is, as its clients see it."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvasir_runtime.bench import workload
+from kvasir_runtime.bench.workload import PRESETS, Workload
+from kvasir_runtime.commands.remote import PartnerError, base_url
+
+
+class Lengths(click.ParamType[tuple[int, int]]):
+    """128 or 16-512."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Least and most."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return workload.lengths(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("bench", short_help="Measure how fast a server is.")
+@click.option("--url", required=True, metavar="URL", help="An OpenAI-compatible server, with or without /v1.")
+@click.option("--model", default="", help="The model's name there.  [default: the first it lists]")
+@click.option("--api-key", default="", help="Key to send.  [default: the variable OPENAI_API_KEY]")
+@click.option("--workload", "preset", type=click.Choice(list(PRESETS)), help="Numbers to begin with; see above.")
+@click.option("--requests", type=click.IntRange(1, 100_000), help="How many in all.  [default: 64]")
+@click.option("--concurrency", type=click.IntRange(1, 4096), help="How many at a time.  [default: 8]")
+@click.option("--prompt-tokens", type=Lengths(), metavar="N|N-M", help="Words of a prompt.  [default: 128]")
+@click.option("--output-tokens", type=Lengths(), metavar="N|N-M", help="Tokens of an answer.  [default: 128]")
+@click.option("--shared-prefix", type=click.IntRange(0, 1_000_000), help="Words before that are alike.  [default: 0]")
+@click.option(
+    "--warm-up", type=click.IntRange(0, 100), default=1, show_default=True, help="Requests before, not counted."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed gives other words.")
+@click.option("--chat", is_flag=True, help="Send chats instead of completions.")
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Ask for full lengths by the field ignore_eos, which vLLM and Kvasir know; OpenAI's own servers refuse it.",
+)
+@click.option(
+    "--max-seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, help="Give up after this."
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Write the figures to FILE.",
+    metavar="FILE",
+)
+@click.option("--plot", is_flag=True, help="Draw the distribution of the times to the first token.")
+def bench(
+    url: str,
+    model: str,
+    api_key: str,
+    warm_up: int,
+    seed: int,
+    chat: bool,
+    ignore_eos: bool,
+    max_seconds: float,
+    json_file: str | None,
+    plot: bool,
+    **numbers: Any,
+) -> None:
+    """Measure a server: time to first token (TTFT), time per output token (TPOT), between pieces (ITL), throughput.
+
+    \b
+    Workloads, of which single numbers can be changed by their options:
+      w1  3 requests one at a time, prompt 128, answer 128
+      w2  32 at once, prompts 16-512, answers 16-256
+      w3  32 requests, 8 at a time, shared prefix 1024, prompt 64, answer 32
+      w4  a prompt of 4096 cold, then once more with other 64 words at its end
+
+    \b
+      kvasir bench --url http://127.0.0.1:8000 --requests 200 --concurrency 32
+      kvasir bench --url http://127.0.0.1:8000 --workload w3 --json figures.json
+
+    The exit code is 1 when a request failed.
+    """
+    chosen = numbered(numbers.pop("preset"), numbers)
+    settings = {"warm_up": warm_up, "seed": seed, "chat": chat, "ignore_eos": ignore_eos, "max_seconds": max_seconds}
+    key = api_key or os.environ.get("OPENAI_API_KEY", "")
+    figures, times = asyncio.run(_measure(url, model, key, chosen, settings))
+    from kvasir_runtime.bench import report
+
+    document = json.dumps(figures.document() | {"ttft_values_s": times}, indent=2)
+    if json_file == "-":
+        click.echo(document)
+    else:
+        click.echo(report.table(figures))
+        if plot:
+            click.echo("\n" + report.plot("time to first token", times))
+    if json_file not in (None, "-"):
+        Path(str(json_file)).write_text(document + "\n")
+    raise SystemExit(1 if figures.failed else 0)
+
+
+def numbered(preset: str | None, given: dict[str, Any]) -> Workload:
+    """A workload: the preset's numbers, else the defaults, with those that were given in their place."""
+    base = (
+        PRESETS[preset]
+        if preset
+        else Workload(requests=64, concurrency=8, prompt_tokens=(128, 128), output_tokens=(128, 128))
+    )
+
+    def of(option: str, value: Any) -> Any:
+        return value if given.get(option) is None else given[option]
+
+    return Workload(
+        requests=of("requests", base.requests),
+        concurrency=of("concurrency", base.concurrency),
+        prompt_tokens=of("prompt_tokens", base.prompt_tokens),
+        output_tokens=of("output_tokens", base.output_tokens),
+        shared_tokens=of("shared_prefix", base.shared_tokens),
+    )
+
+
+async def _measure(
+    url: str, model: str, api_key: str, chosen: Workload, settings: dict[str, Any]
+) -> tuple[Any, list[float]]:
+    import aiohttp
+    import msgspec
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kvasir_runtime.bench import load
+    from kvasir_runtime.bench.figures import Answered, figures
+
+    try:
+        base = base_url(url)
+        listed = [model] if model else await load.models(base, api_key)
+    except PartnerError as error:
+        raise click.UsageError(str(error)) from error
+    except (aiohttp.ClientError, OSError, ValueError, msgspec.MsgspecError) as error:
+        raise click.ClickException(f"cannot ask {url} for its models: {error}") from error
+    if not listed:
+        raise click.ClickException(f"{url} lists no model; say --model")
+    target = load.Target(
+        base_url=base,
+        model=listed[0],
+        api_key=api_key,
+        chat=settings["chat"],
+        extra={"ignore_eos": True} if settings["ignore_eos"] else {},
+        timeout_s=settings["max_seconds"],
+    )
+    first = Workload(
+        requests=settings["warm_up"], concurrency=1, prompt_tokens=chosen.prompt_tokens, output_tokens=(8, 8)
+    )
+    await load.run(target, workload.tasks(first, settings["seed"] - 1), 1)
+    tasks = workload.tasks(chosen, settings["seed"])
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+        shown = bar.add_task(f"{chosen.requests} requests, {chosen.concurrency} at a time", total=len(tasks))
+
+        def advance(_: Answered) -> None:
+            bar.advance(shown)
+
+        answers, wall_s = await load.run(target, tasks, chosen.concurrency, advance)
+    return figures(answers, wall_s), [answer.ttft_s for answer in answers if not answer.error]

@@ -1,0 +1,102 @@
+"""`kvasir models`: which are here, in the hub's cache and in given directories, and which can be served."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from kvasir_runtime.server.banner import size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model on this machine. problem: why it cannot be served, "" when it can. weights_bytes: of its safetensors."""
+
+    name: str
+    folder: str
+    architecture: str
+    weights_bytes: int
+    problem: str
+
+
+def found(directories: tuple[str, ...], cache: Path) -> list[Found]:
+    """Models in the hub's cache, and those that the directories are or hold, each once."""
+    places = {folder: name for name, folder in _cached(cache)}
+    for directory in directories:
+        root = Path(directory).expanduser()
+        for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
+            if (folder / "config.json").is_file():
+                places.setdefault(folder, str(folder))
+    return [described(name, folder) for folder, name in places.items()]
+
+
+def described(name: str, folder: Path) -> Found:
+    """One model, looked at but not loaded."""
+    from kvasir_runtime.errors import ModelError
+    from kvasir_runtime.models.config import read_config
+    from kvasir_runtime.models.registry import family_of
+
+    architecture, problem = "?", ""
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.exists())
+    try:
+        config = read_config(folder)
+        architecture = config.architectures[0]
+        family_of(config).spec(config)
+        if not weights:
+            problem = "no safetensors"
+        elif not (folder / "tokenizer.json").is_file():
+            problem = "no tokenizer.json"
+    except ModelError as error:
+        problem = str(error)
+    return Found(name=name, folder=str(folder), architecture=architecture, weights_bytes=weights, problem=problem)
+
+
+def _cached(cache: Path) -> Iterator[tuple[str, Path]]:
+    """Names and snapshot folders, as huggingface_hub lays its cache out: models--ORG--NAME/snapshots/REVISION."""
+    for repository in sorted(cache.glob("models--*")):
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        snapshots = repository / "snapshots"
+        main = repository / "refs" / "main"
+        folders = [snapshots / main.read_text().strip()] if main.is_file() else sorted(snapshots.glob("*"))
+        yield from ((name, folder) for folder in folders if (folder / "config.json").is_file())
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where huggingface_hub keeps models: HF_HUB_CACHE, else hub in HF_HOME, else below the user's cache."""
+    if given := environment.get("HF_HUB_CACHE"):
+        return Path(given).expanduser()
+    base = environment.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(environment.get("HF_HOME", f"{base}/huggingface")).expanduser() / "hub"
+
+
+def table(models: list[Found]) -> str:
+    """Aligned columns."""
+    rows = [("NAME", "ARCHITECTURE", "WEIGHTS", "SERVED")]
+    rows += [
+        (m.name, m.architecture, size(m.weights_bytes), f"no: {m.problem}" if m.problem else "yes") for m in models
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows
+    )
+
+
+@click.command("models", short_help="List the models on this machine.")
+@click.argument("directories", nargs=-1, type=click.Path(exists=True, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def models(directories: tuple[str, ...], as_json: bool) -> None:
+    """List the models on this machine: in the hub's cache, and in DIRECTORIES (each a model, or a folder of models).
+
+    Shown are architecture, size of the weights, and whether `kvasir serve` can serve it, with the reason if not.
+    """
+    cache = cache_folder()
+    here = found(directories, cache)
+    if as_json:
+        click.echo(json.dumps([asdict(model) for model in here], indent=2))
+    elif here:
+        click.echo(table(here))
+    else:
+        click.echo(f"No models in {cache}" + (" nor in the directories given." if directories else "."))

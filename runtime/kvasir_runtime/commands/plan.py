@@ -1,0 +1,188 @@
+"""`kvasir plan MODEL`: does it fit? From config.json alone, by the forecast that runtime and operator use."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvasir_api import forecast
+from kvasir_api.command import click_options
+from kvasir_api.options import RuntimeOptions
+from kvasir_runtime.commands import host, sizes
+from kvasir_runtime.server.banner import size
+
+BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+TAKEN = frozenset({"dtype", "max_model_len", "memory_percent", "max_batch_tokens"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit."""
+
+    model: str
+    architecture: str
+    supported: bool
+    parameters: int
+    dtype: str
+    device: str
+    memory_bytes: int
+    memory_fraction: float
+    max_model_len: int
+    fit: forecast.Fit
+
+    @property
+    def fitting_context(self) -> int:
+        """0 when nothing is left after weights and activations."""
+        return min(self.max_model_len, self.fit.kv_tokens)
+
+
+def made(
+    model: str, config: dict[str, Any], *, memory_bytes: int, device: host.Device, options: RuntimeOptions
+) -> Plan:
+    """A plan. Raises ValueError that names what is wrong with config.json."""
+    from kvasir_runtime.models.registry import FAMILIES
+
+    shape = forecast.shape(config)
+    dtype = host.dtype(options.dtype, shape.dtype, device)
+    architecture = str((config.get("architectures") or ["unknown"])[0])
+    longest = options.max_model_len or shape.max_positions
+    return Plan(
+        model=model,
+        architecture=architecture,
+        supported=any(family.architecture == architecture for family in FAMILIES),
+        parameters=shape.parameters,
+        dtype=dtype,
+        device=device,
+        memory_bytes=memory_bytes,
+        memory_fraction=options.memory_fraction,
+        max_model_len=longest,
+        fit=forecast.fit(
+            shape,
+            memory_bytes=memory_bytes,
+            memory_fraction=options.memory_fraction,
+            dtype=dtype,
+            max_model_len=longest,
+            max_batch_tokens=options.max_batch_tokens or BATCH_TOKENS[device],
+        ),
+    )
+
+
+def table(plan: Plan) -> str:
+    """For a person: one line per number, then the verdict."""
+    fit = plan.fit
+    support = "" if plan.supported else ", NOT supported"
+    rows = [
+        ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters)"),
+        ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {plan.memory_fraction:.0%} of it to be used"),
+        ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}"),
+        ("one step", size(fit.activation_bytes)),
+        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}"),
+        ("concurrency", f"{fit.concurrency:.2f} requests of {plan.max_model_len:,} tokens"),
+        ("verdict", verdict(plan)),
+    ]
+    return "\n".join(f"{name:<13}{value}" for name, value in rows)
+
+
+def count(number: int) -> str:
+    """Three digits with a unit, for example 8.03 billion."""
+    return f"{number / 1e9:.3g} billion" if number >= 999_500_000 else f"{number / 1e6:.3g} million"
+
+
+def verdict(plan: Plan) -> str:
+    """One sentence."""
+    if plan.fit.verdict == "Fits":
+        return "it fits"
+    if plan.fitting_context == 0:
+        return f"too small: {plan.fit.message}"
+    return (
+        f"too small for {plan.max_model_len:,} tokens; it fits with --max-model-len {plan.fitting_context}"
+        " (`kvasir serve` without that option lowers it by itself)"
+    )
+
+
+def read_config(model: str) -> dict[str, Any]:
+    """config.json of a directory, of that file itself, or of a hub name (only this file is fetched).
+
+    Raises ValueError with one line.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path /= "config.json"
+    elif not path.is_file():
+        path = _from_hub(model)
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return config
+
+
+def _from_hub(model: str) -> Path:
+    from kvasir_runtime import source
+
+    if not source.is_hub_name(model):
+        raise ValueError(f"model directory {model} does not exist")
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
+        raise ValueError(f"config.json of {model} cannot be had: {str(error).splitlines()[0]}") from error
+
+
+def _plan(model: str, memory: int | None, device: host.Device | None, as_json: bool, **values: Any) -> None:
+    """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once.
+
+    MODEL is a directory, a config.json, or a name on the hub, of which only config.json is fetched. Nothing is loaded.
+    The exit code is 0 when the longest request fits, 1 when it does not, 2 when the model cannot be judged.
+
+    \b
+      kvasir plan Qwen/Qwen3-0.6B --memory 24Gi --device cuda
+      kvasir plan ./model --max-model-len 8192 --json
+    """
+    try:
+        config = read_config(model)
+        plan = made(
+            model,
+            config,
+            memory_bytes=memory or host.memory_bytes(),
+            device=device or host.device(),
+            options=RuntimeOptions(**values),
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        document = {**asdict(plan), "fitting_context": plan.fitting_context}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo(table(plan))
+    raise SystemExit(0 if plan.fit.verdict == "Fits" and plan.supported else 1)
+
+
+plan = click.Command(
+    "plan",
+    callback=_plan,
+    help=_plan.__doc__,
+    short_help="Say whether a model fits, from its config alone.",
+    params=[
+        click.Argument(["model"]),
+        click.Option(
+            ["--memory"],
+            type=sizes.Size(),
+            metavar="SIZE",
+            help="Memory of the device or container, for example 24Gi or 80GB; default: what this machine has"
+            " (with --device cuda it has to be given).",
+        ),
+        click.Option(
+            ["--device"],
+            type=click.Choice(["cpu", "cuda"]),
+            help="Where it would run; default: cuda if there is a driver.",
+        ),
+        *click_options(RuntimeOptions, skip=frozenset(RuntimeOptions.model_fields) - TAKEN),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the numbers as JSON."),
+    ],
+)

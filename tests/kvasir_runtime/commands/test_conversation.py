@@ -1,0 +1,65 @@
+"""What lines of a chat mean, and what the model is sent after them."""
+
+import pytest
+
+from kvasir_runtime.commands.conversation import Conversation, Reply
+
+
+def said(*lines, system=""):
+    conversation = Conversation(system=system)
+    replies = [conversation.hear(line) for line in lines]
+    return conversation, replies
+
+
+def test_messages_and_answers_are_kept_in_turn():
+    chat = Conversation(system="short")
+    for number in range(2):
+        assert chat.hear(f"q{number}").action == "ask"
+        chat.answered(f"a{number}")
+    assert [(m["role"], m["content"]) for m in chat.prompt()] == [
+        ("system", "short"), ("user", "q0"), ("assistant", "a0"), ("user", "q1"), ("assistant", "a1"),
+    ]  # fmt: skip
+
+
+def test_a_question_without_an_answer_is_taken_back():
+    chat, _ = said("q")
+    chat.answered("")
+    assert chat.prompt() == []
+
+
+def test_lines_go_on_after_a_backslash():
+    chat, replies = said("one\\", "/two", "")
+    assert [reply.action for reply in replies] == ["say", "ask", "say"]
+    assert chat.messages == [{"role": "user", "content": "one\n/two"}]
+    assert not chat.continues
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ("", Reply("say")),
+        ("/exit", Reply("leave")),
+        ("/quit", Reply("leave")),
+        ("/reset", Reply("say", "forgotten")),
+        ("/retry", Reply("say", "nothing was asked yet")),
+        ("/nothing else", Reply("say", "there is no /nothing; /help lists what there is")),
+    ],
+)
+def test_commands(line, want):
+    assert said(line)[1] == [want]
+
+
+def test_help_names_every_command():
+    text = said("/help")[1][0].text
+    assert all(name in text for name in ("/system", "/reset", "/retry", "/help", "/exit"))
+
+
+def test_system_begins_anew_and_retry_asks_again():
+    chat, _ = said("q")
+    chat.answered("a")
+    assert chat.hear("/retry").action == "ask"
+    assert chat.messages == [{"role": "user", "content": "q"}]
+    assert chat.hear("/system be brief").text == "system message set"
+    assert chat.prompt() == [{"role": "system", "content": "be brief"}]
+    chat.hear("/system")
+    assert chat.prompt() == []

@@ -1,0 +1,124 @@
+"""`kvasir plan`: the verdict in numbers a person and a program can read, and one line for what cannot be judged."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvasir_api.options import RuntimeOptions
+from kvasir_runtime.commands import host
+from kvasir_runtime.commands.plan import made, plan
+from kvasir_runtime.commands.sizes import num_bytes
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def run(*args):
+    return CliRunner().invoke(plan, [str(arg) for arg in args])
+
+
+def test_a_model_that_fits(model):
+    result = run(model, "--memory", "80GiB", "--device", "cuda", "--max-model-len", "8192")
+    assert result.exit_code == 0
+    for words in (
+        "LlamaForCausalLM, 8.03 billion parameters",
+        "80.00 GiB on cuda, 90% of it",
+        "14.96 GiB in bfloat16",
+        "tokens of 128.0 KiB",
+        "requests of 8,192 tokens",
+        "it fits",
+    ):
+        assert words in result.output
+
+
+def test_a_model_that_does_not_fit_says_what_would(model):
+    result = run(model, "--memory", "24Gi", "--device", "cuda")
+    assert result.exit_code == 1
+    assert "too small for 131,072 tokens; it fits with --max-model-len 32911 " in result.output
+    result = run(model, "--memory", "8Gi", "--device", "cuda")
+    assert result.exit_code == 1
+    assert "too small: weights 14.96 GiB" in result.output
+
+
+def test_the_same_as_json(model):
+    result = run(model / "config.json", "--memory", "24Gi", "--device", "cuda", "--memory-fraction", "0.8", "--json")
+    document = json.loads(result.stdout)
+    assert document["memory_fraction"] == 0.8
+    assert document["memory_bytes"] == 24 * 2**30
+    assert document["parameters"] == 8_030_261_248
+    assert document["fit"]["verdict"] == "TooSmall"
+    assert 0 < document["fitting_context"] == document["fit"]["kv_tokens"] < 131_072
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["./nowhere"], "model directory ./nowhere does not exist"),
+        (["{broken}"], "hidden_size is None, expected a positive integer"),
+        (["{notjson}"], "config.json: Expecting value"),
+        (["{model}", "--memory", "lots"], "'lots' is not a size such as 24Gi or 80GB"),
+        (["{model}", "--memory", "0"], "'0' is not a size"),
+        (["{model}", "--memory", "1Gi", "--max-batch-tokens", "8"], "maxBatchTokens 8 is less than blockSize 16"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_line(model, tmp_path, arguments, words):
+    for name, text in (("broken", "{}"), ("notjson", "x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    places = {"model": str(model), "broken": str(tmp_path / "broken"), "notjson": str(tmp_path / "notjson")}
+    result = run(*(argument.format(**places) for argument in arguments))
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_an_unknown_architecture_is_told_apart_from_one_that_does_not_fit():
+    config = {**LLAMA_8B, "architectures": ["NoSuchModel"]}
+    judged = made("m", config, memory_bytes=2**37, device="cuda", options=RuntimeOptions())
+    assert not judged.supported
+    assert judged.fit.verdict == "Fits"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [("24Gi", 24 * 2**30), ("24GiB", 24 * 2**30), ("80GB", 80 * 10**9), ("1.5G", 1_500_000_000), ("4096", 4096)],
+)
+def test_sizes_are_read_as_people_write_them(text, want):
+    assert num_bytes(text) == want
+
+
+@pytest.mark.parametrize(
+    ("cpu", "wanted", "checkpoint", "device", "want"),
+    [
+        ("flags : fpu avx512_bf16", "auto", "bfloat16", "cpu", "bfloat16"),
+        ("flags : fpu avx2", "auto", "bfloat16", "cpu", "float32"),
+        ("Features : fp bf16", "auto", "float16", "cpu", "bfloat16"),
+        ("flags : fpu avx2", "auto", "float16", "cuda", "float16"),
+        ("flags : fpu avx2", "bfloat16", "float32", "cpu", "bfloat16"),
+    ],
+)
+def test_the_type_is_what_the_engine_would_take(tmp_path, cpu, wanted, checkpoint, device, want):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(cpu)
+    assert host.dtype(wanted, checkpoint, device, tmp_path) == want
+
+
+@pytest.mark.parametrize(("limit", "want"), [("1048576", 1048576), ("max", 4096 * 1024), (None, 4096 * 1024)])
+def test_a_containers_limit_counts(tmp_path, limit, want):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemFree: 1 kB\nMemTotal:     4096 kB\n")
+    if limit is not None:
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(limit + "\n")
+    assert host.memory_bytes(tmp_path) == want

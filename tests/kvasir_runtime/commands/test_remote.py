@@ -1,0 +1,54 @@
+"""Streams of a server as a chat reads them, also broken ones."""
+
+import pytest
+
+from kvasir_runtime.commands.remote import PartnerError, base_url, pieces, refusal
+
+TEXT = b'data: {"choices":[{"delta":{"content":"%s"}}]}\n'
+END = b"data: [DONE]\n"
+
+
+def test_texts_are_taken_from_the_stream():
+    lines = [b": waiting\n", b"\n", TEXT % b"a", b'data: {"choices":[{"delta":{}}]}\n', b'data: {"choices":[]}\n']
+    assert list(pieces(iter([*lines, TEXT % b"b", END, TEXT % b"never"]))) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([TEXT % b"a"], "without"),
+        ([b'data: {"error": {"message": "the engine\\ndied"}}\n'], "the engine died"),
+        ([b"data: {\n"], "no answer"),
+        ([b'data: {"choices": 5}\n'], "no answer"),
+        ([b'data: {"choices": [{}]}\n'], "no answer"),
+    ],
+)
+def test_what_is_no_answer_is_an_error(lines, words):
+    with pytest.raises(PartnerError, match=words):
+        list(pieces(iter(lines)))
+
+
+@pytest.mark.parametrize(
+    ("url", "want"),
+    [("http://h:1", "http://h:1/v1"), ("http://h/v1/", "http://h/v1"), ("https://h/a/", "https://h/a/v1")],
+)
+def test_v1_may_be_left_out(url, want):
+    assert base_url(url) == want
+
+
+def test_only_http_is_opened():
+    with pytest.raises(PartnerError, match="http"):
+        base_url("file:///etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("document", "want"),
+    [
+        (b'{"error": {"message": "too long"}}', "too long"),
+        (b'{"error": "plain"}', "plain"),
+        (b"<html>\n<b>502</b>", "<html> <b>502</b>"),
+        (b"", "no reason given"),
+    ],
+)
+def test_refusals_are_one_line(document, want):
+    assert refusal(document) == want
