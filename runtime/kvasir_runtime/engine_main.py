@@ -74,7 +74,7 @@ def _serve(options: ServeOptions, build: Build, link: Link) -> int:
         return 0
     except (StartError, EngineError) as error:
         # Who hears it says it to people; twice would be once too often.
-        if not lobby.say_last(Failed(one_line(error))):
+        if not lobby.say_last(Failed(one_line(error), isinstance(error, StartError))):
             LOG.error("%s", one_line(error))  # noqa: TRY400 - one line for a person, the cause is in it
         return 1
     except Exception as error:

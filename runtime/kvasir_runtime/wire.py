@@ -176,9 +176,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot go on (damaged model, no memory, a bug); one line for a person. The process exits after it."""
+    """The engine cannot go on; one line for a person. The process exits after it.
+
+    refusal: model or options are at fault (a damaged file, too little memory), so that another try ends the same way.
+    """
 
     message: str
+    refusal: bool = False
 
 
 FromEngine = Step | Progress | Ready | Failed

@@ -19,7 +19,7 @@ from kvasir_runtime import wire
 
 class Faults(msgspec.Struct, kw_only=True):
     """step_s: seconds between steps. gate: a file that must exist before tokens flow. fail: words to fail with at the
-    start. refuse: words that every request is refused with. cached: prompt tokens reported as found in the cache.
+    start, incurable: whether a retry would fail too. refuse: words that every request is refused with. cached: prompt tokens reported as found in the cache.
     load_gate: a file that must exist before it is ready. eos_after: tokens after which requests end by themselves.
     log: a file that gets a line per message heard. waiting: what the state reports."""
 
@@ -27,6 +27,7 @@ class Faults(msgspec.Struct, kw_only=True):
     gate: str = ""
     load_gate: str = ""
     fail: str = ""
+    incurable: bool = False
     refuse: str = ""
     cached: int = 0
     eos_after: int = 0
@@ -152,7 +153,7 @@ class Stub:
         """Ready, or the last words."""
         if self.faults.fail:
             self.stopping = True
-            return wire.Failed(self.faults.fail)
+            return wire.Failed(self.faults.fail, self.faults.incurable)
         gate = self.faults.load_gate
         return wire.Progress("loading", 0.25, 3.0) if gate and not Path(gate).exists() else self.ready()
 

@@ -91,10 +91,12 @@ def test_a_missing_model_is_one_line_and_code_1(name, says):
         _assert_one_error(server.output(), says)
 
 
-def test_an_engine_that_cannot_start_says_why(model):
-    with api_process(model, faults={"fail": "weights are damaged: tensor x has no end"}, wait="nothing") as server:
+@pytest.mark.parametrize(("incurable", "prefix"), [(True, REFUSAL_PREFIX), (False, "error: ")])
+def test_an_engine_that_cannot_start_says_whether_a_retry_could_help(model, incurable, prefix):
+    says = "weights are damaged: tensor x has no end"
+    with api_process(model, faults={"fail": says, "incurable": incurable}, wait="nothing") as server:
         assert server.wait() == 1
-        _assert_one_error(server.output(), "weights are damaged: tensor x has no end")
+        _assert_one_error(server.output(), f"{prefix}{says}")
 
 
 def _assert_one_error(output: str, says: str) -> None:

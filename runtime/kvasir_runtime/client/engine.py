@@ -19,7 +19,11 @@ RECONNECT_MS = 20
 
 
 class EngineGone(Exception):
-    """The engine cannot take requests any more; says why."""
+    """The engine cannot take requests any more; says why. refusal: it would be the same again with this model."""
+
+    def __init__(self, message: str, *, refusal: bool = False) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class EngineClient:
@@ -116,7 +120,7 @@ class EngineClient:
         if self.failure is None:
             self._send(wire.Shutdown())
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, *, refusal: bool = False) -> None:
         """The engine is gone: end every stream with an error that says so. The first message stays."""
         if self.failure is not None:
             return
@@ -124,7 +128,7 @@ class EngineClient:
         if not self._closed.done():
             self._closed.set_result(None)
         if not self._outcome.done():
-            self._outcome.set_exception(EngineGone(message))
+            self._outcome.set_exception(EngineGone(message, refusal=refusal))
             self._outcome.exception()  # nobody has to wait for it
         routes, self._routes = self._routes, {}
         for request_id, (channel, index) in routes.items():
@@ -159,8 +163,8 @@ class EngineClient:
                 self.ready = message
                 if not self._outcome.done():
                     self._outcome.set_result(message)
-            case wire.Failed(text):
-                self.fail(text)
+            case wire.Failed(text, refusal):
+                self.fail(text, refusal=refusal)
 
     def _route(self, event: wire.Event) -> None:
         """Unknown ids are those that were aborted a moment ago."""

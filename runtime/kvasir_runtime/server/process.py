@@ -91,8 +91,11 @@ class ServeProcess:
         try:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
         except (ModelError, EngineGone) as error:
-            self._console.refused(str(error))
-            return names.EXIT_REFUSED
+            if isinstance(error, ModelError) or error.refusal:
+                self._console.refused(str(error))
+                return names.EXIT_REFUSED
+            self._console.failed(str(error))
+            return 1
         if not started:
             return 0  # told to stop while loading: nothing is running
         leave = asyncio.create_task(self._leave.wait())

@@ -153,15 +153,15 @@ def test_an_abort_frees_the_blocks(start):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "message", "refusal"),
     [
-        ("broken", "model broken: config.json is missing"),
-        ("crash", "the engine failed: RuntimeError: something nobody expected"),
+        ("broken", "model broken: config.json is missing", True),
+        ("crash", "the engine failed: RuntimeError: something nobody expected", False),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(start, model, message):
+def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(start, model, message, refusal):
     engine = start(model)
-    assert engine.until(wire.Failed)[-1] == wire.Failed(message)
+    assert engine.until(wire.Failed)[-1] == wire.Failed(message, refusal)
     assert engine.wait() == 1
     log = engine.process.stderr.read().decode()
     assert ("Traceback" in log) == (model == "crash")
