@@ -18,10 +18,11 @@ from kvasir_runtime import wire
 
 
 class Faults(msgspec.Struct, kw_only=True):
-    """step_s: seconds between steps. gate: a file that must exist before tokens flow. fail: words to fail with at the
-    start, incurable: whether a retry would fail too. refuse: words that every request is refused with. cached: prompt tokens reported as found in the cache.
-    load_gate: a file that must exist before it is ready. eos_after: tokens after which requests end by themselves.
-    log: a file that gets a line per message heard. waiting: what the state reports."""
+    """step_s: seconds between steps. gate: a file that must exist before tokens flow. fail: words to fail with at
+    the start, incurable: whether a retry would fail too. refuse: words that every request is refused with.
+    cached: prompt tokens reported as found in the cache. load_gate: a file that must exist before it is ready.
+    eos_after: tokens after which requests end by themselves. log: a file that gets a line per message heard.
+    waiting: what the state reports."""
 
     step_s: float = 0.0
     gate: str = ""
