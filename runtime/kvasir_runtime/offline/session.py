@@ -17,7 +17,7 @@ from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.offline.output import Completion, Output
 from kvasir_runtime.server import prepare, tokenizer
-from kvasir_runtime.server.choices import Choice
+from kvasir_runtime.server.choices import Choice, choices_of
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.wire import FinishReason, Progress, Ready
@@ -117,7 +117,7 @@ class Session:
         assert self._client is not None, "the session is not open"
         assert self._served is not None, "the session is not open"
         channel = Channel()
-        choices = [Choice(request, job, self._served.tokenizer.decode) for request in job.requests]
+        choices = choices_of(job, self._served.tokenizer)
         growing = [_Growing() for _ in choices]
         try:
             self._client.submit(job.requests, channel)

@@ -3,15 +3,30 @@
 Used by the streams, once per step and request: plain structs, no validation, no dictionary is built on the way.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 
+from kvasir_runtime.server.logprobs import ChatLogprobs, Labels, Said, TextLogprobs, of_chat, of_prompt, of_text
 from kvasir_runtime.server.prepare import Job
-from kvasir_runtime.wire import FinishReason
+from kvasir_runtime.wire import FinishReason, Logprobs, Request
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for."""
+
+    index: int
+    text: str = ""
+    reason: FinishReason | None = None
+    said: list[Said] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    prompt_logprobs: Sequence[Logprobs] = ()
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -41,8 +56,9 @@ class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +66,11 @@ class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +86,9 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     message: Message
-    logprobs: None = None
-    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -81,15 +101,19 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     system_fingerprint: str
     choices: list[ChatPiece] | list[TextPiece] | list[ChatChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Chunks:
     """Writes the chunks of one stream. created: unix seconds; fingerprint: of the model and build that answer."""
 
-    __slots__ = ("_answer", "_chat")
+    __slots__ = ("_answer", "_begun", "_job", "_labels")
 
-    def __init__(self, job: Job, created: int, fingerprint: str) -> None:
-        self._chat = job.chat
+    def __init__(self, job: Job, created: int, fingerprint: str, labels: Labels) -> None:
+        self._job = job
+        self._labels = labels
+        self._begun: set[int] = set()
         self._answer = Answer(
             id=job.answer_id,
             object="chat.completion.chunk" if job.chat else "text_completion",
@@ -104,12 +128,24 @@ class Chunks:
         """The first chunk of a chat choice."""
         return self._frame([ChatPiece(index=index, delta=Delta(role="assistant", content=""))])
 
-    def text(self, index: int, text: str, finish_reason: FinishReason | None) -> bytes:
+    def piece(self, piece: Piece) -> bytes:
         """Some text, or the end of a choice, or both."""
-        if self._chat:
-            delta = Delta(content=text) if text else Delta()
-            return self._frame([ChatPiece(index=index, delta=delta, finish_reason=finish_reason)])
-        return self._frame([TextPiece(index=index, text=text, finish_reason=finish_reason)])
+        job = self._job
+        prompt: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+        if job.token_ids and piece.index not in self._begun:
+            self._begun.add(piece.index)
+            prompt = job.requests[piece.index].prompt
+        if not job.chat:
+            return self._frame([_text_choice(job, piece, self._labels, prompt)])
+        self._answer.prompt_token_ids = prompt
+        made = ChatPiece(
+            index=piece.index,
+            delta=Delta(content=piece.text) if piece.text else Delta(),
+            logprobs=of_chat(piece.said, self._labels, job.logprobs) if piece.said else None,
+            finish_reason=piece.reason,
+            token_ids=piece.ids if job.token_ids else msgspec.UNSET,
+        )
+        return self._frame([made])
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that carries the counts."""
@@ -121,16 +157,9 @@ class Chunks:
         return b"data: " + _encode(self._answer) + b"\n\n"
 
 
-def whole(job: Job, created: int, fingerprint: str, choices: list[tuple[str, FinishReason]], usage: Usage) -> bytes:
-    """The document of an answer that is not streamed. choices: text and reason, by index."""
-    made: list[ChatChoice] | list[TextPiece]
-    if job.chat:
-        made = [
-            ChatChoice(index=index, message=Message(content=text), finish_reason=reason)
-            for index, (text, reason) in enumerate(choices)
-        ]
-    else:
-        made = [TextPiece(index=index, text=text, finish_reason=reason) for index, (text, reason) in enumerate(choices)]
+def whole(job: Job, created: int, fingerprint: str, pieces: Sequence[Piece], usage: Usage, labels: Labels) -> bytes:
+    """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
+    request, first = job.requests[0], pieces[0]
     return _encode(
         Answer(
             id=job.answer_id,
@@ -138,10 +167,61 @@ def whole(job: Job, created: int, fingerprint: str, choices: list[tuple[str, Fin
             created=created,
             model=job.model,
             system_fingerprint=fingerprint,
-            choices=made,
+            choices=_whole_choices(job, pieces, labels),
             usage=usage,
+            prompt_token_ids=request.prompt if job.chat and job.token_ids else msgspec.UNSET,
+            prompt_logprobs=_of_prompt(job, request, first, labels) if job.chat else msgspec.UNSET,
         )
     )
+
+
+def _whole_choices(job: Job, pieces: Sequence[Piece], labels: Labels) -> list[ChatChoice] | list[TextPiece]:
+    if not job.chat:
+        prompts = [job.requests[piece.index // job.num_choices * job.num_drawn] for piece in pieces]
+        return [
+            _text_choice(
+                job,
+                piece,
+                labels,
+                request.prompt if job.token_ids else msgspec.UNSET,
+                _of_prompt(job, request, piece, labels),
+            )
+            for piece, request in zip(pieces, prompts, strict=True)
+        ]
+    return [
+        ChatChoice(
+            index=piece.index,
+            message=Message(content=piece.text),
+            logprobs=of_chat(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
+            finish_reason=piece.reason,
+            token_ids=piece.ids if job.token_ids else msgspec.UNSET,
+        )
+        for piece in pieces
+    ]
+
+
+def _text_choice(
+    job: Job,
+    piece: Piece,
+    labels: Labels,
+    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType,
+    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET,
+) -> TextPiece:
+    return TextPiece(
+        index=piece.index,
+        text=piece.text,
+        logprobs=of_text(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
+        finish_reason=piece.reason,
+        token_ids=piece.ids if job.token_ids else msgspec.UNSET,
+        prompt_token_ids=prompt_token_ids,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _of_prompt(job: Job, request: Request, piece: Piece, labels: Labels) -> list[Any] | msgspec.UnsetType:
+    if job.prompt_logprobs < 0:
+        return msgspec.UNSET
+    return of_prompt(request.prompt, piece.prompt_logprobs, labels, job.prompt_logprobs)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

@@ -87,7 +87,7 @@ async def _generate(request: Request, pod: Pod, *, chat: bool) -> Answering:
     return form(
         job,
         opened.client,
-        opened.served.tokenizer.decode,
+        opened.served.tokenizer,
         meter=pod.metrics,
         arrived=arrived,
         created=int(time.time()),

@@ -5,7 +5,7 @@ fields: null means absent; what works is below; what is known and has no effect 
 name, because an ignored misspelling of max_tokens is worse than an error.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -23,6 +23,10 @@ MAX_SEQUENCES: Final = 256
 MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 512
 MAX_STOP_IDS: Final = 128
+MAX_BAD_WORDS: Final = 128
+MAX_BIASES: Final = 1024
+MAX_LOGPROBS: Final = 20
+MAX_ALLOWED_IDS: Final = 1 << 18
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_COUNT: Final = (1 << 31) - 1
 
@@ -58,6 +62,29 @@ def _stops(value: Any) -> list[str]:
     return stops
 
 
+def _biases(value: Any) -> list[tuple[int, float]]:
+    """An object of token ids, as strings, and what is added to their logits; as pairs."""
+    if not isinstance(value, dict) or not all(name.isascii() and name.isdigit() for name in value):
+        raise PydanticCustomError("bias", "must be an object of token ids and numbers")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("bias", "holds {count} ids; at most {limit}", _counts([*value], MAX_BIASES))
+    if not all(type(bias) in {int, float} and -100 <= bias <= 100 for bias in value.values()):
+        raise PydanticCustomError("bias", "must hold numbers from -100 to 100")
+    if any(len(name) > 10 or int(name) > MAX_TOKEN_ID for name in value):
+        raise PydanticCustomError("bias", "holds a token id that is too large")
+    return sorted({int(name): float(bias) for name, bias in value.items()}.items())
+
+
+def _bad_words(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(word, str) and word.strip() for word in value):
+        raise PydanticCustomError("words", "must be a list of words")
+    if len(value) > MAX_BAD_WORDS:
+        raise PydanticCustomError("words", "holds {count} words; at most {limit}", _counts(value, MAX_BAD_WORDS))
+    if any(len(word) > MAX_STOP_CHARACTERS for word in value):
+        raise PydanticCustomError("words", "has a word of over {limit} characters", {"limit": MAX_STOP_CHARACTERS})
+    return value
+
+
 def _content(value: Any) -> str:
     """A message's text: a string, or a list of text parts, which are joined."""
     if isinstance(value, str):
@@ -82,7 +109,7 @@ def _switches(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _counts(items: list[Any], limit: int) -> dict[str, int]:
+def _counts(items: Sized, limit: int) -> dict[str, int]:
     return {"count": len(items), "limit": limit}
 
 
@@ -119,6 +146,17 @@ class SamplingParams(Strict):
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = []
+    bad_words: Annotated[list[str], BeforeValidator(_bad_words)] = []
+    allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_IDS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
 
 
 class Body(SamplingParams):
@@ -131,9 +169,16 @@ class Body(SamplingParams):
 
 
 class CompletionBody(Body):
-    """A body of /v1/completions. add_special_tokens: put the tokenizer's BOS before a text prompt."""
+    """A body of /v1/completions. add_special_tokens: put the tokenizer's BOS before a text prompt.
+
+    max_tokens may be 0 where the prompt is echoed: then it is only scored.
+    """
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool = True
 
 
@@ -156,6 +201,10 @@ class ChatBody(Body):
     messages: list[Message] = Field(min_length=1, max_length=16_384)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     chat_template_kwargs: ChatSwitches = {}
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -165,18 +214,40 @@ Table = Mapping[str, tuple[Callable[[Any], bool], str]]
 def completion(raw: bytes) -> CompletionBody:
     """A validated completion body. Raises Refused."""
     body = validated(raw, CompletionBody, known.COMPLETION)
-    if len(body.prompt) * body.n > MAX_SEQUENCES:
-        raise _refused(f"{len(body.prompt)} prompts times n {body.n} is more than {MAX_SEQUENCES} answers", "n")
+    _check(body)
+    drawn = max(body.n, body.best_of or 1)
+    if len(body.prompt) * drawn > MAX_SEQUENCES:
+        raise _refused(f"{len(body.prompt)} prompts times n {drawn} is more than {MAX_SEQUENCES} answers", "n")
+    if body.best_of is not None and body.best_of < body.n:
+        raise _refused(f"best_of {body.best_of} is less than n {body.n}", "best_of")
+    if body.stream and drawn > body.n:
+        raise _refused("best_of cannot be streamed: the best is known at the end", "best_of", "unsupported_parameter")
+    if body.max_tokens == 0 and not body.echo:
+        raise _refused("max_tokens 0 needs echo", "max_tokens")
     return body
 
 
 def chat(raw: bytes) -> ChatBody:
     """A validated chat body. Raises Refused."""
     body = validated(raw, ChatBody, known.CHAT)
+    _check(body)
+    if body.top_logprobs and not body.logprobs:
+        raise _refused("top_logprobs needs logprobs true", "top_logprobs")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise _refused("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    if body.continue_final_message and not body.messages[-1].content.strip():
+        raise _refused("continue_final_message needs a last message with a text", "continue_final_message")
     both = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(both) > 1:
         raise _refused("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
     return body
+
+
+def _check(body: Body) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise _refused("prompt_logprobs cannot be streamed", "prompt_logprobs", "unsupported_parameter")
+    if body.truncate_prompt_tokens == 0:
+        raise _refused("truncate_prompt_tokens 0 would leave no prompt", "truncate_prompt_tokens")
 
 
 def validated(raw: bytes, model: type[_Model], table: Table) -> _Model:

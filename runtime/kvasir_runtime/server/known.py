@@ -35,19 +35,9 @@ LABELS: Final = frozenset(
 """Documented to leave the answer as it is; any value is taken and none is kept."""
 
 _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "best_of": (_number(1), "1"),
-    "frequency_penalty": (_number(0), "0"),
-    "presence_penalty": (_number(0), "0"),
-    "repetition_penalty": (_number(1), "1"),
-    "logit_bias": (_empty, "{}"),
     "use_beam_search": (_one_of(False), "false"),
     "length_penalty": (_number(1), "1"),
-    "bad_words": (_empty, "[]"),
-    "allowed_token_ids": (_empty, "[]"),
-    "prompt_logprobs": (_one_of(), "null"),
-    "skip_special_tokens": (_one_of(True), "true"),
     "spaces_between_special_tokens": (_one_of(True), "true"),
-    "truncate_prompt_tokens": (_one_of(), "null"),
     "priority": (_number(0), "0"),
     "guided_json": (_one_of(), "null"),
     "guided_regex": (_one_of(), "null"),
@@ -60,14 +50,11 @@ _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 COMPLETION: Final = {
     **_SHARED,
-    "echo": (_one_of(False), "false"),
     "suffix": (_one_of(""), "null"),
-    "logprobs": (_one_of(), "null"),
 }
 CHAT: Final = {
     **_SHARED,
-    "logprobs": (_one_of(False), "false"),
-    "top_logprobs": (_number(0), "0"),
+    "best_of": (_number(1), "1"),
     "tools": (_empty, "[]"),
     "tool_choice": (_one_of("none", "auto"), '"none" or "auto"'),
     "functions": (_empty, "[]"),
@@ -80,14 +67,13 @@ CHAT: Final = {
     "web_search_options": (_one_of(), "null"),
     "moderation": (_one_of(), "null"),
     "store": (_one_of(False), "false"),
-    "add_generation_prompt": (_one_of(True), "true"),
-    "continue_final_message": (_one_of(False), "false"),
     "chat_template": (_one_of(), "null"),
     "documents": (_one_of(), "null"),
     "echo": (_one_of(False), "false"),
 }
 TOKENIZE: Final = {
-    name: CHAT[name]
-    for name in ("add_generation_prompt", "continue_final_message", "chat_template", "tools", "documents")
+    **{name: CHAT[name] for name in ("chat_template", "tools", "documents")},
+    "add_generation_prompt": (_one_of(True), "true"),
+    "continue_final_message": (_one_of(False), "false"),
 }
 """Name: which values ask for nothing, and how the refusal of any other names them."""

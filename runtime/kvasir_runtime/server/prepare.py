@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from kvasir_api import hashes, openai_errors
 from kvasir_runtime.server import bodies
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message
@@ -20,6 +22,8 @@ from kvasir_runtime.wire import Request, Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16
 SEED_MASK = (1 << 63) - 1
+MAX_PROMPT_TOKENS = 1_000_000
+"""A text that must have more is not tokenized, even where only its end is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One accepted HTTP request. requests: one per choice of the answer, in the order of their index."""
+    """One accepted HTTP request. requests: one per choice that is drawn, in the order of their index.
+
+    num_choices: of each prompt that are shown, the best of those drawn. logprobs, prompt_logprobs: how many of the
+    likeliest tokens are shown at each place, -1 for no logprobs at all. echoes: texts of the prompts, where they are
+    repeated before the answers. continues: the answer goes on with the text of its prompt. only_prompt: the engine must
+    draw a token, but none was asked for. special: special tokens are shown. token_ids: they are shown too.
+    """
 
     answer_id: str
     model: str
@@ -45,6 +55,20 @@ class Job:
     prompt_tokens: int
     stops: tuple[str, ...]
     include_stop: bool
+    num_choices: int = 1
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    echoes: tuple[str, ...] = ()
+    continues: bool = False
+    only_prompt: bool = False
+    special: bool = False
+    token_ids: bool = False
+    as_token_ids: bool = False
+
+    @property
+    def num_drawn(self) -> int:
+        """Choices drawn for each prompt."""
+        return len(self.requests) // self.num_prompts
 
 
 def job(raw: bytes, served: Served, *, chat: bool) -> Job:
@@ -54,21 +78,27 @@ def job(raw: bytes, served: Served, *, chat: bool) -> Job:
         raise Refused(openai_errors.model_not_found(body.model))
     prompts, texts = _chat_prompt(body, served) if isinstance(body, ChatBody) else _text_prompts(body, served)
     limits = [_max_tokens(body, len(prompt), served.max_context) for prompt in prompts]
-    check_ids(prompts, body.stop_token_ids, served.tokenizer.vocab_size)
+    _check_ids(prompts, body, served.tokenizer.vocab_size)
+    drawn = max(body.n, getattr(body, "best_of", None) or 1)
+    sampling = _sampling(body, served.tokenizer, drawn)
     answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
     salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
-    routes = [hashes.route_hashes(text, model=body.model, salt=salt) for text in texts]
+    # Routes are hashes of the text's beginning, which a cut prompt no longer has.
+    cut = body.truncate_prompt_tokens is not None
+    routes = [() if cut else hashes.route_hashes(text, model=body.model, salt=salt) for text in texts]
     requests = [
         Request(
-            request_id=f"{answer_id}-{number * body.n + choice}",
+            request_id=f"{answer_id}-{number * drawn + choice}",
             prompt=prompt,
-            sampling=_sampling(body, limits[number], (seed + choice) & SEED_MASK),
+            sampling=msgspec.structs.replace(
+                sampling, max_tokens=max(1, limits[number]), seed=(seed + choice) & SEED_MASK
+            ),
             salt=salt,
             route_hashes=routes[number],
         )
         for number, prompt in enumerate(prompts)
-        for choice in range(body.n)
+        for choice in range(drawn)
     ]
     return Job(
         answer_id=answer_id,
@@ -81,27 +111,83 @@ def job(raw: bytes, served: Served, *, chat: bool) -> Job:
         prompt_tokens=sum(map(len, prompts)),
         stops=tuple(body.stop),
         include_stop=body.include_stop_str_in_output,
+        num_choices=body.n,
+        logprobs=_logprobs(body),
+        prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
+        echoes=_echoes(body, prompts, served.tokenizer),
+        continues=isinstance(body, CompletionBody) or body.continue_final_message,
+        only_prompt=body.max_tokens == 0,
+        special=not body.skip_special_tokens,
+        token_ids=body.return_token_ids,
+        as_token_ids=body.return_tokens_as_token_ids,
     )
 
 
-def _sampling(body: Body, max_tokens: int, seed: int) -> Sampling:
-    """top_p 0 leaves only the likeliest token, which is top_k 1; top_k -1 is another way to say off."""
+def _logprobs(body: Body) -> int:
+    """How many of the likeliest tokens are shown beside each of the answer, -1 for no logprobs."""
+    if isinstance(body, ChatBody):
+        return body.top_logprobs if body.logprobs else -1
+    assert isinstance(body, CompletionBody)
+    return -1 if body.logprobs is None else body.logprobs
+
+
+def _echoes(body: Body, prompts: Sequence[tuple[int, ...]], tokenizer: Tokenizer) -> tuple[str, ...]:
+    if not isinstance(body, CompletionBody) or not body.echo:
+        return ()
+    cut = body.truncate_prompt_tokens is not None
+    return tuple(
+        tokenizer.decode(ids, special=not body.skip_special_tokens) if cut or not isinstance(source, str) else source
+        for source, ids in zip(body.prompt, prompts, strict=True)
+    )
+
+
+def _sampling(body: Body, tokenizer: Tokenizer, drawn: int) -> Sampling:
+    """Without length and seed. top_p 0 leaves only the likeliest token, which is top_k 1; top_k -1 means off.
+
+    drawn: choices for each prompt; where not all are shown, logprobs tell the best.
+    """
+    shown = _logprobs(body)
+    echoed = shown if isinstance(body, CompletionBody) and body.echo else -1
     return Sampling(
         temperature=body.temperature,
         top_k=1 if body.top_p == 0 else max(0, body.top_k),
         top_p=1.0 if body.top_p == 0 else body.top_p,
         min_p=body.min_p,
-        seed=seed,
-        max_tokens=max_tokens,
+        max_tokens=1,
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
         stop_token_ids=tuple(body.stop_token_ids),
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=tuple(body.logit_bias),
+        bad_words=_bad_words(body.bad_words, tokenizer),
+        allowed_token_ids=tuple(body.allowed_token_ids),
+        logprobs=max(shown, 0) if drawn > body.n else shown,
+        prompt_logprobs=max(echoed, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
     )
 
 
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Ids of each word as it begins a text and as it follows a blank, as vLLM does it."""
+    found = []
+    for word in words:
+        bare = tokenizer.encode(word.lstrip(), special=False, limit=MAX_PROMPT_TOKENS)
+        after_blank = tokenizer.encode(" " + word.lstrip(), special=False, limit=MAX_PROMPT_TOKENS)
+        found.append(bare)
+        if after_blank[:1] != bare[:1] and len(after_blank) == len(bare):
+            found.append(after_blank)
+    return tuple(ids for ids in found if ids)
+
+
 def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]], list[str]]:
+    tokenizer, said, variables = served.tokenizer, as_said(body.messages), body.chat_template_kwargs
     try:
-        prompt = served.tokenizer.chat(as_said(body.messages), body.chat_template_kwargs, served.max_context)
+        if body.continue_final_message:
+            text = tokenizer.continued(said, variables)
+        else:
+            text = tokenizer.rendered(said, variables, add_generation_prompt=body.add_generation_prompt is not False)
+        prompt = _cut(tokenizer.encode(text, special=False, limit=_longest(body, served)), body, served)
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
     except PromptTooLong as error:
@@ -121,15 +207,30 @@ def _text_prompts(body: CompletionBody, served: Served) -> tuple[list[tuple[int,
     for prompt in body.prompt:
         if isinstance(prompt, str):
             try:
-                ids = served.tokenizer.encode(prompt, special=body.add_special_tokens, limit=served.max_context)
+                ids = served.tokenizer.encode(prompt, special=body.add_special_tokens, limit=_longest(body, served))
             except PromptTooLong as error:
                 raise _too_long(body, error, served.max_context) from error
         else:
             ids = tuple(prompt)
         if not ids:
             raise Refused(openai_errors.invalid("The prompt is empty.", param="prompt", code="invalid_value"))
-        prompts.append(ids)
+        prompts.append(_cut(ids, body, served))
     return prompts, [hashes.request_text({"prompt": prompt}) for prompt in body.prompt]
+
+
+def _longest(body: Body, served: Served) -> int:
+    """Tokens beyond which a text is not even tokenized."""
+    return served.max_context if body.truncate_prompt_tokens is None else MAX_PROMPT_TOKENS
+
+
+def _cut(ids: tuple[int, ...], body: Body, served: Served) -> tuple[int, ...]:
+    """The last ids of a prompt, as many as asked for; -1 asks for what fits beside the answer."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or DEFAULT_COMPLETION_TOKENS
+    keep = max(1, served.max_context - asked) if keep < 0 else keep
+    return ids[-keep:]
 
 
 def _too_long(body: Body, error: PromptTooLong, limit: int) -> Refused:
@@ -158,6 +259,12 @@ def _max_tokens(body: Body, prompt_tokens: int, limit: int) -> int:
         message = f"min_tokens {body.min_tokens} is more than the {asked} tokens that the answer may have."
         raise Refused(openai_errors.invalid(message, param="min_tokens", code="invalid_value"))
     return asked
+
+
+def _check_ids(prompts: Sequence[Sequence[int]], body: Body, vocab_size: int) -> None:
+    check_ids(prompts, body.stop_token_ids, vocab_size)
+    check_ids([], body.allowed_token_ids, vocab_size, param="allowed_token_ids")
+    check_ids([], [token_id for token_id, _ in body.logit_bias], vocab_size, param="logit_bias")
 
 
 def check_ids(

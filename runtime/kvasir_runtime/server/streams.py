@@ -18,12 +18,13 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.channel import Channel
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.server import answers
-from kvasir_runtime.server.answers import Usage
-from kvasir_runtime.server.choices import Choice
-from kvasir_runtime.server.detokenize import Decode
+from kvasir_runtime.server.answers import Piece, Usage
+from kvasir_runtime.server.choices import choices_of, shown
+from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.meter import Ended, Meter
 from kvasir_runtime.server.prepare import Job
-from kvasir_runtime.wire import Event, FinishReason
+from kvasir_runtime.server.tokenizer import Tokenizer
+from kvasir_runtime.wire import Event
 
 KEEP_ALIVE_S: Final = 15.0
 WRITE_TIMEOUT_S: Final = 120.0
@@ -33,8 +34,6 @@ STREAM_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-Piece = tuple[int, str, FinishReason | None]
 
 
 class Gone(Exception):
@@ -67,7 +66,7 @@ class Answering(Response):
         self,
         job: Job,
         client: EngineClient,
-        decode: Decode,
+        tokenizer: Tokenizer,
         *,
         meter: Meter,
         arrived: float,
@@ -83,7 +82,8 @@ class Answering(Response):
         self.job = job
         self.summary = Summary(prompt_tokens=job.prompt_tokens)
         self._channel = Channel()
-        self._choices = [Choice(request, job, decode) for request in job.requests]
+        self._labels = Labels(tokenizer, as_ids=job.as_token_ids)
+        self._choices = choices_of(job, tokenizer)
         self._client = client
         self._on_end = on_end
         self._meter = meter
@@ -149,7 +149,7 @@ class Answering(Response):
                 self._meter.ended(self._ended(index, reason, now))
                 self.summary.reason = reason
             if text or reason is not None:
-                pieces.append((index, text, reason))
+                pieces.append(Piece(index=index, text=text, reason=reason, said=choice.said(), ids=choice.ids()))
         return pieces
 
     def _measure(self, index: int, count: int, now: float) -> None:
@@ -213,7 +213,7 @@ class StreamedAnswer(Answering):
     """Server-sent events: role, text, finish reason, usage if asked for, [DONE]; or an error and no [DONE]."""
 
     async def _answer(self, send: Send) -> None:
-        chunks = answers.Chunks(self.job, self._created, self._fingerprint)
+        chunks = answers.Chunks(self.job, self._created, self._fingerprint, self._labels)
         try:
             # The first event decides the status, unless the queue is so long that the client needs a sign of life.
             pieces = await self._pieces()
@@ -237,7 +237,7 @@ class StreamedAnswer(Answering):
     def _body(self, chunks: answers.Chunks, pieces: list[Piece] | None) -> bytes:
         if pieces is None:
             return COMMENT
-        return b"".join([chunks.text(index, text, reason) for index, text, reason in pieces])
+        return b"".join([chunks.piece(piece) for piece in pieces])
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
         """Waits while the client reads slowly. Raises Gone when it reads nothing for too long."""
@@ -254,18 +254,26 @@ class WholeAnswer(Answering):
     """One JSON document after the last token."""
 
     async def _answer(self, send: Send) -> None:
-        texts: list[list[str]] = [[] for _ in self._choices]
-        reasons: list[FinishReason] = ["stop"] * len(self._choices)
+        parts: list[list[Piece]] = [[] for _ in self._choices]
         try:
             while self._num_open:
-                for index, text, reason in await self._pieces() or ():
-                    texts[index].append(text)
-                    reasons[index] = reason or reasons[index]
+                for piece in await self._pieces() or ():
+                    parts[piece.index].append(piece)
         except Failed as failed:
             await send_error(send, failed.error)
             return
-        done = [("".join(parts), reason) for parts, reason in zip(texts, reasons, strict=True)]
-        document = answers.whole(self.job, self._created, self._fingerprint, done, self._usage())
+        pieces = [
+            Piece(
+                index=index,
+                text="".join(part.text for part in parts[drawn]),
+                reason=parts[drawn][-1].reason,
+                said=[token for part in parts[drawn] for token in part.said],
+                ids=[token_id for part in parts[drawn] for token_id in part.ids],
+                prompt_logprobs=self._choices[drawn].prompt_logprobs,
+            )
+            for index, drawn in enumerate(shown(self.job, self._choices))
+        ]
+        document = answers.whole(self.job, self._created, self._fingerprint, pieces, self._usage(), self._labels)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(document)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})

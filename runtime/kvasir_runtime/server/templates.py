@@ -46,8 +46,14 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """The prompt, ending where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt, ending where the assistant's answer begins, or after the last message.
 
         variables: further switches that the template knows, such as enable_thinking. Raises TemplateError when the
         template raises (roles that must alternate), runs too long, or writes too much.
@@ -58,7 +64,7 @@ class ChatTemplate:
             "messages": list(messages),
             "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
         }
         deadline = time.monotonic() + MAX_RENDER_S
         parts: list[str] = []
@@ -74,6 +80,19 @@ class ChatTemplate:
         except Exception as error:  # a template can raise anything; it becomes the client's answer
             raise TemplateError(f"the model's chat template refused the messages: {error}") from error
         return "".join(parts)
+
+
+def opened(rendered: str, last: str) -> str:
+    """A rendered prompt, cut after the text of its last message, so that the answer goes on with it.
+
+    Templates strip blanks or do not; either is found. Raises TemplateError where the text is not in the prompt.
+    """
+    bare = last.strip()
+    place = rendered.rfind(bare)
+    if not bare or place < 0:
+        raise TemplateError("the model's chat template does not show the last message, so it cannot be continued")
+    kept = last.lstrip()
+    return rendered[: place + len(kept if rendered.startswith(kept, place) else bare)]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -1,22 +1,34 @@
 """The tokenizer of a model: text to ids and back, chat messages to a prompt, facts that requests are checked against.
 
-Loaded once from the model's directory by the start of the process; encode() and chat() are called in worker threads
+Loaded once from the model's directory by the start of the process; encode() and rendered() run in worker threads
 (the library releases the interpreter lock), decode() on the event loop for a few ids at a time.
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from tokenizers import Tokenizer as Encoder
 
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.server import templates
 from kvasir_runtime.server.templates import ChatTemplate, TemplateError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_FILE_BYTES = 256 << 20
+
+
+def _bytes_of() -> dict[str, int]:
+    """GPT-2's spelling of bytes as characters: printable ones as themselves, the others from 256 on, in order."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+BYTES_OF: Final = _bytes_of()
 
 
 class PromptTooLong(ValueError):
@@ -27,7 +39,7 @@ class PromptTooLong(ValueError):
         self.least_tokens = least_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     """vocab_size: ids below it may be sent to the model. longest_token: in characters."""
 
@@ -54,15 +66,49 @@ class Tokenizer:
         """An id as the vocabulary writes it, "" where it has none."""
         return self.encoder.id_to_token(token_id) or ""
 
-    def rendered(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def token_bytes(self, token_id: int) -> bytes:
+        """What an id adds to a text, also where that is only a part of a character; special tokens as their name."""
+        piece = self.piece(token_id)
+        if token_id in self.added_ids:
+            return piece.encode()
+        if self.spelling == "byte-level":
+            raw = [BYTES_OF.get(character) for character in piece]
+            return bytes(byte for byte in raw if byte is not None) if None not in raw else piece.encode()
+        if self.spelling == "byte-fallback":
+            if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+                return bytes.fromhex(piece[3:5])
+            return piece.replace("\u2581", " ").encode()
+        return self.decode([token_id], special=True).encode()
+
+    @functools.cached_property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of tokens that are written as they are."""
+        return frozenset(self.encoder.get_added_tokens_decoder())
+
+    @functools.cached_property
+    def spelling(self) -> Literal["byte-level", "byte-fallback", "other"]:
+        """How the vocabulary writes bytes, as its decoder tells."""
+        state = bytes(self.encoder.decoder.__getstate__()) if self.encoder.decoder is not None else b""
+        if b'"ByteLevel"' in state:
+            return "byte-level"
+        return "byte-fallback" if b'"ByteFallback"' in state else "other"
+
+    def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for chat messages as a text. Raises TemplateError."""
         if self.template is None:
             raise TemplateError("the model has no chat template; use /v1/completions")
-        return self.template.render(messages, variables)
+        return self.template.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], limit: int) -> tuple[int, ...]:
-        """Ids of the prompt for chat messages. Raises TemplateError and PromptTooLong."""
-        return self.encode(self.rendered(messages, variables), special=False, limit=limit)
+    def continued(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt that ends in the last message, for an answer that goes on with it. Raises TemplateError."""
+        rendered = self.rendered(messages, variables, add_generation_prompt=False)
+        return templates.opened(rendered, str(messages[-1]["content"]))
 
 
 def load(folder: Path) -> Tokenizer:

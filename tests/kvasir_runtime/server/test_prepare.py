@@ -10,8 +10,14 @@ from kvasir_runtime.server import bodies, prepare
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 
-SERVED = Served(names=("m", "alias"), tokenizer=tiny_tokenizer.tokenizer(), max_context=64)
-COMPLETION = {"model": "m", "prompt": "plan", "seed": 7}
+GENERATING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+SERVED = Served(names=("m", "alias"), tokenizer=tiny_tokenizer.tokenizer(GENERATING), max_context=64)
+ENCODER = tiny_tokenizer.byte_level()
+COMPLETION = {"model": "m", "prompt": "plan Z", "seed": 7}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "plan"}], "seed": 7}
 
 
@@ -24,6 +30,10 @@ def refused(fields, **kwargs):
     with pytest.raises(Refused) as caught:
         job(fields, **kwargs)
     return caught.value.error
+
+
+def decoded(made):
+    return SERVED.tokenizer.decode(made.requests[0].prompt)
 
 
 EFFECTS = {
@@ -43,10 +53,24 @@ EFFECTS = {
     "stream_options": ({"include_usage": True}, lambda j: j.include_usage, True),
     "model": ("alias", lambda j: j.model, "alias"),
     "cache_salt": ("tenant", lambda j: len(j.requests[0].salt), 32),
+    "frequency_penalty": (0.5, lambda j: j.requests[0].sampling.frequency_penalty, 0.5),
+    "presence_penalty": (-0.5, lambda j: j.requests[0].sampling.presence_penalty, -0.5),
+    "repetition_penalty": (1.5, lambda j: j.requests[0].sampling.repetition_penalty, 1.5),
+    "logit_bias": ({"7": 2, "5": -1.5}, lambda j: j.requests[0].sampling.logit_bias, ((5, -1.5), (7, 2.0))),
+    "bad_words": (["e"], lambda j: j.requests[0].sampling.bad_words[:1], (tuple(ENCODER.encode("e").ids),)),
+    "allowed_token_ids": ([5, 9], lambda j: j.requests[0].sampling.allowed_token_ids, (5, 9)),
+    "prompt_logprobs": (3, lambda j: (j.requests[0].sampling.prompt_logprobs, j.prompt_logprobs), (3, 3)),
+    "return_token_ids": (True, lambda j: j.token_ids, True),
+    "return_tokens_as_token_ids": (True, lambda j: j.as_token_ids, True),
+    "skip_special_tokens": (False, lambda j: j.special, True),
+    "truncate_prompt_tokens": (2, lambda j: j.requests[0].prompt == j.requests[0].prompt[-2:], True),
 }
 OF_COMPLETION = {
     "prompt": ([9, 8], lambda j: j.requests[0].prompt, (9, 8)),
     "add_special_tokens": (False, lambda j: j.prompt_tokens, None),
+    "best_of": (3, lambda j: (len(j.requests), j.num_choices, j.requests[0].sampling.logprobs), (3, 1, 0)),
+    "echo": (True, lambda j: (j.echoes, j.requests[0].sampling.prompt_logprobs), (("plan Z",), -1)),
+    "logprobs": (4, lambda j: (j.requests[0].sampling.logprobs, j.logprobs), (4, 4)),
 }
 OF_CHAT = {
     "messages": (
@@ -56,17 +80,24 @@ OF_CHAT = {
     ),
     "max_completion_tokens": (9, lambda j: j.requests[0].sampling.max_tokens, 9),
     "chat_template_kwargs": ({"x": 1}, None, None),
+    "logprobs": (True, lambda j: (j.requests[0].sampling.logprobs, j.logprobs), (0, 0)),
+    "top_logprobs": (4, None, None),
+    "add_generation_prompt": (False, decoded, "<user>plan\n"),
+    "continue_final_message": (True, lambda j: (decoded(j), j.continues), ("<user>plan", True)),
 }
 
 
-@pytest.mark.parametrize("name", [*EFFECTS, "prompt"])
+@pytest.mark.parametrize("name", [*EFFECTS, "prompt", "best_of", "echo", "logprobs"])
 def test_each_completion_parameter_has_its_effect(name):
     value, read, want = {**EFFECTS, **OF_COMPLETION}[name]
     assert read(job({name: value})) == want
     assert read(job()) != want
 
 
-@pytest.mark.parametrize("name", [*EFFECTS, "messages", "max_completion_tokens"])
+CHAT_NAMES = ["messages", "max_completion_tokens", "logprobs", "add_generation_prompt", "continue_final_message"]
+
+
+@pytest.mark.parametrize("name", [*EFFECTS, *CHAT_NAMES])
 def test_each_chat_parameter_has_its_effect(name):
     value, read, want = {**EFFECTS, **OF_CHAT}[name]
     assert read(job({name: value}, chat=True)) == want
@@ -153,6 +184,9 @@ def test_too_long_is_refused_with_the_numbers(fields, param, numbers):
         ({"prompt": [330]}, "prompt", "330"),
         ({"stop_token_ids": [999]}, "stop_token_ids", "999"),
         ({"min_tokens": 17}, "min_tokens", "17"),
+        ({"allowed_token_ids": [999]}, "allowed_token_ids", "999"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "999"),
+        ({"echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens", "1"),
     ],
 )
 def test_refusals_that_need_the_model(fields, param, says):
@@ -195,3 +229,60 @@ def test_route_hashes_are_those_that_the_gateway_computes():
     assert job(long, chat=True, served=served).requests[0].route_hashes == want
     text = {"prompt": "plan " * 200}
     assert job(text, served=served).requests[0].route_hashes == hashes.route_hashes(text["prompt"], model="m")
+
+
+def test_top_logprobs_are_how_many_the_engine_reports():
+    made = job({"logprobs": True, "top_logprobs": 4}, chat=True)
+    assert (made.logprobs, made.requests[0].sampling.logprobs) == (4, 4)
+
+
+def test_echoed_logprobs_are_those_of_the_prompt_too():
+    made = job({"echo": True, "logprobs": 2, "prompt_logprobs": 5, "prompt": ["plan", [9, 8]], "max_tokens": 0})
+    assert [request.sampling.prompt_logprobs for request in made.requests] == [5, 5]
+    assert made.echoes == ("plan", SERVED.tokenizer.decode([9, 8]))
+    assert made.only_prompt
+    assert made.requests[0].sampling.max_tokens == 1, "the engine draws one that nobody sees"
+
+
+def test_a_cut_prompt_keeps_its_end_and_loses_its_route():
+    ids = list(range(5, 65))
+    made = job({"prompt": ids, "truncate_prompt_tokens": 7, "echo": True})
+    assert made.requests[0].prompt == tuple(ids[-7:])
+    assert made.requests[0].route_hashes == ()
+    assert made.echoes == (SERVED.tokenizer.decode(ids[-7:]),)
+    fitting = job({"prompt": "plan " * 500, "truncate_prompt_tokens": -1, "max_tokens": 10})
+    assert len(fitting.requests[0].prompt) == 54
+    assert job({"truncate_prompt_tokens": 3}, chat=True).requests[0].prompt == job(chat=True).requests[0].prompt[-3:]
+
+
+def test_bad_words_are_forbidden_with_a_blank_before_them_too():
+    words = job({"bad_words": ["plan", " e"]}).requests[0].sampling.bad_words
+    assert tuple(ENCODER.encode("plan").ids) in words
+    assert tuple(ENCODER.encode(" plan").ids) in words
+    assert tuple(ENCODER.encode("e").ids) in words, "leading blanks do not matter"
+
+
+@pytest.mark.parametrize(
+    ("content", "shown", "want"),
+    [
+        ("say  ", "<a>{{ m.content }}</a>", "<a>say  "),
+        ("say  ", "<a>{{ m.content | trim }}</a>", "<a>say"),
+        ("  say", "<a>{{ m.content | trim }}</a>", "<a>say"),
+        ("a", "<a>{{ m.content }}</b>", "<a>a"),
+    ],
+)
+def test_a_last_message_is_continued_whether_the_template_strips_it_or_not(content, shown, want):
+    template = "{% for m in messages %}" + shown + "{% endfor %}"
+    served = Served(names=("m",), tokenizer=tiny_tokenizer.tokenizer(template), max_context=64)
+    made = job(
+        {"messages": [{"role": "assistant", "content": content}], "continue_final_message": True},
+        chat=True,
+        served=served,
+    )
+    assert decoded(made) == want
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it():
+    served = Served(names=("m",), tokenizer=tiny_tokenizer.tokenizer("nothing"), max_context=64)
+    error = refused({"continue_final_message": True}, chat=True, served=served)
+    assert (error.param, error.code) == ("messages", "chat_template_error")

@@ -90,7 +90,7 @@ def answer(form, client, meter, ended, n=1, **kwargs):
     return form(
         job,
         client,
-        TOKENIZER.decode,
+        TOKENIZER,
         meter=meter,
         arrived=0.0,
         created=0,

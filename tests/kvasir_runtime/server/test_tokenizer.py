@@ -27,7 +27,7 @@ def edit(folder, file, **fields):
 
 def prompt(folder):
     found = tokenizer.load(folder)
-    return found.encoder.decode(found.chat(CHAT, {}, 1000), skip_special_tokens=False)
+    return found.rendered(CHAT, {})
 
 
 def test_a_checkpoint_is_read(folder):
@@ -57,7 +57,7 @@ def test_forms_of_the_config_entry(folder, entry, want):
 def test_without_a_template_it_loads_and_refuses_chats(folder):
     edit(folder, "tokenizer_config.json", chat_template=None)
     with pytest.raises(ValueError, match="no chat template"):
-        tokenizer.load(folder).chat(CHAT, {}, 100)
+        tokenizer.load(folder).rendered(CHAT, {})
 
 
 def test_padding_and_truncation_of_the_file_are_ignored(folder):
