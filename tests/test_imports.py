@@ -98,10 +98,14 @@ def foreign(python: Path, unwanted: str) -> list[str]:
     [
         (["kvasir_api"], "torch,kubernetes,kopf,aiohttp,fastapi,zmq,grpc"),
         (["kvasir_runtime.server", "kvasir_runtime.client", "kvasir_runtime.wire"], "torch,triton,transformers"),
+        (
+            ["kvasir_runtime.commands", "kvasir_runtime.bench", "kvasir_runtime.offline"],
+            "torch,triton,transformers,fastapi",
+        ),
         (["kvasir_runtime.core"], "torch,triton,fastapi,zmq"),
         (["kvasir_local"], "torch,triton,transformers,kopf"),
     ],
-    ids=["contract", "api-process", "core", "local"],
+    ids=["contract", "api-process", "commands", "core", "local"],
 )
 def test_process_loads_nothing_it_does_not_need(packages, unwanted):
     names = [

@@ -13,6 +13,10 @@ ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 """Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
 gate-up (2x intermediate), its product, and the float32 copies that norms make."""
 
+PROCESS_BYTES: Final = {"cpu": 560 << 20, "cuda": 640 << 20}
+"""What the engine holds besides weights, activations and cache: on a CPU the process itself as measured (torch and its libraries,
+558 MiB with a model of 4 MB), on CUDA an allowance for the driver's context."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -93,23 +97,31 @@ def _dtype(config: Mapping[str, Any]) -> str:
 
 
 def fit(
-    model: Shape, *, memory_bytes: int, memory_fraction: float, dtype: str, max_model_len: int, max_batch_tokens: int
+    model: Shape,
+    *,
+    memory_bytes: int,
+    memory_fraction: float,
+    dtype: str,
+    max_model_len: int,
+    max_batch_tokens: int,
+    process_bytes: int = 0,
 ) -> Fit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
-    the model's own longest).
+    the model's own longest). process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
     """
     longest = max_model_len or model.max_positions
     weights, per_token = model.weights_bytes(dtype), model.kv_bytes_per_token(dtype)
     activations = (
         max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
     )
-    left = int(memory_bytes * memory_fraction) - weights - activations
+    left = int(memory_bytes * memory_fraction) - weights - activations - process_bytes
     kv_tokens = max(left // per_token, 0)
     enough = kv_tokens >= longest
+    process = f"process {_gib(process_bytes)} + " if process_bytes else ""
     numbers = (
-        f"weights {_gib(weights)} + activations {_gib(activations)} + KV cache of one request of {longest} tokens "
+        f"{process}weights {_gib(weights)} + activations {_gib(activations)} + KV cache of one request of {longest} tokens "
         f"{_gib(longest * per_token)} against {_gib(int(memory_bytes * memory_fraction))} usable of {_gib(memory_bytes)}"
     )
     return Fit(

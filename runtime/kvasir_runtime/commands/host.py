@@ -7,13 +7,9 @@ Device = Literal["cpu", "cuda"]
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """The container's limit, else the machine's memory. root: replaced by tests."""
-    total = next(
-        int(line.split()[1]) * 1024
-        for line in (root / "proc/meminfo").read_text().splitlines()
-        if line.startswith("MemTotal:")
-    )
-    limits = [total]
+    """What can be taken: the container's limit, or what the machine has available if that is less. root: for tests."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    limits = [next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))]
     for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         path = root / name
         text = path.read_text().strip() if path.is_file() else ""

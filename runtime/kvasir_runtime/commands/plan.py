@@ -65,6 +65,7 @@ def made(
             dtype=dtype,
             max_model_len=longest,
             max_batch_tokens=options.max_batch_tokens or BATCH_TOKENS[device],
+            process_bytes=forecast.PROCESS_BYTES[device],
         ),
     )
 
@@ -77,7 +78,7 @@ def table(plan: Plan) -> str:
         ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters)"),
         ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {plan.memory_fraction:.0%} of it to be used"),
         ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}"),
-        ("one step", size(fit.activation_bytes)),
+        ("process", f"{size(forecast.PROCESS_BYTES[plan.device])}, and {size(fit.activation_bytes)} in a step"),
         ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}"),
         ("concurrency", f"{fit.concurrency:.2f} requests of {plan.max_model_len:,} tokens"),
         ("verdict", verdict(plan)),
@@ -146,13 +147,11 @@ def _plan(model: str, memory: int | None, device: host.Device | None, as_json: b
     """
     try:
         config = read_config(model)
-        plan = made(
-            model,
-            config,
-            memory_bytes=memory or host.memory_bytes(),
-            device=device or host.device(),
-            options=RuntimeOptions(**values),
-        )
+        where = device or host.device()
+        if where == "cuda" and memory is None:
+            raise ValueError("say with --memory how much memory the device has, for example --memory 24Gi")
+        free = memory or host.memory_bytes()
+        plan = made(model, config, memory_bytes=free, device=where, options=RuntimeOptions(**values))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
@@ -174,8 +173,8 @@ plan = click.Command(
             ["--memory"],
             type=sizes.Size(),
             metavar="SIZE",
-            help="Memory of the device or container, for example 24Gi or 80GB; default: what this machine has"
-            " (with --device cuda it has to be given).",
+            help="Memory of the device or container, for example 24Gi or 80GB; default: what is free here."
+            " With --device cuda it has to be given.",
         ),
         click.Option(
             ["--device"],

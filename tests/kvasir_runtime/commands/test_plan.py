@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvasir_api import forecast
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime.commands import host
 from kvasir_runtime.commands.plan import made, plan
@@ -45,10 +46,10 @@ def test_a_model_that_fits(model):
 def test_a_model_that_does_not_fit_says_what_would(model):
     result = run(model, "--memory", "24Gi", "--device", "cuda")
     assert result.exit_code == 1
-    assert "too small for 131,072 tokens; it fits with --max-model-len 32911 " in result.output
+    assert "too small for 131,072 tokens; it fits with --max-model-len 27791 " in result.output
     result = run(model, "--memory", "8Gi", "--device", "cuda")
     assert result.exit_code == 1
-    assert "too small: weights 14.96 GiB" in result.output
+    assert "too small: process 0.62 GiB + weights 14.96 GiB" in result.output
 
 
 def test_the_same_as_json(model):
@@ -68,6 +69,7 @@ def test_the_same_as_json(model):
         (["{broken}"], "hidden_size is None, expected a positive integer"),
         (["{notjson}"], "config.json: Expecting value"),
         (["{model}", "--memory", "lots"], "'lots' is not a size such as 24Gi or 80GB"),
+        (["{model}", "--device", "cuda"], "say with --memory how much memory the device has"),
         (["{model}", "--memory", "0"], "'0' is not a size"),
         (["{model}", "--memory", "1Gi", "--max-batch-tokens", "8"], "maxBatchTokens 8 is less than blockSize 16"),
     ],
@@ -117,8 +119,18 @@ def test_the_type_is_what_the_engine_would_take(tmp_path, cpu, wanted, checkpoin
 @pytest.mark.parametrize(("limit", "want"), [("1048576", 1048576), ("max", 4096 * 1024), (None, 4096 * 1024)])
 def test_a_containers_limit_counts(tmp_path, limit, want):
     (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemFree: 1 kB\nMemTotal:     4096 kB\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:     4096 kB\n")
     if limit is not None:
         (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(limit + "\n")
     assert host.memory_bytes(tmp_path) == want
+
+
+def test_what_is_planned_is_what_the_engine_says_of_itself():
+    model = Path(__file__).parents[3] / "operator/kvasir_local/demo/model"
+    config = json.loads((model / "config.json").read_text())
+    judged = made("demo", config, memory_bytes=2**32, device="cpu", options=RuntimeOptions(dtype="bfloat16"))
+    weights = (model / "model.safetensors").stat().st_size
+    assert 0 <= weights - judged.fit.weights_bytes < 8192, "the file has a header"
+    left = int(2**32 * 0.9) - judged.fit.weights_bytes - judged.fit.activation_bytes - forecast.PROCESS_BYTES["cpu"]
+    assert judged.fit.kv_tokens == left // 1024
