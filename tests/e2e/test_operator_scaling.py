@@ -23,8 +23,8 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     assert status["autoscaling"]["bindingLaw"] == "kv"
     (decision,) = status["autoscaling"]["decisions"]
     assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "kv")
-    assert "pinned, 900 usable per replica at 85%" in decision["reason"]
-    assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas, kv rules: kv 1.")
+    assert "pinned, a replica holds 765 at 85%; 0 waiting with 0 tokens" in decision["reason"]
+    assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas, kv rules: kv asks for 1.")
     assert (await rig.service())["spec"].get("replicas") == 1  # the spec is the user's
     for pod in await rig.until_pods(2):
         pod.say(kv_pinned=0, running=0)
