@@ -91,8 +91,8 @@ generate: setup  ## Write the CRD, the tables in the docs and the other generate
 lock: setup  ## Write constraints.txt anew from pyproject.toml: versions and hashes, no address
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-header --quiet --output-file constraints.txt
 
-bench: setup  ## Measure on this machine (see docs/benchmarks)
-	@$(BIN)/python -m pytest tests/bench $(PYTEST_ARGS)
+bench: setup  ## Measure the engine on this machine's processors (see docs/benchmarks/cpu.md)
+	@$(BIN)/python tests/bench/cpu.py $(BENCH_OUT)
 
 bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs/benchmarks/gpu.md)
 	@$(BIN)/python tests/bench/gpu_kernels.py
