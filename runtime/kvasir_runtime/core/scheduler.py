@@ -15,6 +15,7 @@ from kvasir_runtime.core.digest import PrefixDigest
 from kvasir_runtime.core.draft import Draft, Entry
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Grow, Join, Plan, Results, Sampled
+from kvasir_runtime.core.promises import Promises
 from kvasir_runtime.core.rates import Speed
 from kvasir_runtime.core.report import filled
 from kvasir_runtime.core.sequence import Sequence, ending, new_sequence, refusal
@@ -38,6 +39,7 @@ class Scheduler:
         self._eos = frozenset(limits.eos_token_ids)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = Waiting()
+        self._promises = Promises()
         self._running: dict[str, Sequence] = {}
         # No more rows than tokens in a step, so that everybody who runs moves in every step.
         self._rows = list(range(min(limits.max_sequences, limits.max_batch_tokens) - 1, -1, -1))
@@ -190,6 +192,8 @@ class Scheduler:
             if sequence.last_step > self._collected:
                 return
             hits = self._hits(sequence)
+            if self._promises.worth_waiting(sequence, len(hits), sequence.reusable // self.limits.block_size):
+                return
             need = self.limits.blocks_for(len(sequence.tokens)) - len(hits)
             # The whole prompt must fit, and then one block for each who runs: for block_size steps nobody is preempted.
             if not self.pool.can_take(need + len(self._running), hits):
@@ -204,6 +208,7 @@ class Scheduler:
         sequence.charge(revived + need, now)
         sequence.computed = len(hits) * self.limits.block_size
         sequence.published = len(hits)
+        self._promises.make(sequence)
         sequence.row = self._rows.pop()
         sequence.phase = "running"
         self._running[sequence.request.request_id] = sequence
@@ -269,6 +274,7 @@ class Scheduler:
         self._extend_hashes(sequence)
         for position in range(sequence.published, full):
             self.pool.publish(sequence.blocks[position], sequence.hashes[position])
+        self._promises.keep(sequence.hashes[sequence.published : full])
         sequence.published = full
         if entry.start < sequence.prompt_tokens <= entry.end:
             prompt_blocks = sequence.prompt_tokens // self.limits.block_size
@@ -295,6 +301,7 @@ class Scheduler:
         self._counters.ended(sequence, aborted=aborted, block_size=self.limits.block_size)
 
     def _release(self, sequence: Sequence, now: float) -> None:
+        self._promises.drop(sequence)
         in_flight = sequence.last_step > self._collected
         self.pool.release(sequence.blocks, sequence.last_step if in_flight else None)
         sequence.blocks = []

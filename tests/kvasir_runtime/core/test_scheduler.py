@@ -348,3 +348,23 @@ def test_results_without_the_scores_of_the_plan_are_refused():
     assert [chunk.scores for chunk in plan.chunks] == [(1, 3)]
     with pytest.raises(ValueError, match="scores"):
         served.scheduler.commit(Results(step=plan.step, sampled=(Sampled(0, (5,)),)), 1.0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_choices_of_one_prompt_wait_for_the_first_and_share_its_blocks(depth):
+    served = endless(depth=depth)
+    served.submit(*(request(name, range(1, 22), seed=seed) for seed, name in enumerate("abcd")))
+    served.finish()
+    assert [served.answers[name].cached_tokens for name in "abcd"] == [0, 20, 20, 20]
+    assert sum(chunk.num_tokens for plan in served.plans for chunk in plan.chunks) < 2 * 21 + 4 * 8
+
+
+def test_nobody_waits_for_blocks_whose_maker_is_gone_or_for_a_few():
+    served = endless(max_batch_tokens=8)
+    served.submit(request("a", range(1, 22)), request("b", range(1, 22)), request("c", range(30, 38)))
+    served.step()
+    assert len(served.plans[-1].joins) == 1
+    served.scheduler.abort("a", served.now)
+    served.answers.pop("a")
+    served.finish()
+    assert served.answers["b"].tokens
