@@ -115,7 +115,7 @@ def test_mixed_batch_gives_each_its_own_answer(root: Path, name: str) -> None:
     check(root, name, *streams)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
 def test_thirty_two_streams_of_up_to_2000_tokens(root: Path, name: str) -> None:
     hand = Hand(runner_of(folder_of(root, name), num_blocks=4096), scattered=False)
     lengths = [1, 2000, 1500, 700, 333, *range(5, 32)]
