@@ -3,23 +3,24 @@
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from openai import AsyncOpenAI
+from openai import APIError, APITimeoutError, AsyncOpenAI
 
-from kvasir_api import names
+from kvasir_api import names, state
 from kvasir_kube.client import Client, configuration
 from kvasir_local import audit, kubectl, stack
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.demo.walk import put_model
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny.yaml"
-OPERATOR_USER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.OPERATOR}"
 DEADLINE_S = 90.0
+HANG_S = 30.0
 SETTLE_S = 10.0
 IDLE_S = 60.0
 STREAMS = 4
@@ -34,7 +35,7 @@ class Life:
         self.namespace, self.cluster = namespace, cluster
         self._program = [*cluster.kubectl, f"--namespace={namespace}"]
         sample = next(item for item in yaml.safe_load_all(SAMPLE.read_text()) if item["kind"] == names.KIND)
-        self._spec: dict[str, Any] = {k: v for k, v in sample["spec"].items() if k != "autoscaling"}
+        self._spec: dict[str, Any] = dict(sample["spec"])
         self._spec["model"] = {**self._spec["model"], "servedName": namespace}
 
     def kubectl(self, *arguments: str) -> str:
@@ -47,7 +48,7 @@ class Life:
     def apply(self, *, uri: str = "", **spec: Any) -> None:
         if uri:
             self._spec["model"] = {**self._spec["model"], "uri": uri}
-        self._spec.update(spec)
+        self._spec = {k: v for k, v in (self._spec | spec).items() if v is not None}
         manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "tiny"}}
         kubectl.apply(self._program, yaml.safe_dump({**manifest, "spec": self._spec}))
 
@@ -72,26 +73,54 @@ class Life:
     async def until_ready(self) -> None:
         await self.until(lambda: self.condition("Ready").get("status") == "True", "Ready")
 
-    async def writes(self, seconds: float) -> int:
-        """How often the operator writes in this namespace within that time."""
+    async def writes(self, seconds: float) -> list[audit.Write]:
+        """What operator, gateway and node write anywhere within that time, but for leases and the node's heartbeat."""
         log = self.cluster.layout.audit_log
         mark = log.stat().st_size
         for _ in range(round(seconds / 0.05)):
             await asyncio.sleep(0.05)
         found, _ = audit.read(log, since=mark)
-        return sum(w.user == OPERATOR_USER and w.namespace == self.namespace for w in found)
+        return [w for w in found if "kvasir" in w.user and w.resource not in {"leases", "nodes"}]
+
+    def busy(self) -> dict[str, Any] | None:
+        """Metadata of a pod that is generating now."""
+        for pod in self.items("pods"):
+            url = f"http://{pod['status']['podIP']}:{names.PORT_OPS}{names.PATH_STATE}"
+            with urllib.request.urlopen(url, timeout=SETTLE_S) as response:
+                if state.decode(response.read()).running:
+                    metadata: dict[str, Any] = pod["metadata"]
+                    return metadata
+        return None
 
 
-async def stream(client: AsyncOpenAI, model: str, stop: asyncio.Event) -> list[str]:
+async def answer(client: AsyncOpenAI, model: str, max_tokens: int) -> str:
+    """How one stream ended: its finish reason, `error`, or `silence` when it just stopped. TimeoutError when it hangs.
+
+    Any exception that is not an answer of the API is raised, and so is a timeout of the client.
+    """
+    last = "silence"
+    try:
+        async with asyncio.timeout(HANG_S):
+            async for chunk in await client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": "What is Kvasir?"}],
+                max_tokens=max_tokens,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            ):
+                last = (chunk.choices and chunk.choices[0].finish_reason) or last
+    except APITimeoutError:
+        raise
+    except APIError:
+        return "error"
+    return last
+
+
+async def answers(client: AsyncOpenAI, model: str, stop: asyncio.Event) -> list[str]:
     """Stream one answer after the other until told to stop; how each one ended."""
     ends = []
     while not stop.is_set():
-        last = "broken"
-        async for chunk in await client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": "What is Kvasir?"}], max_tokens=200, stream=True
-        ):
-            last = (chunk.choices and chunk.choices[0].finish_reason) or last
-        ends.append(last)
+        ends.append(await answer(client, model, 200))
     return ends
 
 
@@ -107,10 +136,11 @@ async def life(installed: ControlPlane):
 
 async def test_a_service_lives_through_it_all(life: Life, installed: ControlPlane):
     await refused_and_mended(life)
-    await idle(life)
+    address = f"{stack.gateway_url(installed)}/v1"
+    await idle(life, address)
     await operator_replaced(life)
-    await edited_under_streams(life, f"{stack.gateway_url(installed)}/v1")
-    await killed(life)
+    await edited_under_streams(life, address)
+    await killed_under_streams(life, address)
     life.kubectl("delete", "infsvc", "tiny")
     kinds = "deployments,controllerrevisions,pods,services"
     await life.until(lambda: not life.items(kinds), "everything is collected")
@@ -125,12 +155,15 @@ async def refused_and_mended(life: Life) -> None:
     await life.until_ready()
 
 
-async def idle(life: Life) -> None:
-    """Soon after it is ready the service is left alone, and then for a whole minute nothing is written."""
+async def idle(life: Life, address: str) -> None:
+    """Some time after its last request nothing is written for a whole minute, though the autoscaler watches."""
+    assert life.items("infsvc")[0]["spec"]["autoscaling"]["maxReplicas"] > 1
+    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
+        assert await answer(client, life.namespace, 40) == "length"
     for _ in range(6):
-        if await life.writes(SETTLE_S) == 0:
+        if not await life.writes(SETTLE_S):
             break
-    assert await life.writes(IDLE_S) == 0
+    assert await life.writes(IDLE_S) == []
 
 
 async def operator_replaced(life: Life) -> None:
@@ -138,7 +171,7 @@ async def operator_replaced(life: Life) -> None:
     before = life.uids()
     kubectl.run(system, "delete", "pod", "-l", f"{names.LABEL_NAME}={names.OPERATOR}", "--force", "--grace-period=0")
     kubectl.run(system, "rollout", "status", f"deployment/{names.OPERATOR}", "--timeout=60s")
-    life.apply(replicas=2)
+    life.apply(replicas=2, autoscaling=None)
     await life.until_ready()
     assert before < life.uids()
 
@@ -147,18 +180,25 @@ async def edited_under_streams(life: Life, address: str) -> None:
     """A rollout under load breaks no stream."""
     before, stop = life.uids(), asyncio.Event()
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
-        running = [asyncio.create_task(stream(client, life.namespace, stop)) for _ in range(STREAMS)]
+        running = [asyncio.create_task(answers(client, life.namespace, stop)) for _ in range(STREAMS)]
         life.apply(runtime={"kvCacheTokens": 2048, "blockSize": 32})
         await life.until(lambda: not life.uids() & before, "the old pods are gone")
         await life.until_ready()
         stop.set()
         ends = [end for task in running for end in await task]
     assert len(ends) >= STREAMS
-    assert "broken" not in ends
+    assert set(ends) == {"length"}
 
 
-async def killed(life: Life) -> None:
-    victim = life.items("pods")[0]["metadata"]
-    life.kubectl("delete", "pod", victim["name"], "--force", "--grace-period=0")
-    await life.until(lambda: victim["uid"] not in life.uids() and len(life.uids()) == 2, "a new pod")
-    await life.until_ready()
+async def killed_under_streams(life: Life, address: str) -> None:
+    """The pod is replaced, and every client is told: none hangs, none takes a cut answer for a whole one."""
+    stop = asyncio.Event()
+    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
+        running = [asyncio.create_task(answers(client, life.namespace, stop)) for _ in range(STREAMS)]
+        victim = await life.until(life.busy, "a pod generates")
+        life.kubectl("delete", "pod", victim["name"], "--force", "--grace-period=0")
+        await life.until(lambda: victim["uid"] not in life.uids() and len(life.uids()) == 2, "a new pod")
+        await life.until_ready()
+        stop.set()
+        ends = [end for task in running for end in await task]
+    assert set(ends) == {"error", "length"}
