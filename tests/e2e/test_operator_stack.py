@@ -20,7 +20,7 @@ from kvasir_local.demo.walk import put_model
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny.yaml"
 DEADLINE_S = 90.0
-HANG_S = 30.0
+HANG_S = 60.0
 SETTLE_S = 10.0
 IDLE_S = 60.0
 STREAMS = 4
@@ -59,8 +59,12 @@ class Life:
         found = [c for c in conditions if c["type"] == kind]
         return found[0] if found and found[0]["observedGeneration"] == service["metadata"]["generation"] else {}
 
+    def pods(self) -> list[dict[str, Any]]:
+        """Those that are not on their way out."""
+        return [pod for pod in self.items("pods") if not pod["metadata"].get("deletionTimestamp")]
+
     def uids(self) -> set[str]:
-        return {p["metadata"]["uid"] for p in self.items("pods") if not p["metadata"].get("deletionTimestamp")}
+        return {pod["metadata"]["uid"] for pod in self.pods()}
 
     async def until(self, found: Callable[[], Any], what: str) -> Any:
         deadline = time.monotonic() + DEADLINE_S
@@ -82,15 +86,15 @@ class Life:
         found, _ = audit.read(log, since=mark)
         return [w for w in found if "kvasir" in w.user and w.resource not in {"leases", "nodes"}]
 
-    def busy(self) -> dict[str, Any] | None:
-        """Metadata of a pod that is generating now."""
-        for pod in self.items("pods"):
+    def busiest(self) -> dict[str, Any] | None:
+        """Metadata of the pod with most streams, once it has half of them."""
+        running: list[tuple[int, dict[str, Any]]] = []
+        for pod in self.pods():
             url = f"http://{pod['status']['podIP']}:{names.PORT_OPS}{names.PATH_STATE}"
             with urllib.request.urlopen(url, timeout=SETTLE_S) as response:
-                if state.decode(response.read()).running:
-                    metadata: dict[str, Any] = pod["metadata"]
-                    return metadata
-        return None
+                running.append((state.decode(response.read()).running, pod["metadata"]))
+        count, metadata = max(running, key=lambda found: found[0])
+        return metadata if count >= STREAMS / 2 else None
 
 
 async def answer(client: AsyncOpenAI, model: str, max_tokens: int) -> str:
@@ -116,11 +120,11 @@ async def answer(client: AsyncOpenAI, model: str, max_tokens: int) -> str:
     return last
 
 
-async def answers(client: AsyncOpenAI, model: str, stop: asyncio.Event) -> list[str]:
+async def answers(client: AsyncOpenAI, model: str, stop: asyncio.Event, max_tokens: int = 200) -> list[str]:
     """Stream one answer after the other until told to stop; how each one ended."""
     ends = []
     while not stop.is_set():
-        ends.append(await answer(client, model, 200))
+        ends.append(await answer(client, model, max_tokens))
     return ends
 
 
@@ -194,8 +198,9 @@ async def killed_under_streams(life: Life, address: str) -> None:
     """The pod is replaced, and every client is told: none hangs, none takes a cut answer for a whole one."""
     stop = asyncio.Event()
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
-        running = [asyncio.create_task(answers(client, life.namespace, stop)) for _ in range(STREAMS)]
-        victim = await life.until(life.busy, "a pod generates")
+        # So long that those on the victim have not ended when the kill arrives.
+        running = [asyncio.create_task(answers(client, life.namespace, stop, 900)) for _ in range(STREAMS)]
+        victim = await life.until(life.busiest, "a pod generates")
         life.kubectl("delete", "pod", victim["name"], "--force", "--grace-period=0")
         await life.until(lambda: victim["uid"] not in life.uids() and len(life.uids()) == 2, "a new pod")
         await life.until_ready()
