@@ -52,12 +52,13 @@ demo-down:  ## Stop what the demo left running
 
 test: setup  ## Run every test: the unit suites on two workers, then end to end on a real control plane
 	@mkdir -p .kvasir
-	@$(MAKE) test-unit 2>&1 | tee .kvasir/test-unit.log
+	@$(MAKE) test-unit EMPTY=5 2>&1 | tee .kvasir/test-unit.log
 	@$(MAKE) test-e2e 2>&1 | tee .kvasir/test-e2e.log
+	@! ( for half in unit e2e; do tail -n 1 .kvasir/test-$$half.log | grep -qE '^=* ?(no tests ran|[0-9]+ deselected)' || exit 1; done ) || { echo "error: no test was selected" >&2; exit 5; }
 	@echo; tail -qn 1 .kvasir/test-unit.log .kvasir/test-e2e.log
 
 test-unit: setup  ## Run only what needs no control plane
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS) || { code=$$?; test $$code -eq $(or $(EMPTY),0); }
 
 test-e2e: setup  ## Run only what needs the control plane
 	@$(TEST_ENV) $(BIN)/python -m pytest -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }

@@ -68,7 +68,7 @@ class Fraction(click.ParamType[int]):
             return value
         try:
             return round(float(value) * 100)
-        except ValueError:
+        except (ValueError, OverflowError):  # inf overflows, nan is no integer
             self.fail(f"{value!r} is not a number between 0.01 and 0.99", param, ctx)
 
 

@@ -58,7 +58,6 @@ MODEL_MOUNT: Final = "/models"
 
 HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
 HEADER_CLUSTER: Final = "x-kvasir-cluster"
-HEADER_ROUTE_HASHES: Final = "x-kvasir-route-hashes"
 HEADER_TICKET: Final = "x-kvasir-ticket"
 
 # Condition types. Ready is always present; the others only while True.

@@ -143,7 +143,11 @@ class ServeOptions(RuntimeOptions):
         600, "After SIGTERM, how long running requests may take to finish.", unit="seconds", ge=0, le=86_400
     )
     log_format: Literal["text", "json"] = option("text", "Form of log lines.")
-    trace: str = option("", "File to record every step's plan into, for replay.", metavar="FILE")
+    trace: str = option(
+        "",
+        "File to record every step's plan into, for replay; it holds the tokens of prompts and answers in clear.",
+        metavar="FILE",
+    )
     revision: str = option("", "Name of the revision this pod belongs to; reported in /state.", metavar="NAME")
 
 

@@ -16,9 +16,11 @@ LABEL_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 DNS_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
+CPU_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?m?$"
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
+Cpu = Annotated[str, StringConstraints(pattern=CPU_PATTERN, max_length=20)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 LabelKey = Annotated[str, StringConstraints(pattern=KEY_PATTERN, max_length=316)]
 Name = Annotated[str, StringConstraints(pattern=DNS_PATTERN, min_length=1, max_length=253)]
@@ -87,7 +89,7 @@ class Resources(Part):
     """What one replica asks of its node."""
 
     accelerator: Accelerator = option(Accelerator(), "GPUs of one replica.")
-    cpu: Quantity = option(
+    cpu: Cpu = option(
         "2", "Processor cores requested for one replica; also the engine's number of threads on a CPU.", unit="cores"
     )
     memory: Quantity = option("4Gi", "Memory of one replica, as request and limit.", unit="bytes")

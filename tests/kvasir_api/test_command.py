@@ -2,6 +2,8 @@
 
 from importlib.metadata import EntryPoint
 
+import click
+import pytest
 from click.testing import CliRunner
 
 from kvasir_api import command
@@ -30,3 +32,9 @@ def test_help_lists_what_is_not_installed_too():
     result = CliRunner().invoke(command.main, ["--help"])
     assert result.exit_code == 0
     assert "serve" in result.output
+
+
+@pytest.mark.parametrize("value", ["1e999", "-inf", "nan", "much"])
+def test_fraction_that_is_no_number_is_refused_in_a_line(value):
+    with pytest.raises(click.BadParameter, match=r"is not a number between 0\.01 and 0\.99"):
+        command.Fraction().convert(value, None, None)

@@ -16,6 +16,7 @@ from kvasir_runtime.engine.link import Link
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.ports import Facts, Runner
 from kvasir_runtime.engine.trace import TraceFile
+from kvasir_runtime.errors import StartError
 from kvasir_runtime.wire import Failed, FromEngine, Hello, Progress, Ready, Shutdown, ToEngine
 
 LOG = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Lobby:
 def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> Engine:
     """The engine, its model loaded, its clients greeted. Raises StartError, or what else the runner raised."""
     lobby.say(Progress(phase="starting", progress_fraction=0.0))
+    trace = _trace(options.trace)
     runner = build(options, lobby.say)
     lobby.hear(0.0)
     facts = runner.facts
@@ -92,11 +94,19 @@ def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> En
         ready=ready_of(facts, limits),
         state=_state(options, facts),
         depth=2 if on_gpu else 1,
-        trace=TraceFile(Path(options.trace)) if options.trace else None,
+        trace=trace,
     )
     for client in lobby.present:
         engine.greet(client)
     return engine
+
+
+def _trace(path: str) -> TraceFile | None:
+    """Opened before the model is loaded, so that a wrong path costs no time. Raises StartError."""
+    try:
+        return TraceFile(Path(path)) if path else None
+    except (OSError, ValueError) as error:
+        raise StartError(f"--trace {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def limits_of(options: ServeOptions, facts: Facts) -> Limits:

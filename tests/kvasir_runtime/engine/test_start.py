@@ -1,0 +1,24 @@
+"""What keeps an engine from starting is found before the model is loaded."""
+
+import pytest
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.engine.start import Lobby, started
+from kvasir_runtime.errors import StartError
+
+
+class NobodyThere:
+    def receive(self, timeout_s):
+        return []
+
+    def send(self, client, message):
+        return False
+
+
+def test_trace_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path):
+    built = []
+    options = ServeOptions(model="m", trace=str(tmp_path / "absent" / "trace"))
+    link = NobodyThere()
+    with pytest.raises(StartError, match=r"--trace .*: cannot be written: No such file or directory"):
+        started(options, lambda *given: built.append(given), link, Lobby(link))
+    assert not built
