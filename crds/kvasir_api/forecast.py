@@ -1,7 +1,7 @@
 """Does a model fit? Weights and KV cache predicted from its config alone, before any memory is taken.
 
 Pure arithmetic on the fields of a Hugging Face config.json, for dense decoder models. The runtime refuses with these numbers
-before it loads; plan and operator use the same functions, so that there is one forecast.
+before it loads, and `kvasir plan` uses the same functions, so that there is one forecast.
 """
 
 from collections.abc import Mapping

@@ -107,5 +107,7 @@ EVENTS: Final = {
 
 EXIT_REFUSED: Final = 1
 """Exit code of `kvasir serve` when the model or the options are refused: a retry cannot cure it."""
+TOO_SMALL: Final = "TooSmall: "
+"""A refusal for want of memory starts with this; the operator makes it the reason TooSmall."""
 REFUSAL_PREFIX: Final = "kvasir: "
 """The one line that explains EXIT_REFUSED starts with this; it reaches the operator as the container's termination message."""

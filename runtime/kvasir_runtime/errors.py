@@ -7,6 +7,8 @@
 Raised by source, weights, models and runner; the engine turns them into `Failed` and exits with code 1.
 """
 
+from kvasir_api import names
+
 
 class StartError(Exception):
     """Base of all reasons not to start; str() is one line."""
@@ -17,4 +19,7 @@ class ModelError(StartError):
 
 
 class CapacityError(StartError):
-    """Too little memory: what was needed, what there is, and which option would help."""
+    """Too little memory: what was needed, what there is, and which option would help. Starts with TOO_SMALL."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{names.TOO_SMALL}{message}")

@@ -6,7 +6,12 @@ from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.observed.world import Observed, Revision
 from kvasir_operator.status.summary import Summary
 
-STALLED_EVENTS = {"InvalidSpec": "InvalidSpec", "NameConflict": "InvalidSpec", "ModelLoadFailed": "ModelLoadFailed"}
+STALLED_EVENTS = {
+    "InvalidSpec": "InvalidSpec",
+    "NameConflict": "InvalidSpec",
+    "ModelLoadFailed": "ModelLoadFailed",
+    "TooSmall": "ModelLoadFailed",
+}
 
 
 class Announcer:

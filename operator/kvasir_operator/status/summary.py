@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvasir_api import names
 from kvasir_operator.status.findings import Findings
 
 Mode = Literal["ready", "reconciling", "stalled"]
@@ -51,7 +52,8 @@ def _refused(found: Findings) -> Summary | None:
     refusal = next((r.refusal for r in found.updated if r.refusal), "")
     if not refusal or found.updated_ready:
         return None
-    return Summary(mode="stalled", reason="ModelLoadFailed", message=refusal)
+    reason = "TooSmall" if refusal.startswith(names.TOO_SMALL) else "ModelLoadFailed"
+    return Summary(mode="stalled", reason=reason, message=refusal)
 
 
 def _all_ready(found: Findings) -> Summary | None:

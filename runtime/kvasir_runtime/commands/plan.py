@@ -1,4 +1,4 @@
-"""`kvasir plan MODEL`: does it fit? From config.json alone, by the forecast that runtime and operator use."""
+"""`kvasir plan MODEL`: does it fit? From config.json alone, by the forecast that the runtime uses."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -3,6 +3,7 @@
 Raises StartError with one line for everything that a person can put right.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.core.plan import Chunk, Join, Plan
@@ -45,6 +47,8 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     shapes, ops = parameter_shapes(spec), ops_for(device)
     weights_bytes = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
     _check_room(weights_bytes, device, folder)
+    if not options.kv_cache_tokens:
+        _check_forecast(options, folder, device, dtype, weights_bytes)
     with torch.inference_mode():
         tensors = load(folder, family.places(spec), shapes, dtype, device, _reporter(on_progress, start))
         model = Decoder(spec, ops, tensors, num_positions=limit)
@@ -153,6 +157,28 @@ def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:
         limit = torch.cuda.mem_get_info(device)[0]
     if weights_bytes > limit:
         raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit:,} are there")
+
+
+def _check_forecast(
+    options: ServeOptions, folder: Path, device: torch.device, dtype: torch.dtype, weights_bytes: int
+) -> None:
+    """The forecast's word before anything is read. What it counts otherwise than we do is left to the measurement."""
+    name = str(dtype).removeprefix("torch.")
+    try:
+        model = forecast.shape(json.loads((folder / "config.json").read_text()))
+    except ValueError:
+        return
+    if model.weights_bytes(name) > weights_bytes:
+        return
+    limit = host.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+    capacity.check_forecast(
+        model,
+        limit_bytes=limit,
+        fraction=options.memory_fraction,
+        dtype=name,
+        asked=options.max_model_len,
+        block_size=options.block_size,
+    )
 
 
 def _reporter(on_progress: OnProgress, start: float) -> OnRead:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvasir_api import forecast
 from kvasir_runtime.errors import CapacityError, ModelError
 
 
@@ -34,6 +35,27 @@ def cache_blocks(memory: Memory, fraction: float, block_bytes: int) -> int:
             " or set --kv-cache-tokens"
         )
     return room // block_bytes
+
+
+def check_forecast(
+    model: forecast.Shape, *, limit_bytes: int, fraction: float, dtype: str, asked: int, block_size: int
+) -> None:
+    """Refuse before loading what `cache_blocks` and `fitting_limit` would refuse after it for certain.
+
+    asked: the option max_model_len in tokens, 0 if it was not given: then one block is enough. A step's activations are
+    left out: only a measurement knows them. Raises CapacityError with the numbers.
+    """
+    least = max(asked - 1, block_size)
+    judged = forecast.fit(
+        model,
+        memory_bytes=limit_bytes,
+        memory_fraction=fraction,
+        dtype=dtype,
+        max_model_len=least,
+        max_batch_tokens=0,
+    )
+    if judged.verdict == "TooSmall":
+        raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")
 
 
 def sequence_limit(wanted: int, positions: int) -> int:

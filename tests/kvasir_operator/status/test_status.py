@@ -44,6 +44,7 @@ READY = replica("ready")
 FAILED = replica("failed", name="bad", last_words="exit code 137, OOMKilled")
 UNPLACED = replica("unschedulable", name="big", last_words="0/1 nodes are available")
 REFUSED = replica("failed", name="bad", refusal="/models/x has no config.json")
+TOO_SMALL = replica("failed", name="bad", refusal="TooSmall: weights 15 GiB against 4 GiB usable")
 OLD = replica("ready", revision="old", name="old")
 
 
@@ -64,6 +65,7 @@ OLD = replica("ready", revision="old", name="old")
         (findings(UNPLACED), "Unschedulable", {"Reconciling", "CapacityLimited"}),
         (findings(READY, UNPLACED, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready", "CapacityLimited"}),
         (findings(REFUSED), "ModelLoadFailed", {"Stalled"}),
+        (findings(TOO_SMALL), "TooSmall", {"Stalled"}),
         (findings(REFUSED, OLD), "ModelLoadFailed", {"Stalled", "Degraded"}),
         (findings(REFUSED, READY, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
         (findings(replica("loading"), overdue=True), "ProgressDeadlineExceeded", {"Stalled"}),
