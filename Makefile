@@ -106,8 +106,9 @@ images:  ## Build the container images (needs docker or podman)
 	  $(DOCKER) build --file images/$$name.Dockerfile --tag $(IMAGE_REGISTRY)kvasir-$$name:$(IMAGE_TAG) .; \
 	done
 
-deploy:  ## Install CRD, operator and gateway into the cluster that kubectl points to
-	@kubectl apply --server-side --kustomize manifests/base
+deploy:  ## Install CRD, operator and gateway, with the images of `make images`, where kubectl points to
+	@manifests/overlay.sh .kvasir/deploy "$(IMAGE_REGISTRY)" "$(IMAGE_TAG)"
+	@kubectl apply --server-side --kustomize .kvasir/deploy
 
 clean: demo-down  ## Stop the local cluster; remove its state, caches and .venv
 	@rm -rf $(VENV) .kvasir .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
