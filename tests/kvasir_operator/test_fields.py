@@ -1,0 +1,123 @@
+"""Every field of the spec has an effect: changing it changes the pod, the scaling policy, the rollout or a deadline.
+
+A field without a case here fails the first test, so none can be added that does nothing.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.manifests import service
+from kvasir_api import crd
+from kvasir_operator.desired.template import template
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import observed
+from kvasir_operator.rollout.planner import Group, next_counts
+from kvasir_operator.scaling.policy import policy
+from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.progress import Progress, overdue
+
+SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
+TAINT = {"key": "a", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
+GPU = {"count": 1, "resourceName": "nvidia.com/gpu"}
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "model.uri": ("pvc://models/a", "pvc://models/b"),
+    "model.servedName": ("", "other"),
+    "autoscaling.minReplicas": (1, 2),
+    "autoscaling.maxReplicas": (4, 5),
+    "autoscaling.kvTargetPercent": (85, 80),
+    "autoscaling.kvReleasePercent": (70, 60),
+    "autoscaling.backlogHorizonSeconds": (0, 90),
+    "autoscaling.scaleUp.percent": (100, 50),
+    "autoscaling.scaleUp.pods": (4, 1),
+    "autoscaling.scaleUp.periodSeconds": (60, 30),
+    "autoscaling.scaleDown.windowSeconds": (300, 60),
+    "autoscaling.scaleDown.percent": (25, 50),
+    "autoscaling.scaleDown.periodSeconds": (60, 30),
+    "resources.accelerator": (GPU, {**GPU, "count": 0}),
+    "resources.accelerator.count": (0, 1),
+    "resources.accelerator.resourceName": (GPU, {**GPU, "resourceName": "amd.com/gpu"}),
+    "resources.cpu": ("2", "3"),
+    "resources.memory": ("4Gi", "5Gi"),
+    "runtime.dtype": ("auto", "float32"),
+    "runtime.maxModelLen": (0, 512),
+    "runtime.kvCacheTokens": (0, 512),
+    "runtime.memoryPercent": (90, 80),
+    "runtime.blockSize": (16, 32),
+    "runtime.prefixCache": (True, False),
+    "runtime.maxBatchTokens": (0, 64),
+    "runtime.maxSequences": (256, 8),
+    "runtime.maxWaiting": (1024, 8),
+    "rollout.maxSurge": (1, 3),
+    "rollout.progressDeadlineSeconds": (1800, 60),
+    "drain.timeoutSeconds": (600, 30),
+    "pod.nodeSelector": ({}, {"disk": "ssd"}),
+    "pod.tolerations[].key": ([TAINT], [{**TAINT, "key": "b"}]),
+    "pod.tolerations[].operator": ([{**TAINT, "value": ""}], [{**TAINT, "value": "", "operator": "Exists"}]),
+    "pod.tolerations[].value": ([TAINT], [{**TAINT, "value": "w"}]),
+    "pod.tolerations[].effect": ([TAINT], [{**TAINT, "effect": ""}]),
+    "pod.tolerations[].tolerationSeconds": ([TAINT], [{**TAINT, "tolerationSeconds": 6}]),
+    "pod.imagePullSecrets[].name": ([{"name": "a"}], [{"name": "b"}]),
+}
+OF_THE_CLUSTER = {"replicas": "tests/e2e/test_operator_life.py::test_scale_subresource_rules_without_autoscaling"}
+"""Fields whose effect only a cluster shows, with the test that shows it."""
+
+
+def _leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, child in node.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        if child["type"] == "array":
+            yield from _leaves(child["items"], f"{here}[]")
+        elif "properties" in child:
+            yield from _leaves(child, here)
+        else:
+            yield here
+
+
+def _with(path: str, value: Any) -> dict[str, Any]:
+    """A spec in which the field has that value; of a list, or of the accelerator, the whole is given."""
+    parts = path.partition("[]")[0].split(".")
+    if isinstance(value, dict) and parts[-1] == "resourceName":
+        parts = parts[:-1]
+    spec: dict[str, Any] = {"model": {"uri": "pvc://models/a"}, "autoscaling": {}}
+    here = spec
+    for part in parts[:-1]:
+        here = here.setdefault(part, {})
+    here[parts[-1]] = value
+    return spec
+
+
+def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
+    seen = observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None)
+    old = [Group(revision="old", count=4, ready=4, lost=0)]
+    new = Group(revision="new", count=0, ready=0, lost=0)
+    waited = Progress(step=("new", 1, 0, 4), since=0.0)
+    assert seen.spec.autoscaling is not None
+    return (
+        template(seen, "rev", SETTINGS),
+        policy(seen.spec.autoscaling),
+        next_counts(new, old, wanted=4, max_surge=seen.spec.rollout.max_surge),
+        overdue(waited, Findings(seen=seen, now="2026-01-01T00:00:00Z"), 100.0),
+    )
+
+
+def test_every_field_has_a_case() -> None:
+    schema = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    leaves = set(_leaves(schema["properties"]["spec"]))
+    assert leaves - set(CASES) - set(OF_THE_CLUSTER) == set()
+
+
+@pytest.mark.parametrize("path", sorted(CASES))
+def test_changing_the_field_changes_something(path: str) -> None:
+    one, other = CASES[path]
+    assert _effects(_with(path, one)) == _effects(_with(path, one))
+    assert _effects(_with(path, one)) != _effects(_with(path, other))
+
+
+@pytest.mark.parametrize("where", OF_THE_CLUSTER.values())
+def test_what_only_a_cluster_shows_is_shown(where: str) -> None:
+    path, name = where.split("::")
+    assert f"def {name}(" in (Path(__file__).parents[2] / path).read_text()
