@@ -202,3 +202,17 @@ def test_every_make_target_is_in_the_help():
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "docs/architecture.md"])
 def test_pages_are_there(name):
     assert (ROOT / name).stat().st_size > 500
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda path: path.name
+)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_shows_a_recording_of_the_demo() -> None:
+    shown = (ROOT / "README.md").read_text().split("<!-- recording -->")[1].split("<!-- /recording -->")[0]
+    assert "scaled up to" in shown
+    assert "first token" in shown
