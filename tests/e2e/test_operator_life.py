@@ -187,7 +187,7 @@ async def test_foreign_service_is_not_taken_over(rig):
 
 
 async def test_unschedulable_says_so(rig):
-    await rig.apply(resources={"cpu": "10k"})
+    await rig.apply(resources={"cpu": "10000"})
     waiting = await rig.until_condition("Ready", "False", reason="Unschedulable")
     assert "Insufficient cpu" in waiting["message"]
     await rig.until_condition("CapacityLimited")
