@@ -20,14 +20,14 @@ def main(arguments: list[str]) -> int:
     """0 when the files are written, or fresh with --check; 1 when one is stale."""
     roots = [argument for argument in arguments if not argument.startswith("--")]
     root = Path(roots[0]) if roots else Path.cwd()
-    stale = [path for path, text in files().items() if not _is_fresh(root / path, text)]
+    stale = {path: text for path, text in files().items() if not _is_fresh(root / path, text)}
     if "--check" in arguments:
         for path in stale:
             print(f"{path} is stale: run make generate", file=sys.stderr)
         return 1 if stale else 0
-    for path in stale:
+    for path, text in stale.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(files()[path])
+        (root / path).write_text(text)
         print(f"wrote {path}")
     return 0
 

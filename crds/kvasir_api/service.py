@@ -17,7 +17,6 @@ KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-
 DNS_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 CPU_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?m?$"
-NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
 Cpu = Annotated[str, StringConstraints(pattern=CPU_PATTERN, max_length=20)]
@@ -266,7 +265,7 @@ class Decision(Part):
     time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
     from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0)
     to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0)
-    law: str = option(..., "The law that bound: kv, backlog, prefill, floor, ceiling, manual.", max_length=64)
+    law: str = option(..., "The law that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
     reason: str = option(..., "The sentence with the numbers.", max_length=1024)
 
 
