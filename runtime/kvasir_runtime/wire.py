@@ -11,6 +11,18 @@ import msgspec
 from kvasir_api.state import State
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an answer has to look like. It has been compiled once, within the caps, before it is sent.
+
+    text: JSON text for json_schema (a schema), choice (a list of strings) and structural_tag; the pattern of regex; the
+    grammar of lark; empty for json_object, which is any JSON object.
+    """
+
+    kind: GrammarKind
+    text: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +33,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     The logits are changed in this order before the draw: only allowed_token_ids (none: all) remain, logit_bias is
     added, tokens of prompt or answer are divided (above 0) or multiplied (below) by repetition_penalty, those of the
     answer lose frequency_penalty for each time they occur and presence_penalty once, and the last token of a bad word
-    is forbidden where the answer ends in those before it.
+    is forbidden where the answer ends in those before it. What grammar forbids is forbidden last, so that it wins.
     logprobs: how many of the likeliest tokens are reported beside each drawn one, -1 for not even that one;
     prompt_logprobs the same for the prompt. Both are of the unchanged logits.
     """
@@ -43,6 +55,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int = -1
     prompt_logprobs: int = -1
+    grammar: Grammar | None = None
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
