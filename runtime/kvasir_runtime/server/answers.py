@@ -4,29 +4,19 @@ Used by the streams, once per step and request: plain structs, no validation, no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from kvasir_runtime.server.logprobs import ChatLogprobs, Labels, Said, TextLogprobs, of_chat, of_prompt, of_text
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.server.framing import Ending, Piece
+from kvasir_runtime.server.logprobs import ChatLogprobs, Labels, TextLogprobs, of_chat, of_prompt, of_text
 from kvasir_runtime.server.prepare import Job
-from kvasir_runtime.wire import FinishReason, Logprobs, Request
+from kvasir_runtime.wire import Request
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(slots=True, kw_only=True)
-class Piece:
-    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for."""
-
-    index: int
-    text: str = ""
-    reason: FinishReason | None = None
-    said: list[Said] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    prompt_logprobs: Sequence[Logprobs] = ()
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -103,6 +93,44 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class OpenAi:
+    """The framing of completions and chats. created: unix seconds; fingerprint: of the model and build that answer."""
+
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive = b": waiting\n\n"
+
+    def __init__(self, job: Job, created: int, fingerprint: str, labels: Labels) -> None:
+        self._job = job
+        self._made = (created, fingerprint)
+        self._labels = labels
+        self._chunks = Chunks(job, created, fingerprint, labels)
+
+    def begin(self, _so_far: Ending) -> bytes:
+        """The roles of a chat's choices."""
+        count = len(self._job.requests) if self._job.chat else 0
+        return b"".join([self._chunks.role(index) for index in range(count)])
+
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """A chunk for each."""
+        return b"".join([self._chunks.piece(piece) for piece in pieces])
+
+    def end(self, ending: Ending) -> bytes:
+        """Usage if asked for, and the mark of the end."""
+        return (self._chunks.usage(usage(ending)) if self._job.include_usage else b"") + DONE
+
+    def broken(self, error: ApiError) -> bytes:
+        """An error as an event, and no mark of the end."""
+        return event_frame(openai_errors.body(error))
+
+    def whole(self, pieces: Sequence[Piece], ending: Ending) -> bytes:
+        """One document."""
+        return whole(self._job, *self._made, pieces, usage(ending), self._labels)
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """OpenAI's error."""
+        return openai_errors.response(error)
 
 
 class Chunks:
@@ -224,13 +252,13 @@ def _of_prompt(job: Job, request: Request, piece: Piece, labels: Labels) -> list
     return of_prompt(request.prompt, piece.prompt_logprobs, labels, job.prompt_logprobs)
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(ending: Ending) -> Usage:
     """Counts with their sum."""
     return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=CachedTokens(cached_tokens),
+        prompt_tokens=ending.prompt_tokens,
+        completion_tokens=ending.completion_tokens,
+        total_tokens=ending.prompt_tokens + ending.completion_tokens,
+        prompt_tokens_details=CachedTokens(ending.cached_tokens),
     )
 
 

@@ -98,6 +98,11 @@ class Choice:
         text, reason = self._answer(event)
         return self._released(lead + text), reason
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stops.matched if self._stops is not None else None
+
     def said(self) -> list[Said]:
         """Tokens whose text begins in what was released and that were not given yet; all that is left at the end."""
         found = []

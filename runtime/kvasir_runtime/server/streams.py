@@ -6,7 +6,7 @@ aborted, so that their blocks are free a step later; one that reads slowly gets 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +17,9 @@ from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.channel import Channel
 from kvasir_runtime.client.engine import EngineClient, EngineGone
-from kvasir_runtime.server import answers
-from kvasir_runtime.server.answers import Piece, Usage
+from kvasir_runtime.server.answers import OpenAi
 from kvasir_runtime.server.choices import choices_of, shown
+from kvasir_runtime.server.framing import Ending, Framing, Piece
 from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.meter import Ended, Meter
 from kvasir_runtime.server.prepare import Job
@@ -28,9 +28,7 @@ from kvasir_runtime.wire import Event
 
 KEEP_ALIVE_S: Final = 15.0
 WRITE_TIMEOUT_S: Final = 120.0
-COMMENT: Final = b": waiting\n\n"
 STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -60,7 +58,10 @@ class Summary:
 
 
 class Answering(Response):
-    """One accepted request on its way out; the base of the two forms. arrived: by clock. on_end is called once."""
+    """One accepted request on its way out; the base of the two forms. arrived: by clock. on_end is called once.
+
+    framing: how it is written, made from job, created, fingerprint and labels.
+    """
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Answering(Response):
         created: int,
         fingerprint: str,
         on_end: Callable[[], None],
+        framing: Callable[[Job, int, str, Labels], Framing] = OpenAi,
         clock: Callable[[], float] = time.monotonic,
         keep_alive_s: float = KEEP_ALIVE_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
@@ -82,14 +84,12 @@ class Answering(Response):
         self.job = job
         self.summary = Summary(prompt_tokens=job.prompt_tokens)
         self._channel = Channel()
-        self._labels = Labels(tokenizer, as_ids=job.as_token_ids)
+        self._framing = framing(job, created, fingerprint, Labels(tokenizer, as_ids=job.as_token_ids))
         self._choices = choices_of(job, tokenizer)
         self._client = client
         self._on_end = on_end
         self._meter = meter
         self._arrived = arrived
-        self._created = created
-        self._fingerprint = fingerprint
         self._clock = clock
         self._keep_alive_s = keep_alive_s
         self._write_timeout_s = write_timeout_s
@@ -108,7 +108,7 @@ class Answering(Response):
             self._client.submit(self.job.requests, self._channel)
             await self._answer(send)
         except EngineGone as gone:
-            await send_error(send, engine_gone(str(gone)))
+            await self._refuse(send, engine_gone(str(gone)))
         except Gone:
             self._end("abort")
         finally:
@@ -123,6 +123,10 @@ class Answering(Response):
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
+
+    async def _refuse(self, send: Send, error: ApiError) -> None:
+        """Where nothing was sent yet."""
+        await send_document(send, *self._framing.refusal(error))
 
     async def _pieces(self) -> list[Piece] | None:
         """What the next wake-up brings; None when nothing came for a while. Raises Gone and Failed."""
@@ -149,7 +153,16 @@ class Answering(Response):
                 self._meter.ended(self._ended(index, reason, now))
                 self.summary.reason = reason
             if text or reason is not None:
-                pieces.append(Piece(index=index, text=text, reason=reason, said=choice.said(), ids=choice.ids()))
+                pieces.append(
+                    Piece(
+                        index=index,
+                        text=text,
+                        reason=reason,
+                        said=choice.said(),
+                        ids=choice.ids(),
+                        stopped_by=choice.stopped_by,
+                    )
+                )
         return pieces
 
     def _measure(self, index: int, count: int, now: float) -> None:
@@ -198,7 +211,7 @@ class Answering(Response):
         for start in range(0, len(counts), per_prompt):
             self._meter.answered(per_prompt, max(counts[start : start + per_prompt]))
 
-    def _usage(self) -> Usage:
+    def _ending(self) -> Ending:
         """Cached tokens are of the prompts, so a prompt with several choices counts its best hit once."""
         per_prompt = len(self._choices) // self.job.num_prompts
         cached = sum(
@@ -206,38 +219,41 @@ class Answering(Response):
             for start in range(0, len(self._choices), per_prompt)
         )
         self.summary.cached_tokens = cached
-        return answers.usage(self.job.prompt_tokens, sum(choice.num_tokens for choice in self._choices), cached)
+        first, last = min(filter(None, self._first), default=0.0), max(self._last)
+        return Ending(
+            prompt_tokens=self.job.prompt_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            cached_tokens=cached,
+            total_s=self._clock() - self._arrived,
+            prompt_s=max(0.0, first - self._submitted - max(0.0, *self._queue_s)) if first else -1.0,
+            answer_s=last - first if first else -1.0,
+        )
 
 
 class StreamedAnswer(Answering):
     """Server-sent events: role, text, finish reason, usage if asked for, [DONE]; or an error and no [DONE]."""
 
     async def _answer(self, send: Send) -> None:
-        chunks = answers.Chunks(self.job, self._created, self._fingerprint, self._labels)
         try:
             # The first event decides the status, unless the queue is so long that the client needs a sign of life.
             pieces = await self._pieces()
         except Failed as failed:
-            await send_error(send, failed.error)
+            await self._refuse(send, failed.error)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        head = b"".join(chunks.role(index) for index in range(len(self._choices))) if self.job.chat else b""
-        await self._write(send, head + self._body(chunks, pieces))
+        framing = self._framing
+        headers = [(b"content-type", framing.stream_type), *STREAM_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._write(send, framing.begin(self._ending()) + self._body(pieces))
         try:
             while self._num_open:
-                pieces = await self._pieces()
-                await self._write(send, self._body(chunks, pieces))
+                await self._write(send, self._body(await self._pieces()))
         except Failed as failed:
-            await self._write(send, answers.event_frame(openai_errors.body(failed.error)), more=False)
+            await self._write(send, framing.broken(failed.error), more=False)
             return
-        usage = self._usage()
-        tail = chunks.usage(usage) if self.job.include_usage else b""
-        await self._write(send, tail + answers.DONE, more=False)
+        await self._write(send, framing.end(self._ending()), more=False)
 
-    def _body(self, chunks: answers.Chunks, pieces: list[Piece] | None) -> bytes:
-        if pieces is None:
-            return COMMENT
-        return b"".join([chunks.piece(piece) for piece in pieces])
+    def _body(self, pieces: list[Piece] | None) -> bytes:
+        return self._framing.keep_alive if pieces is None else self._framing.pieces(pieces)
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
         """Waits while the client reads slowly. Raises Gone when it reads nothing for too long."""
@@ -260,7 +276,7 @@ class WholeAnswer(Answering):
                 for piece in await self._pieces() or ():
                     parts[piece.index].append(piece)
         except Failed as failed:
-            await send_error(send, failed.error)
+            await self._refuse(send, failed.error)
             return
         pieces = [
             Piece(
@@ -270,13 +286,13 @@ class WholeAnswer(Answering):
                 said=[token for part in parts[drawn] for token in part.said],
                 ids=[token_id for part in parts[drawn] for token_id in part.ids],
                 prompt_logprobs=self._choices[drawn].prompt_logprobs,
+                stopped_by=parts[drawn][-1].stopped_by,
             )
             for index, drawn in enumerate(shown(self.job, self._choices))
         ]
-        document = answers.whole(self.job, self._created, self._fingerprint, pieces, self._usage(), self._labels)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(document)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": document})
+        document = self._framing.whole(pieces, self._ending())
+        headers = {"content-type": "application/json", "content-length": str(len(document))}
+        await send_document(send, 200, document, headers)
 
 
 def engine_gone(message: str) -> ApiError:
@@ -286,7 +302,11 @@ def engine_gone(message: str) -> ApiError:
 
 async def send_error(send: Send, error: ApiError) -> None:
     """A whole response in OpenAI's error shape."""
-    status, document, headers = openai_errors.response(error)
+    await send_document(send, *openai_errors.response(error))
+
+
+async def send_document(send: Send, status: int, document: bytes, headers: Mapping[str, str]) -> None:
+    """A whole response."""
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": document})

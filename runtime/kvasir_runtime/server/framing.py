@@ -1,0 +1,72 @@
+"""How an answer is written down: the interface between the streams, which know when, and the surfaces, which know how.
+
+The streams take a job's pieces from the engine and ask a Framing for bytes; each surface (OpenAI's in answers.py, the
+others under surfaces/) implements one. A Framing holds the state of one answer and knows no sockets and no clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.server.logprobs import Said
+from kvasir_runtime.wire import FinishReason, Logprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for.
+
+    stopped_by: the stop string that ended it.
+    """
+
+    index: int
+    text: str = ""
+    reason: FinishReason | None = None
+    said: list[Said] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    prompt_logprobs: Sequence[Logprobs] = ()
+    stopped_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Counts and times of a request, at its end or so far. Times are -1 where it did not come so far.
+
+    cached_tokens: of the prompts, found in the prefix cache. total_s: since its arrival. prompt_s: from its first chunk
+    to its first token. answer_s: from there to the last.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    total_s: float
+    prompt_s: float
+    answer_s: float
+
+
+class Framing(Protocol):
+    """Writes one answer, either as a stream (begin, pieces, end or broken) or whole."""
+
+    stream_type: bytes
+    """The content type of a stream; a whole answer is always one JSON document."""
+    keep_alive: bytes
+    """A sign of life within a stream."""
+
+    def begin(self, so_far: Ending, /) -> bytes:
+        """What comes before the first piece; what was counted until then."""
+
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """What one wake-up brought, in order."""
+
+    def end(self, ending: Ending) -> bytes:
+        """The last words of a stream that went well."""
+
+    def broken(self, error: ApiError) -> bytes:
+        """The last words of one that did not, after begin()."""
+
+    def whole(self, pieces: Sequence[Piece], ending: Ending) -> bytes:
+        """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and headers where nothing was sent yet."""
