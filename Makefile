@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-gpu test-gpu images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-peers bench-gpu test-gpu images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,7 +93,10 @@ lock: setup  ## Write constraints.txt anew from pyproject.toml: versions and has
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-header --quiet --output-file constraints.txt
 
 bench: setup  ## Measure the engine on this machine's processors (see docs/benchmarks/cpu.md)
-	@$(BIN)/python tests/bench/cpu.py $(BENCH_OUT)
+	@PYTHONPATH=tests $(BIN)/python -m bench.cpu $(BENCH_ARGS)
+
+bench-peers: setup  ## The same beside the peers that are installed, in turns (three rounds; BENCH_ARGS=--write keeps them)
+	@PYTHONPATH=tests $(BIN)/python -m bench.cpu --engines all --rounds 3 $(BENCH_ARGS)
 
 bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs/benchmarks/gpu.md)
 	@$(BIN)/python tests/bench/gpu_kernels.py

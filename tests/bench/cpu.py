@@ -1,123 +1,195 @@
-"""How fast the engine is on this machine's processors: `python tests/bench/cpu.py [results.json]`, or `make bench`.
+"""How fast the engine is on this machine's processors, alone or beside its peers: `make bench`, `make bench-peers`.
 
-Writes a random model of 130 million weights, serves it with the default options, and sends the four workloads of
-`kvasir bench` through the HTTP API. Beside each figure stands what the same run's memory allows: reading all weights
-once is the floor of one step of one stream.
+Writes a random model of each shape that is asked for, starts each engine in turn (A B A B, a round at a time), and
+sends the four workloads of `kvasir bench` through the HTTP API; divides every figure by what the same run's memory and
+processors allow. `--write` puts tables and a plot into docs/benchmarks.
 """
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fakes import checkpoints
-from kvasir_runtime.bench.workload import WORDS
+from bench import ceilings, page, results
+from bench.engines import BIN, ENGINES, Engine
+from bench.limits import Ceilings, crowd, prefill, step
+from bench.servers import serving, watching
+from bench.shapes import SHAPES, Work, work, written
+from kvasir_runtime.bench.workload import PRESETS, tasks
 
-KVASIR: Final = Path(sys.executable).parent / "kvasir"
+ROOT: Final = Path(__file__).parents[2]
 WORKLOADS: Final = ("w1", "w2", "w3", "w4")
-PORT, OPS_PORT = 18600, 18601
-READY_S: Final = 120.0
-SHAPE: Final = checkpoints.Shape(
-    hidden_size=768,
-    intermediate_size=3584,
-    num_layers=12,
-    num_heads=12,
-    num_kv_heads=4,
-    head_dim=64,
-    vocab_size=8192,
-    max_position_embeddings=8192,
-    dtype=torch.bfloat16,
-)
+PORT: Final = 18600
+SEQUENCES: Final = 32
+NOISE_CORES: Final = 0.3
 
 
-def main(arguments: list[str]) -> int:
-    """Prints a table and writes the figures to the file that is named, if any. Returns 0."""
-    figures: dict[str, Any] = {"read_gb_per_s": read_rate() / 1e9}
-    with tempfile.TemporaryDirectory() as folder:
-        model = written(Path(folder) / "small")
-        weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-        figures["floor_ms_per_token"] = 1000 * weights / read_rate()
-        server = serve(model)
-        try:
-            for workload in WORKLOADS:
-                figures[workload] = measure(workload, Path(folder) / f"{workload}.json")
-        finally:
-            server.terminate()
-            server.wait(30)
-    print(f"memory read {figures['read_gb_per_s']:.1f} GB/s; floor of a token {figures['floor_ms_per_token']:.1f} ms")
-    if arguments:
-        Path(arguments[0]).write_text(json.dumps(figures, indent=2) + "\n")
-    return 0
+def main() -> int:
+    """Prints tables; returns 1 when an engine failed."""
+    asked = _arguments()
+    chosen = _chosen(asked.engines)
+    failed = False
+    run: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "processor": processor(), "shapes": {}}
+    for shape in asked.shapes.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            found, bad = measured(shape, chosen, asked, Path(folder))
+        run["shapes"][shape], failed = found, failed or bad
+    if asked.json:
+        asked.json.write_text(json.dumps(run, indent=1) + "\n")
+    if asked.write:
+        page.write(ROOT / "docs" / "benchmarks", run, command=_command())
+    elif "small" in run["shapes"]:
+        print("\n" + _against_committed(run["shapes"]["small"]))
+    return int(failed)
 
 
-def written(folder: Path) -> Path:
-    """The checkpoint: every word of the workloads is one token, and only tokens of printable ASCII can be drawn.
-
-    Rows of all other tokens in the output layer are zero: their logit of 0 never wins against thousands of others.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = list(checkpoints.SPECIAL_TOKENS)
-    trainer = trainers.BpeTrainer(
-        vocab_size=SHAPE.vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([" ".join(WORDS), *(f" {word}" for word in WORDS)] * 2, trainer)
-    checkpoints.write(folder, SHAPE)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    weights = checkpoints.random_weights(SHAPE)
-    for token in range(SHAPE.vocab_size):
-        text = tokenizer.decode([token]) if token < tokenizer.get_vocab_size() else ""
-        if not (text.isascii() and text.isprintable() and text.strip()):
-            weights["lm_head.weight"][token] = 0
-    checkpoints.write_weights(folder, weights)
-    return folder
-
-
-def read_rate() -> float:
-    """Bytes per second at which all threads read memory: the best of five sums over 512 MiB."""
-    data = torch.ones(128 << 20, dtype=torch.float32)
-    best = 0.0
-    for _ in range(5):
-        started = time.perf_counter()
-        data.sum()
-        best = max(best, data.nbytes / (time.perf_counter() - started))
-    return best
+def measured(
+    shape: str, chosen: Sequence[Engine], asked: argparse.Namespace, folder: Path
+) -> tuple[dict[str, Any], bool]:
+    """Rounds of all engines on one model; and whether one failed."""
+    model = written(folder / shape, SHAPES[shape])
+    tops = {2.0: ceilings.measured(torch.bfloat16), 1.0: ceilings.measured(torch.int8)}
+    print(f"{shape}: memory read {tops[2.0].read / 1e9:.1f} GB/s; products of 512 rows {_rates(tops)}", flush=True)
+    rounds: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in chosen}
+    ready = {engine.name: engine.prepared(model, folder) for engine in chosen}
+    failed = set()
+    for number in range(asked.rounds):
+        for engine in chosen:
+            if engine.name in failed:
+                continue
+            try:
+                figures = one_round(engine, ready[engine.name], number, asked.workloads.split(","), folder)
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                print(f"{engine.name}: {error}", file=sys.stderr, flush=True)
+                failed.add(engine.name)
+                continue
+            rounds[engine.name].append(figures)
+            print(f"[{number + 1}] {engine.name}: {_line(figures)}", flush=True)
+    rounds = {name: own for name, own in rounds.items() if own}
+    limits = {
+        engine.name: limits_of(work(SHAPES[shape]), engine, tops[2.0 if engine.weight_bytes == 2 else 1.0])
+        for engine in chosen
+    }
+    print("\n" + results.side_by_side(rounds, limits))
+    return {"read": tops[2.0].read, "rounds": rounds, "limits": limits}, bool(failed)
 
 
-def serve(model: Path) -> subprocess.Popen[bytes]:
-    """The real server, ready."""
-    command = [KVASIR, "serve", model, "--port", str(PORT), "--ops-port", str(OPS_PORT), "--kv-cache-tokens", "65536"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{OPS_PORT}/readyz", timeout=1):
-                return server
-        except OSError:
-            time.sleep(0.05)
-    server.kill()
-    raise SystemExit(f"the server was not ready within {READY_S:.0f} s")
+def one_round(engine: Engine, model: Path, number: int, workloads: Sequence[str], folder: Path) -> dict[str, float]:
+    """Start it, warm it, send the workloads, stop it. Prompts are others in every round."""
+    command, log = engine.command(model, PORT), folder / "server.log"
+    ready = f"http://127.0.0.1:{PORT}{engine.ready}"
+    documents: dict[str, dict[str, Any]] = {}
+    with serving(command, ready, log, dict(engine.env)) as server, watching(server.process) as seen:
+        for workload in workloads:
+            out = folder / "figures.json"
+            url = ["--url", f"http://127.0.0.1:{PORT}", "--workload", workload, "--seed", str(number)]
+            client = subprocess.run(
+                [BIN / "kvasir", "bench", *url, "--json", out],
+                check=False,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            if client.returncode:
+                raise RuntimeError(f"{workload} failed: {client.stderr[-300:]}")
+            documents[workload] = json.loads(out.read_text())
+    if seen.foreign_cores > NOISE_CORES:
+        print(f"    others used {seen.foreign_cores:.1f} cores meanwhile: do not trust this round", flush=True)
+    return results.of_round(documents, server.start_s, seen.peak_rss)
 
 
-def measure(workload: str, out: Path) -> dict[str, Any]:
-    """One workload's figures; its table goes to the screen."""
-    print(f"\n{workload.upper()}", flush=True)
-    url = f"http://127.0.0.1:{PORT}"
-    subprocess.run([KVASIR, "bench", "--url", url, "--workload", workload, "--json", out], check=True)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+def limits_of(cost: Work, engine: Engine, top: Ceilings) -> dict[str, float]:
+    """By figure: what the ceilings allow this precision, in seconds or tokens a second."""
+    size, single = engine.weight_bytes, PRESETS["w1"]
+    crowded, sharing = PRESETS["w2"], PRESETS["w3"]
+    mixed = crowd(tasks(crowded, 0), 0, SEQUENCES, cost, size, top)
+    drawn = sum(task.output_tokens for task in tasks(crowded, 0))
+    return {
+        "w1_tpot": step(1, cost, size, top),
+        "w1_ttft": prefill(single.prompt_tokens[0], 0, cost, top),
+        "w2_rate": drawn / mixed,
+        "w3_wall": crowd(tasks(sharing, 0), sharing.shared_tokens, sharing.concurrency, cost, size, top),
+        "w4_cold": prefill(PRESETS["w4"].shared_tokens + 64, 0, cost, top),
+    }
+
+
+def processor() -> str:
+    """What /proc says of this machine, with the instructions that matter here."""
+    text = Path("/proc/cpuinfo").read_text()
+    fields = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    named = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = named.get("flags", "").split()
+    known = [
+        flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8") if flag in flags
+    ]
+    return f"{named.get('model name', 'unknown')}, {len(os.sched_getaffinity(0))} cores, {' '.join(known)}"
+
+
+def _against_committed(found: Mapping[str, Any]) -> str:
+    file = ROOT / "docs" / "benchmarks" / "cpu.json"
+    if not file.exists() or "Kvasir" not in found["rounds"]:
+        return "no committed figures to compare with"
+    committed = json.loads(file.read_text())["shapes"]["small"]
+    return results.compared(_fractions(found), _fractions(committed))
+
+
+def _fractions(found: Mapping[str, Any]) -> dict[str, float]:
+    values, limits = results.medians(found["rounds"]["Kvasir"]), found["limits"]["Kvasir"]
+    return {
+        figure.key: results.goodness(figure, values[figure.key], limits[figure.key])
+        for figure in results.FIGURES
+        if figure.key in values and figure.key in limits
+    }
+
+
+def _chosen(names: str) -> list[Engine]:
+    if names == "all":
+        missing = {engine.name: engine.absent() for engine in ENGINES.values() if engine.absent()}
+        for name, why in missing.items():
+            print(f"without {name}: {why}", flush=True)
+        return [engine for engine in ENGINES.values() if engine.name not in missing]
+    chosen = []
+    for name in names.split(","):
+        engine = ENGINES.get(name)
+        if engine is None:
+            raise SystemExit(f"no engine {name!r}; there are {', '.join(ENGINES)}")
+        if engine.absent():
+            raise SystemExit(f"{name}: {engine.absent()}")
+        chosen.append(engine)
+    return chosen
+
+
+def _rates(tops: Mapping[float, Ceilings]) -> str:
+    return f"{tops[2.0].rate(512) / 1e9:.0f} GFLOP/s in bf16, {tops[1.0].rate(512) / 1e9:.0f} GOP/s in int8"
+
+
+def _line(figures: Mapping[str, float]) -> str:
+    known = [figure for figure in results.FIGURES if figure.key in figures]
+    return ", ".join(f"{figure.key} {figures[figure.key] * figure.scale:.3g} {figure.unit}" for figure in known)
+
+
+def _command() -> str:
+    return "PYTHONPATH=tests python -m bench.cpu " + " ".join(f"'{one}'" if " " in one else one for one in sys.argv[1:])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", default="Kvasir", help=f"all, or some of {', '.join(ENGINES)}")
+    parser.add_argument("--shapes", default="small", help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="keep what was measured here")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/cpu.json, the tables and the plot")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Writes what a run measured into docs/benchmarks: cpu.json, the tables between two marks of cpu.md, a plot as SVG."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench import results
+from bench.engines import ENGINES
+
+BEGIN: Final = "<!-- measured: written by tests/bench/cpu.py -->"
+END: Final = "<!-- end of measured -->"
+OURS: Final = {"bf16": "Kvasir", "int8": "Kvasir int8"}
+
+
+def write(folder: Path, run: Mapping[str, Any], *, command: str) -> None:
+    """Replace the committed figures with those of a run. Raises ValueError when cpu.md lacks the marks."""
+    (folder / "cpu.json").write_text(json.dumps(run, indent=1) + "\n")
+    page = folder / "cpu.md"
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{page} must hold {BEGIN!r} and {END!r} once each")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n{section(run, command)}\n{END}{after}")
+    _plot(folder / "cpu.svg", run)
+
+
+def section(run: Mapping[str, Any], command: str) -> str:
+    """Markdown: when, where, how, then a table and our ratios for each shape."""
+    lines = [
+        f"Measured {run['date']} on {run['processor']}, by `{command}`. Medians of all rounds; in parentheses the",
+        "fraction of what that run's memory and processors allow; the best of a row is bold.",
+        "",
+        "![Kvasir beside its peers](cpu.svg)",
+    ]
+    for shape, found in run["shapes"].items():
+        rounds = max(len(own) for own in found["rounds"].values())
+        lines += [
+            "",
+            f"### {shape}, {rounds} round{'s' if rounds > 1 else ''}, memory {found['read'] / 1e9:.0f} GB/s",
+            "",
+        ]
+        lines += [results.side_by_side(found["rounds"], found["limits"]), ""]
+        for precision, ours in OURS.items():
+            ratios = _ratios(found, ours)
+            said = [f"{figure.key} {ratios[figure.key]:.2f}" for figure in results.FIGURES if figure.key in ratios]
+            if said:
+                lines.append(f"{ours} against the best peer at {precision}, above 1 is better: {', '.join(said)}.")
+    return "\n".join(lines)
+
+
+def _ratios(found: Mapping[str, Any], ours: str) -> dict[str, float]:
+    precision = ENGINES[ours].precision
+    peers = [name for name in found["rounds"] if ENGINES[name].precision == precision and not name.startswith("Kvasir")]
+    return results.ratios(found["rounds"], ours, peers)
+
+
+def _plot(file: Path, run: Mapping[str, Any]) -> None:
+    """Bars of our ratio to the best peer, per figure and shape; the line at 1 is the best peer."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "kvasir"
+    from matplotlib import pyplot as plt
+
+    bars = [
+        (f"{figure.key.replace('_', ' ')}\n{shape}" + (" int8" if ours != "Kvasir" else ""), ratio, ours)
+        for shape, found in run["shapes"].items()
+        for ours in OURS.values()
+        for figure in results.FIGURES
+        if (ratio := _ratios(found, ours).get(figure.key)) is not None
+    ]
+    if not bars:
+        return
+    canvas, axes = plt.subplots(figsize=(max(6.0, 0.62 * len(bars)), 3.6))
+    colours = ["#3b6ea5" if ours == "Kvasir" else "#8a9a5b" for _, _, ours in bars]
+    drawn = axes.bar([name for name, _, _ in bars], [ratio for _, ratio, _ in bars], color=colours)
+    axes.bar_label(drawn, fmt="%.2f", fontsize=7)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_ylabel("times as good as the best peer")
+    axes.tick_params(axis="x", labelsize=6)
+    canvas.tight_layout()
+    canvas.savefig(file, metadata={"Date": None})

@@ -1,0 +1,56 @@
+"""The arithmetic behind the benchmark's tables."""
+
+import pytest
+
+from bench import limits, results
+from bench.limits import Ceilings
+from bench.shapes import SHAPES, work
+from kvasir_runtime.bench.workload import Task
+
+TOP = Ceilings(read=1e9, products={1: 1e9, 32: 4e9, 512: 8e9})
+
+
+def test_work_of_the_small_shape() -> None:
+    """131 million weights with the input embedding, which no step multiplies."""
+    assert work(SHAPES["small"]).weights == 124_256_256
+    assert work(SHAPES["small"]).kv_width == 12 * 2 * 4 * 64
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(1, 1e9), (31, 1e9), (32, 4e9), (511, 4e9), (4096, 8e9)])
+def test_rate_is_of_the_nearest_measured_rows(rows: int, rate: float) -> None:
+    assert TOP.rate(rows) == rate
+
+
+def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
+    cost = limits.Work(weights=1_000_000, kv_width=1, attention=1)
+    assert limits.step(1, cost, 4, TOP) == pytest.approx(4e-3)
+    assert limits.step(1, cost, 1, TOP) == pytest.approx(2e-3)
+    assert limits.step(1, cost, 1, TOP, kv_bytes=3e6) == pytest.approx(4e-3)
+
+
+def test_a_crowd_computes_the_shared_prefix_once() -> None:
+    cost = limits.Work(weights=1_000_000, kv_width=1, attention=0)
+    tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
+    seconds = limits.crowd(tasks, 512, 4, cost, 2, TOP)
+    assert seconds == pytest.approx((512 + 4 * 8) * 2e6 / 8e9 + 2 * 8e-3)
+
+
+def test_ratio_is_to_the_best_peer_and_above_one_when_better() -> None:
+    engines = {
+        "ours": [{"w1_tpot": 2.0, "w2_rate": 30.0}] * 3,
+        "slow": [{"w1_tpot": 8.0, "w2_rate": 10.0}],
+        "fast": [{"w1_tpot": 4.0, "w2_rate": 40.0}],
+    }
+    found = results.ratios(engines, "ours", ["slow", "fast"])
+    assert found == {"w1_tpot": 2.0, "w2_rate": 0.75}
+
+
+def test_table_has_medians_fractions_and_the_best_in_bold() -> None:
+    engines = {"a": [{"w1_tpot": 0.010}, {"w1_tpot": 0.030}, {"w1_tpot": 0.020}], "b": [{"w1_tpot": 0.040}]}
+    table = results.side_by_side(engines, {"a": {"w1_tpot": 0.005}})
+    assert table.splitlines()[2] == "| W1 time per output token, one stream, ms | **20** (0.25) | 40 |"
+
+
+def test_a_tenth_slower_than_committed_stands_out() -> None:
+    said = results.compared({"w1_tpot": 0.5, "w2_rate": 0.5}, {"w1_tpot": 0.6, "w2_rate": 0.5})
+    assert [line.endswith("slower") for line in said.splitlines()[1:]] == [True, False]
