@@ -5,7 +5,7 @@ fields: null means absent; what works is below; what is known and has no effect 
 name, because an ignored misspelling of max_tokens is worse than an error.
 """
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping, Sized
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -208,10 +208,12 @@ class ChatBody(Body):
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+Raw = bytes | dict[str, Any]
+"""A body as it came, or as it was decoded."""
 Table = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 
-def completion(raw: bytes) -> CompletionBody:
+def completion(raw: Raw) -> CompletionBody:
     """A validated completion body. Raises Refused."""
     body = validated(raw, CompletionBody, known.COMPLETION)
     _check(body)
@@ -227,8 +229,8 @@ def completion(raw: bytes) -> CompletionBody:
     return body
 
 
-def chat(raw: bytes) -> ChatBody:
-    """A validated chat body. Raises Refused."""
+def chat(raw: Raw) -> ChatBody:
+    """A validated chat body, also for the surfaces that translate theirs into it. Raises Refused."""
     body = validated(raw, ChatBody, known.CHAT)
     _check(body)
     if body.top_logprobs and not body.logprobs:
@@ -250,17 +252,23 @@ def _check(body: Body) -> None:
         raise _refused("truncate_prompt_tokens 0 would leave no prompt", "truncate_prompt_tokens")
 
 
-def validated(raw: bytes, model: type[_Model], table: Table) -> _Model:
-    """The body as a model. table: fields without effect and their harmless values. Raises Refused."""
+def decoded(raw: bytes) -> dict[str, Any]:
+    """The body as a JSON object. Raises Refused."""
     try:
         document = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
         raise Refused(openai_errors.invalid(f"The body is not valid JSON: {error}", code="invalid_json")) from error
     if not isinstance(document, dict):
         raise Refused(openai_errors.invalid("The body must be a JSON object.", code="invalid_json"))
+    return document
+
+
+def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[str] = known.LABELS) -> _Model:
+    """The body as a model. table: fields without effect and their harmless values; labels: any value. Raises Refused."""
+    document = decoded(raw) if isinstance(raw, bytes) else raw
     fields = {}
     for name, value in document.items():
-        if value is None or name in known.LABELS:
+        if value is None or name in labels:
             continue
         if name in table:
             harmless, names = table[name]

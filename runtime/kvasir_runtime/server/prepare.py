@@ -73,7 +73,12 @@ class Job:
 
 def job(raw: bytes, served: Served, *, chat: bool) -> Job:
     """Parse, check, template and tokenize. Raises Refused."""
-    body = bodies.chat(raw) if chat else bodies.completion(raw)
+    return job_of(bodies.chat(raw), served, "chatcmpl-") if chat else job_of(bodies.completion(raw), served, "cmpl-")
+
+
+def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str) -> Job:
+    """The job of a body that was checked. prefix: how the answer's id begins. Raises Refused."""
+    chat = isinstance(body, ChatBody)
     if body.model not in served.names:
         raise Refused(openai_errors.model_not_found(body.model))
     prompts, texts = _chat_prompt(body, served) if isinstance(body, ChatBody) else _text_prompts(body, served)
@@ -81,7 +86,7 @@ def job(raw: bytes, served: Served, *, chat: bool) -> Job:
     _check_ids(prompts, body, served.tokenizer.vocab_size)
     drawn = max(body.n, getattr(body, "best_of", None) or 1)
     sampling = _sampling(body, served.tokenizer, drawn)
-    answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+    answer_id = prefix + secrets.token_hex(12)
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
     salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
     # Routes are hashes of the text's beginning, which a cut prompt no longer has.
