@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kvasir_runtime.server.detokenize import REPLACEMENT, Decode, Detokenizer
 from kvasir_runtime.server.logprobs import Said
+from kvasir_runtime.server.parsing.parts import Content, Part
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.stops import StopMatcher
 from kvasir_runtime.server.tokenizer import Tokenizer
@@ -38,7 +39,8 @@ def shown(job: Job, choices: "Sequence[Choice]") -> list[int]:
 class Choice:
     """One choice. stopped says that a stop string ended it, so the engine has to be told; open, that it goes on.
 
-    cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them.
+    called: it completed calls of functions. cumulative: logarithm of the probability of the answer. prompt_logprobs: as
+    the engine gave them.
     """
 
     __slots__ = (
@@ -49,11 +51,13 @@ class Choice:
         "_job",
         "_lead",
         "_min_tokens",
+        "_parts",
         "_prompt",
         "_said",
         "_sent",
         "_stops",
         "cached_tokens",
+        "called",
         "cumulative",
         "num_tokens",
         "open",
@@ -74,6 +78,7 @@ class Choice:
         self._lead = echo
         self._said: deque[Said] = deque()
         self._ids: list[int] = []
+        self._parts: list[Part] = []
         self._detokenized = self._sent = 0
         self.prompt_logprobs: list[Logprobs] = []
         self.cumulative = 0.0
@@ -81,6 +86,7 @@ class Choice:
         self.cached_tokens = 0
         self.open = True
         self.stopped = False
+        self.called = False
 
     def accept(self, event: Event) -> tuple[str, FinishReason | None]:
         """The text that an event adds and, on the last, why it ended. An event after the end adds nothing."""
@@ -97,6 +103,11 @@ class Choice:
             lead = ""
         text, reason = self._answer(event)
         return self._released(lead + text), reason
+
+    def parts(self) -> list[Part]:
+        """What was found in the text of a chat and not given yet."""
+        found, self._parts = self._parts, []
+        return found
 
     @property
     def stopped_by(self) -> str | None:
@@ -148,6 +159,8 @@ class Choice:
 
     def _released(self, text: str) -> str:
         self._sent += len(text)
+        if self._job.chat and text:
+            self._parts.append(Content(text))
         return text
 
     def _token_by_token(self, event: Event) -> str:

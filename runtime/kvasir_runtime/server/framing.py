@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.server.logprobs import Said
+from kvasir_runtime.server.parsing.parts import Part
 from kvasir_runtime.wire import FinishReason, Logprobs
 
 
@@ -17,7 +18,8 @@ from kvasir_runtime.wire import FinishReason, Logprobs
 class Piece:
     """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for.
 
-    stopped_by: the stop string that ended it.
+    stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
+    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" asks to make them.
     """
 
     index: int
@@ -27,6 +29,8 @@ class Piece:
     ids: list[int] = field(default_factory=list)
     prompt_logprobs: Sequence[Logprobs] = ()
     stopped_by: str | None = None
+    parts: list[Part] = field(default_factory=list)
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from kvasir_runtime.server.choices import choices_of, shown
 from kvasir_runtime.server.framing import Ending, Framing, Piece
 from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.meter import Ended, Meter
+from kvasir_runtime.server.parsing.parts import merged
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.tokenizer import Tokenizer
 from kvasir_runtime.wire import Event
@@ -161,6 +162,8 @@ class Answering(Response):
                         said=choice.said(),
                         ids=choice.ids(),
                         stopped_by=choice.stopped_by,
+                        parts=choice.parts(),
+                        called=choice.called,
                     )
                 )
         return pieces
@@ -287,6 +290,8 @@ class WholeAnswer(Answering):
                 ids=[token_id for part in parts[drawn] for token_id in part.ids],
                 prompt_logprobs=self._choices[drawn].prompt_logprobs,
                 stopped_by=parts[drawn][-1].stopped_by,
+                parts=merged(found for part in parts[drawn] for found in part.parts),
+                called=parts[drawn][-1].called,
             )
             for index, drawn in enumerate(shown(self.job, self._choices))
         ]
