@@ -70,18 +70,57 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[float, ...] = ()
 
 
+class Beam(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Search for the likeliest answers instead of drawing one; the rules are in `core.beams`.
+
+    width: beams that run side by side, at least as many as answers. early_stopping: end as soon as width answers have
+    ended (True), when no better one is likely (False), or only when none is possible ("never").
+    answers: ids of the requests that the best are reported for, best first, at the end; the first is the request's own.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    answers: tuple[str, ...]
+
+    def max_length(self, prompt_tokens: int, num_blocks: int, block_size: int) -> int:
+        """Longest prompt and answer that a cache certainly holds: beams share the full blocks of their prompt.
+
+        The last token of an answer is never computed, so it needs no place.
+        """
+        shared = prompt_tokens // block_size
+        return (shared + max(0, num_blocks - shared) // self.width) * block_size + 1
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is wanted of a prompt in place of an answer: one vector, of the hidden states that the head would see.
+
+    last: that of the last token. mean: their mean over the prompt. labels: the logits of a classification head at the
+    last token. tokens: the logits of token_ids at the last token, in that order.
+    """
+
+    kind: Literal["last", "mean", "labels", "tokens"]
+    token_ids: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt to continue. Lengths and ids were checked against the model before it was sent.
 
+    pooling: the prompt is computed, nothing is drawn, and sampling has no effect.
     salt separates prefix-cache contents of tenants; route_hashes are the chained hashes of the request's text
     pieces, in order, which the engine publishes for resident prefixes.
+    beam: search instead of drawing; then only max_tokens, min_tokens, stops and logprobs of sampling have an effect.
+    follows: id of the request with the beams whose further answers are reported under this id; never submitted itself.
     """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: Sampling
+    pooling: Pooling | None = None
     salt: bytes = b""
     route_hashes: tuple[bytes, ...] = ()
+    beam: Beam | None = None
+    follows: str = ""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +178,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: seconds between Submit and the plan with its first chunk; on the first event with tokens, else -1.
     logprobs: one for each of token_ids where they were asked for. prompt_logprobs: of the next tokens of the prompt, in
     order from the second one on; all of them come before or with the first of token_ids.
+    score: of an answer that was searched for, on its only event: the sum of its logprobs by its length, see Beam.
+    pooled: the vector of a request with pooling, little-endian float32, on its one event; finish_reason is "stop".
     message explains finish_reason "error".
     """
 
@@ -150,6 +191,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float = -1.0
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    score: float = 0.0
     message: str = ""
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvasir_runtime.core.plan import Chunk, Grow, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Copy, Fork, Grow, Join, Plan
 from kvasir_runtime.core.sequence import Sequence
 
 
@@ -29,6 +29,8 @@ class Draft:
     preempted: bool = False
     short: bool = False
     joins: list[Join] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -62,6 +64,8 @@ class Draft:
             step=self.step,
             leaves=tuple(leaves),
             joins=tuple(self.joins),
+            forks=tuple(self.forks),
+            copies=tuple(self.copies),
             grows=tuple(self.grows),
             chunks=tuple(self.chunks),
         )

@@ -34,6 +34,21 @@ class Grow(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
 
 
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """A row becomes a continuation of another, or of itself; it need not be joined before.
+
+    It takes over everything of source as it was before all forks of the plan, but for its tokens from position on, which
+    are replaced by tokens, and its block table, which is the first kept_blocks of source's and then blocks.
+    """
+
+    row: int
+    source: int
+    position: int
+    tokens: tuple[int, ...]
+    kept_blocks: int
+    blocks: tuple[int, ...] = ()
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Compute positions start .. start + num_tokens of a row. samples: the last of them is the last known token (known
     to the runner by then, even if it is still in flight), so the logits of it give the next one.
@@ -59,7 +74,7 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: leaves, joins, grows, copies, then all chunks in one forward pass.
+    """One step. Applied in this order: leaves, joins, forks, grows, copies, then all chunks in one forward pass.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
     flight: results belong to the plan, not to who holds the row when they are collected. After a failed step every
@@ -69,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     leaves: tuple[int, ...] = ()
     joins: tuple[Join, ...] = ()
+    forks: tuple[Fork, ...] = ()
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
     chunks: tuple[Chunk, ...] = ()
