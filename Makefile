@@ -37,7 +37,7 @@ $(VENV)/.packages: $(VENV)/.uv constraints.txt
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --require-hashes --requirement constraints.txt
 	@touch $@
 
-$(VENV)/.project: $(VENV)/.packages pyproject.toml
+$(VENV)/.project: $(VENV)/.packages pyproject.toml hatch_build.py $(wildcard runtime/kvasir_runtime/kernels/native/*.cpp runtime/kvasir_runtime/kernels/native/*.h)
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -2,8 +2,10 @@
 # The pins name the CUDA build of torch, which computes on a CPU as well but is large. --build-arg TORCH_INDEX_URL=… takes the
 # pinned version from an index of CPU builds instead; its hash is not in the pins, so name only an index that you trust.
 FROM python:3.11-slim AS build
+# Compiles the CPU kernels; the image that is served from carries only the result.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY constraints.txt pyproject.toml README.md LICENSE hatch_build.py ./
 # uv comes from the pins, checked by hash; it checks the hashes of everything else.
 RUN awk '/^[^ ]/ {keep = /^uv==/} keep' constraints.txt | pip install --no-cache-dir --require-hashes -r /dev/stdin \
  && python -m venv --without-pip /opt/kvasir

@@ -1,7 +1,7 @@
 # The runtime with CUDA: torch brings its CUDA libraries as wheels, the node brings the driver. No Kubernetes client.
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY constraints.txt pyproject.toml README.md LICENSE hatch_build.py ./
 # uv comes from the pins, checked by hash; it checks the hashes of everything else.
 RUN awk '/^[^ ]/ {keep = /^uv==/} keep' constraints.txt | pip install --no-cache-dir --require-hashes -r /dev/stdin \
  && python -m venv --without-pip /opt/kvasir

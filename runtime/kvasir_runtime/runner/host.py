@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from kvasir_runtime.kernels.native.library import library
+
 _CGROUP = Path("/sys/fs/cgroup")
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
 
@@ -57,12 +59,15 @@ def forget_peak() -> None:
 
 
 def use(threads: int) -> None:
-    """Set torch's threads and keep freed memory in the process.
+    """Set torch's threads and those of our own kernels, and keep freed memory in the process.
 
     By default glibc returns every large tensor to the kernel when it is freed and gets zeroed pages for the next one,
     which costs more than the arithmetic of a small step.
     """
     torch.set_num_threads(threads)
+    kernels = library()
+    if kernels:
+        kernels.start(threads)
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         for parameter, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 1 << 30), (_TOP_PAD, 64 << 20)):

@@ -1,0 +1,58 @@
+"""The team of threads: every piece is computed once, and barriers show what was written before them."""
+
+import ctypes
+import os
+import threading
+
+import numpy as np
+import pytest
+
+POINTER = ctypes.c_void_p
+
+
+def probed(native, pieces, phases):
+    taken = np.zeros((phases, pieces), dtype=np.int64)
+    sums = np.zeros((phases, native.threads), dtype=np.int64)
+    probe = native.function("probe", ctypes.c_int64, ctypes.c_int64, POINTER, POINTER)
+    probe(pieces, phases, taken.ctypes.data, sums.ctypes.data)
+    return taken, sums
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize(("pieces", "phases"), [(0, 3), (1, 1), (7, 50), (1000, 20)])
+def test_every_piece_is_taken_once_and_seen_after_the_barrier(native, threads, pieces, phases):
+    assert native.start(threads) == threads
+    try:
+        for _ in range(3):
+            taken, sums = probed(native, pieces, phases)
+            assert (taken == 1).all()
+            assert (sums == pieces).all()
+    finally:
+        native.start(2)
+
+
+def test_callers_on_several_threads_take_turns(native):
+    wrong = []
+
+    def call():
+        for _ in range(200):
+            taken, sums = probed(native, 5, 3)
+            if (taken != 1).any() or (sums != 5).any():
+                wrong.append((taken, sums))
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own(native):
+    probed(native, 5, 3)
+    child = os.fork()
+    if not child:
+        taken, sums = probed(native, 5, 3)
+        os._exit(0 if (taken == 1).all() and (sums == 5).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
