@@ -93,6 +93,11 @@ def overloaded(message: str, *, retry_after_s: float) -> ApiError:
     )
 
 
+def aborted() -> ApiError:
+    """Somebody ended the request by its id: 499, which no client retries by itself."""
+    return invalid("The request was aborted by its id.", code="request_aborted", status=499)
+
+
 def unavailable(message: str, *, retry_after_s: float, code: str = "unavailable") -> ApiError:
     """Nothing can serve this now: loading, draining, or no replica."""
     return ApiError(

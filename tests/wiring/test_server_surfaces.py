@@ -62,7 +62,6 @@ def test_a_chat_is_counted_as_it_will_be_prompted(server):
         ("/tokenize", {"prompt": "a", "messages": CHAT}, 400, "invalid_value", None),
         ("/tokenize", {"prompt": ["a"]}, 400, "invalid_value", "prompt"),
         ("/tokenize", {"prompt": "a", "colour": 1}, 400, "unknown_parameter", "colour"),
-        ("/tokenize", {"messages": CHAT, "add_generation_prompt": False}, 400, "unsupported_parameter", None),
         ("/tokenize", {"messages": CHAT, "tools": [{}]}, 400, "unsupported_parameter", "tools"),
         ("/tokenize", {"prompt": "a", "model": "x"}, 404, "model_not_found", "model"),
         ("/tokenize", {"prompt": "a" * 16_000_000}, 400, "invalid_value", "prompt"),
@@ -76,6 +75,17 @@ def test_wrong_bodies_are_refused_by_name(server, path, body, status, code, para
     answer = ask(server, path, body)
     assert (answer.status, answer.error["code"]) == (status, code)
     assert answer.error["param"] == (param if code != "unsupported_parameter" else next(iter([*body][1:])))
+
+
+def test_a_counted_chat_ends_as_it_is_asked_to(server):
+    def text(**fields):
+        ids = ask(server, "/tokenize", {"messages": CHAT, **fields}).json["tokens"]
+        return ask(server, "/detokenize", {"tokens": ids}).json["prompt"]
+
+    assert text(add_generation_prompt=False) == "<|im_start|>user\nthe plan<|im_end|>\n"
+    assert text(continue_final_message=True) == "<|im_start|>user\nthe plan"
+    both = ask(server, "/tokenize", {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True})
+    assert (both.status, both.error["param"]) == (400, "continue_final_message")
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/models"])

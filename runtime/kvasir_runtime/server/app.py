@@ -1,36 +1,33 @@
-"""The http port: OpenAI's API, /health and /metrics.
+"""The http port: OpenAI's API, the other surfaces, /health and /metrics.
 
-Built once by the process. Routes are thin: they ask the pod whether it serves, prepare the job in a thread, and hand an
-Answering back. Every error leaves here in OpenAI's shape, also those of routing.
+Built once by the process. Routes are thin: they name a body's meaning and hand an Answering back. Every error leaves
+here in the shape of its path's surface, also those of routing.
 """
 
 import asyncio
-import random
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from kvasir_api import __version__, openai_errors
+from kvasir_api import __version__, openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.server import metrics, prepare, tokens
-from kvasir_runtime.server.admission import queue_refusal
+from kvasir_runtime.server import aborts, metrics, prepare, tokens
+from kvasir_runtime.server.aborts import AbortBody, AbortOneBody
 from kvasir_runtime.server.bodies import ChatBody, CompletionBody
 from kvasir_runtime.server.bodyread import read_body
 from kvasir_runtime.server.edge import Edge
-from kvasir_runtime.server.jsons import json_response
-from kvasir_runtime.server.pod import Opened, Pod
+from kvasir_runtime.server.generation import Prepared, answering
+from kvasir_runtime.server.jsons import body_schema, json_response
+from kvasir_runtime.server.pod import Pod
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.streams import Answering, StreamedAnswer, WholeAnswer
 from kvasir_runtime.server.tokens import DetokenizeBody, TokenizeBody
 
 
@@ -47,7 +44,7 @@ def http_app(pod: Pod) -> ASGIApp:
         edged = CORSMiddleware(
             edged,
             allow_origins=pod.options.cors_origin,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "x-should-retry"],
         )
@@ -55,59 +52,25 @@ def http_app(pod: Pod) -> ASGIApp:
 
 
 def _add_generation(app: FastAPI, pod: Pod) -> None:
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionBody))
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
-        return await _generate(request, pod, chat=False)
+        return await answering(request, pod, lambda raw, served: Prepared(job=prepare.job(raw, served, chat=False)))
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatBody))
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
-        return await _generate(request, pod, chat=True)
+        return await answering(request, pod, lambda raw, served: Prepared(job=prepare.job(raw, served, chat=True)))
 
+    @app.post("/abort_requests", openapi_extra=body_schema(AbortBody))
+    async def abort_requests(request: Request) -> Response:
+        return await _abort(request, aborts.of_vllm)
 
-async def _generate(request: Request, pod: Pod, *, chat: bool) -> Answering:
-    """Refuse early and cheaply, prepare in a thread, then check the queue again with the true number of sequences."""
-    arrived = pod.clock()
-    opened = pod.open_or_refuse()
-    _check_queue(pod, opened, 1)
-    raw = await read_body(request, pod.options.max_body_bytes)
-    pod.enter()
-    pod.num_preparing += 1
-    try:
-        loop = asyncio.get_running_loop()
-        try:
-            job = await loop.run_in_executor(pod.threads, lambda: prepare.job(raw, opened.served, chat=chat))
-        finally:
-            pod.num_preparing -= 1
-        pod.open_or_refuse()
-        _check_queue(pod, opened, len(job.requests))
-    except BaseException:
-        pod.leave()
-        raise
-    form = StreamedAnswer if job.stream else WholeAnswer
-    return form(
-        job,
-        opened.client,
-        opened.served.tokenizer,
-        meter=pod.metrics,
-        arrived=arrived,
-        created=int(time.time()),
-        fingerprint=opened.fingerprint,
-        on_end=pod.leave,
-        clock=pod.clock,
-    )
+    @app.post("/abort_request", openapi_extra=body_schema(AbortOneBody))
+    async def abort_request(request: Request) -> Response:
+        return await _abort(request, aborts.of_sglang)
 
-
-def _check_queue(pod: Pod, opened: Opened, num_new: int) -> None:
-    """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
-    refusal = queue_refusal(
-        opened.client.state,
-        inflight=opened.client.num_inflight + pod.num_preparing + num_new,
-        max_sequences=opened.max_sequences,
-        max_waiting=pod.options.max_waiting,
-        jitter=random.random(),
-    )
-    if refusal is not None:
-        raise Refused(refusal)
+    async def _abort(request: Request, ids_of: Callable[[bytes], Sequence[str]]) -> Response:
+        raw = await read_body(request, pod.options.max_body_bytes)
+        return json_response({"num_aborted": sum(map(pod.running.abort, ids_of(raw)))})
 
 
 def _add_tokens(app: FastAPI, pod: Pod) -> None:
@@ -117,11 +80,11 @@ def _add_tokens(app: FastAPI, pod: Pod) -> None:
         loop = asyncio.get_running_loop()
         return json_response(await loop.run_in_executor(pod.threads, made, raw, opened.served))
 
-    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeBody))
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         return await answer(request, tokens.tokenize)
 
-    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeBody))
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         return await answer(request, tokens.detokenize)
 
@@ -177,9 +140,9 @@ def _add_health(app: FastAPI, pod: Pod) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
-    async def refused(_: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
-        return error_response(error.error)
+        return error_response(error.error, request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: Exception) -> Response:
@@ -187,24 +150,18 @@ def _add_errors(app: FastAPI) -> None:
         method, path = request.method, request.url.path
         match error.status_code:
             case 404:
-                answer = error_response(openai_errors.no_route(method, path))
+                answer = error_response(openai_errors.no_route(method, path), path)
             case 405:
-                answer = error_response(openai_errors.method_not_allowed(method, path))
+                answer = error_response(openai_errors.method_not_allowed(method, path), path)
             case status:
-                answer = error_response(openai_errors.invalid(HTTPStatus(status).phrase, status=status))
+                answer = error_response(openai_errors.invalid(HTTPStatus(status).phrase, status=status), path)
         answer.headers.update(error.headers or {})
         return answer
 
 
-def error_response(error: ApiError) -> Response:
+def error_response(error: ApiError, path: str) -> Response:
     """An error as a response. After a body that was not read to its end the connection cannot go on."""
-    status, document, headers = openai_errors.response(error)
+    status, document, headers = surfaces.error_response(error, path)
     if status in {408, 413}:
         headers["connection"] = "close"
     return Response(document, status, headers)
-
-
-def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
-    """For /openapi.json: the routes read their bodies themselves."""
-    schema = body.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -5,8 +5,8 @@ fields: null means absent; what works is below; what is known and has no effect 
 name, because an ignored misspelling of max_tokens is worse than an error.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sized
-from typing import Annotated, Any, Final, Literal, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
@@ -235,14 +235,39 @@ def chat(raw: Raw) -> ChatBody:
     _check(body)
     if body.top_logprobs and not body.logprobs:
         raise _refused("top_logprobs needs logprobs true", "top_logprobs")
-    if body.add_generation_prompt and body.continue_final_message:
-        raise _refused("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
-    if body.continue_final_message and not body.messages[-1].content.strip():
-        raise _refused("continue_final_message needs a last message with a text", "continue_final_message")
+    check_turn(body)
     both = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(both) > 1:
         raise _refused("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
     return body
+
+
+class Turn(Protocol):
+    """What says whose turn a chat's prompt ends in."""
+
+    @property
+    def messages(self) -> Sequence[Message] | None:
+        """The chat."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None:
+        """Whether the prompt ends in the beginning of an answer."""
+
+    @property
+    def continue_final_message(self) -> bool:
+        """Whether it ends in the text of the last message."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """Switches of the template."""
+
+
+def check_turn(body: Turn) -> None:
+    """Whether its prompt can end as it is asked to. Raises Refused."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise _refused("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    if body.continue_final_message and not (body.messages and body.messages[-1].content.strip()):
+        raise _refused("continue_final_message needs a last message with a text", "continue_final_message")
 
 
 def _check(body: Body) -> None:
@@ -264,7 +289,7 @@ def decoded(raw: bytes) -> dict[str, Any]:
 
 
 def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[str] = known.LABELS) -> _Model:
-    """The body as a model. table: fields without effect and their harmless values; labels: any value. Raises Refused."""
+    """The body as a model. table: fields without effect, their harmless values; labels: any value. Raises Refused."""
     document = decoded(raw) if isinstance(raw, bytes) else raw
     fields = {}
     for name, value in document.items():

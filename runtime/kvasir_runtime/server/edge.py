@@ -1,4 +1,4 @@
-"""The outermost layer of the http port: request ids, keys, access log, and an OpenAI-shaped answer for every failure.
+"""The outermost layer of the http port: request ids, keys, access log, and a well-shaped answer for every failure.
 
 Plain ASGI around the application, so that it costs a streamed chunk one function call. It decides nothing about models.
 """
@@ -8,20 +8,21 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvasir_api import openai_errors
+from kvasir_api import openai_errors, surfaces
+from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import State
 from kvasir_runtime.server import orca
-from kvasir_runtime.server.streams import send_error
+from kvasir_runtime.server.streams import send_document
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-CLOSED_PREFIX: Final = "/v1"
-CLOSED_PATHS: Final = frozenset({CLOSED_PREFIX, "/tokenize", "/detokenize"})
-METHODS: Final = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
+CLOSED_PREFIXES: Final = ("/v1/", surfaces.OLLAMA + "/")
+CLOSED_PATHS: Final = frozenset({"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request"})
+METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("kvasir.requests")
 
@@ -75,12 +76,12 @@ class Edge:
             if self._opens(scope):
                 await self._app(scope, receive, send_with_headers)
             else:
-                await send_error(send_with_headers, openai_errors.unauthorized())
+                await _send_error(send_with_headers, openai_errors.unauthorized(), scope)
         except Exception:
             log.exception("request failed", extra={"request_id": request_id})
             if status:
                 raise  # the answer is under way: the server cuts the connection, which is how a client notices
-            await send_error(send_with_headers, openai_errors.internal())
+            await _send_error(send_with_headers, openai_errors.internal(), scope)
         finally:
             elapsed_s = self._clock() - started
             _write_log(scope, status, elapsed_s)
@@ -90,13 +91,27 @@ class Edge:
     def _opens(self, scope: Scope) -> bool:
         """Whether the request may pass. Every key is compared, in constant time each, so time tells nothing."""
         path = scope["path"]
-        closed = path in CLOSED_PATHS or path.startswith(CLOSED_PREFIX + "/")
+        closed = path in CLOSED_PATHS or path.startswith(CLOSED_PREFIXES)
         if not self._api_keys or not closed or scope["method"] == "OPTIONS":
             return True
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, given = header.partition(b" ")
-        matches = [hmac.compare_digest(given.strip(), key) for key in self._api_keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [hmac.compare_digest(one, key) for one in _keys(scope["headers"]) for key in self._api_keys]
+        return any(matches)
+
+
+def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys that a request carries: a bearer token, and what Anthropic's clients send."""
+    found = []
+    for name, value in headers:
+        scheme, _, token = value.partition(b" ")
+        if name == b"x-api-key":
+            found.append(value.strip())
+        elif name == b"authorization" and scheme.lower() == b"bearer":
+            found.append(token.strip())
+    return found[:2]
+
+
+async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:
+    await send_document(send, *surfaces.error_response(error, scope["path"]))
 
 
 def _request_id(scope: Scope) -> str:
@@ -109,7 +124,7 @@ def _request_id(scope: Scope) -> str:
 
 def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
     """One line per request: never a prompt, an answer or a key. Health checks and scrapes are too many to log."""
-    if not log.isEnabledFor(logging.INFO) or not scope["path"].startswith(CLOSED_PREFIX):
+    if not log.isEnabledFor(logging.INFO) or not scope["path"].startswith(CLOSED_PREFIXES):
         return
     fields: dict[str, object] = {
         "request_id": scope["state"]["request_id"],

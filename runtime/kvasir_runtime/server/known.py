@@ -73,7 +73,5 @@ CHAT: Final = {
 }
 TOKENIZE: Final = {
     **{name: CHAT[name] for name in ("chat_template", "tools", "documents")},
-    "add_generation_prompt": (_one_of(True), "true"),
-    "continue_final_message": (_one_of(False), "false"),
 }
 """Name: which values ask for nothing, and how the refusal of any other names them."""

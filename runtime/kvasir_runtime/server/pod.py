@@ -19,6 +19,7 @@ from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.metrics import RuntimeMetrics
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.running import Running
 
 PREPARE_THREADS = 4
 
@@ -46,6 +47,7 @@ class Pod:
     metrics: RuntimeMetrics = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
     idle: asyncio.Event = field(init=False)
+    running: Running = field(init=False, default_factory=Running)
     num_active: int = field(init=False, default=0)
     num_preparing: int = field(init=False, default=0)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from kvasir_api import hashes, openai_errors
 from kvasir_runtime.server import bodies
-from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message
+from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message, Turn
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
 from kvasir_runtime.server.tokenizer import PromptTooLong, Tokenizer
@@ -186,12 +186,9 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 
 
 def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]], list[str]]:
-    tokenizer, said, variables = served.tokenizer, as_said(body.messages), body.chat_template_kwargs
+    tokenizer = served.tokenizer
     try:
-        if body.continue_final_message:
-            text = tokenizer.continued(said, variables)
-        else:
-            text = tokenizer.rendered(said, variables, add_generation_prompt=body.add_generation_prompt is not False)
+        text = rendered(body, tokenizer)
         prompt = _cut(tokenizer.encode(text, special=False, limit=_longest(body, served)), body, served)
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
@@ -199,6 +196,15 @@ def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]],
         raise _too_long(body, error, served.max_context) from error
     source = body.model_dump(include={"messages", "chat_template_kwargs"}, exclude_none=True)
     return [prompt], [hashes.request_text(source)]
+
+
+def rendered(body: Turn, tokenizer: Tokenizer) -> str:
+    """The prompt of a chat. Raises TemplateError."""
+    said = as_said(body.messages or ())
+    if body.continue_final_message:
+        return tokenizer.continued(said, body.chat_template_kwargs)
+    add = body.add_generation_prompt is not False
+    return tokenizer.rendered(said, body.chat_template_kwargs, add_generation_prompt=add)
 
 
 def as_said(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.meter import Ended, Meter
 from kvasir_runtime.server.parsing.parts import merged
 from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.server.running import Running
 from kvasir_runtime.server.tokenizer import Tokenizer
 from kvasir_runtime.wire import Event
 
@@ -61,7 +62,7 @@ class Summary:
 class Answering(Response):
     """One accepted request on its way out; the base of the two forms. arrived: by clock. on_end is called once.
 
-    framing: how it is written, made from job, created, fingerprint and labels.
+    framing: how it is written, made from job, created, fingerprint and labels. running: where it can be aborted.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Answering(Response):
         fingerprint: str,
         on_end: Callable[[], None],
         framing: Callable[[Job, int, str, Labels], Framing] = OpenAi,
+        running: Running | None = None,
         clock: Callable[[], float] = time.monotonic,
         keep_alive_s: float = KEEP_ALIVE_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
@@ -90,6 +92,8 @@ class Answering(Response):
         self._client = client
         self._on_end = on_end
         self._meter = meter
+        self._running = Running() if running is None else running
+        self._aborted = False
         self._arrived = arrived
         self._clock = clock
         self._keep_alive_s = keep_alive_s
@@ -103,6 +107,8 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; whatever happens, no sequence of it goes on afterwards."""
         scope["state"]["summary"] = self.summary
+        ids = {self.job.answer_id, scope["state"].get("request_id", self.job.answer_id)}
+        self._running.enter(ids, self)
         watcher = asyncio.create_task(_watch(receive, self._channel))
         self._submitted = self._clock()
         try:
@@ -114,6 +120,7 @@ class Answering(Response):
             self._end("abort")
         finally:
             watcher.cancel()
+            self._running.leave(ids, self)
             self.summary.completion_tokens = sum(choice.num_tokens for choice in self._choices)
             for choice in self._choices:
                 if choice.open:
@@ -121,6 +128,14 @@ class Answering(Response):
                     self._client.abort(choice.request_id)
             self._count_choices()
             self._on_end()
+
+    def abort(self) -> None:
+        """Somebody asked to end it: its blocks are free a step later, and its client is told why."""
+        self._aborted = True
+        for index, choice in enumerate(self._choices):
+            if choice.open:
+                self._client.abort(choice.request_id)
+                self._channel.put(index, Event(request_id=choice.request_id, finish_reason="abort"))
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
@@ -180,6 +195,9 @@ class Answering(Response):
             self.summary.first_token_s = now - self._arrived
 
     def _failure(self, event: Event) -> ApiError:
+        if self._aborted:
+            self._end("abort")
+            return openai_errors.aborted()
         self._end("error")
         if self._client.failure is not None or event.finish_reason == "abort":
             return engine_gone(event.message or "The request was ended by the server.")
@@ -303,11 +321,6 @@ class WholeAnswer(Answering):
 def engine_gone(message: str) -> ApiError:
     """The engine failed this request, not the request the engine: another replica may serve it."""
     return openai_errors.unavailable(message, retry_after_s=1.0, code="engine_failed")
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """A whole response in OpenAI's error shape."""
-    await send_document(send, *openai_errors.response(error))
 
 
 async def send_document(send: Send, status: int, document: bytes, headers: Mapping[str, str]) -> None:

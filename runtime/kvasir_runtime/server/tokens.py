@@ -30,6 +30,8 @@ class TokenizeBody(Strict):
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     chat_template_kwargs: ChatSwitches = Field({})
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeBody":
@@ -52,7 +54,8 @@ def tokenize(raw: bytes, served: Served) -> dict[str, Any]:
     tokenizer = served.tokenizer
     try:
         if body.messages is not None:
-            text = tokenizer.rendered(prepare.as_said(body.messages), body.chat_template_kwargs)
+            bodies.check_turn(body)
+            text = prepare.rendered(body, tokenizer)
             ids = tokenizer.encode(text, special=bool(body.add_special_tokens), limit=MAX_TOKENS)
         else:
             ids = tokenizer.encode(body.prompt or "", special=body.add_special_tokens is not False, limit=MAX_TOKENS)
