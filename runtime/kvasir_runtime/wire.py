@@ -89,7 +89,7 @@ class Beam(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         The last token of an answer is never computed, so it needs no place.
         """
         shared = prompt_tokens // block_size
-        return (shared + max(0, num_blocks - shared) // self.width) * block_size + 1
+        return (shared + max(0, num_blocks - shared) // max(1, self.width)) * block_size + 1
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,6 +192,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     score: float = 0.0
+    pooled: bytes = b""
     message: str = ""
 
 

@@ -38,6 +38,7 @@ class Row:
     tokens: list[int]
     blocks: list[int]
     computed: int
+    pooled: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +90,8 @@ class FakeRunner:
             for chunk in plan.chunks
             if chunk.scores[0] < chunk.scores[1]
         )
-        return Results(step=plan.step, sampled=sampled, scored=scored)
+        pooled = tuple(vector for chunk in plan.chunks if (vector := self._pool(chunk)))
+        return Results(step=plan.step, sampled=sampled, scored=scored, pooled=pooled)
 
     def collect(self, handle: Results) -> Results:
         """In order of launch."""
@@ -112,13 +114,24 @@ class FakeRunner:
         assert chunk.start == row.computed, "a chunk begins where the last one ended"
         end = chunk.start + chunk.num_tokens
         assert end <= len(row.tokens)
-        assert chunk.samples == (end == len(row.tokens))
+        assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)
         for position in range(chunk.start, end):
             block = row.blocks[position // self.block_size]
             holders = sum(other.blocks.count(block) for other in self.rows.values())
             assert holders == 1, f"block {block} is written while {holders} rows hold it"
             self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]
         row.computed = end
+
+    def _pool(self, chunk: Chunk) -> bytes:
+        """What the cache holds at the pooled positions once they are complete, two bytes each; else nothing."""
+        row = self.rows[chunk.row]
+        if chunk.pools[0] < chunk.pools[1]:
+            assert chunk.start <= chunk.pools[0]
+            assert chunk.pools[1] == row.computed
+            row.pooled += row.tokens[slice(*chunk.pools)]
+        if row.join.pooling is None or chunk.pools[1] != len(row.tokens):
+            return b""
+        return b"".join(token.to_bytes(2, "little") for token in row.pooled)
 
     def _sample(self, chunk: Chunk) -> int:
         row = self.rows[chunk.row]

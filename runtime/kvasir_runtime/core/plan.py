@@ -7,7 +7,7 @@ and sampled ids are appended to a row by the runner itself, so a plan never has 
 
 import msgspec
 
-from kvasir_runtime.wire import Logprobs, Sampling
+from kvasir_runtime.wire import Logprobs, Pooling, Sampling
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     blocks: tuple[int, ...]
     sampling: Sampling
+    pooling: Pooling | None = None
 
 
 class Grow(msgspec.Struct, frozen=True):
@@ -37,8 +38,8 @@ class Grow(msgspec.Struct, frozen=True):
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """A row becomes a continuation of another, or of itself; it need not be joined before.
 
-    It takes over everything of source as it was before all forks of the plan, but for its tokens from position on, which
-    are replaced by tokens, and its block table, which is the first kept_blocks of source's and then blocks.
+    It takes over everything of source as it was before all forks of the plan, but for its tokens from position on,
+    which are replaced by tokens, and its block table, which is the first kept_blocks of source's and then blocks.
     """
 
     row: int
@@ -56,6 +57,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
     scores: the tokens at positions from .. to (not included) are asked for their logprobs; each is given by the
     position before it, which this chunk computes.
+    pools: the hidden states of positions from .. to (not included), all of this chunk, go into the row's vector; it is
+    complete, and a result of the plan, where that is the end of the prompt.
     """
 
     row: int
@@ -64,6 +67,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     samples: bool
     min_tokens_left: int = 0
     scores: tuple[int, int] = (0, 0)
+    pools: tuple[int, int] = (0, 0)
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -107,8 +111,10 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks.
 
     scored: for each chunk with scores, in their order, the logprobs of those tokens.
+    pooled: for each chunk that completes a vector, in their order, the vector as `Event.pooled` has it.
     """
 
     step: int
     sampled: tuple[Sampled, ...]
     scored: tuple[tuple[Logprobs, ...], ...] = ()
+    pooled: tuple[bytes, ...] = ()

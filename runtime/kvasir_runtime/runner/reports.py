@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
 from kvasir_runtime.kernels import logprobs
+from kvasir_runtime.runner.pooling import Vectors
 from kvasir_runtime.wire import Logprobs
 
 ROWS_AT_ONCE = 64
@@ -42,6 +43,7 @@ class Drawn:
     ids: Tensor | None = None
     of_answer: Report | None = None
     of_prompt: Report | None = None
+    pooled: Vectors | None = None
 
     def results(self, plan: Plan) -> Results:
         """As the scheduler takes it; everything must be in host memory."""
@@ -56,6 +58,7 @@ class Drawn:
                 for place, (row, token) in enumerate(zip(rows, ids, strict=True))
             ),
             scored=tuple(scored[place] for place in range(len(scored))),
+            pooled=() if self.pooled is None else self.pooled.read(),
         )
 
 

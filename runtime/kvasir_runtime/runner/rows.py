@@ -80,7 +80,7 @@ class Rows:
         return self._tokens
 
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
-        """The query tokens of a step's chunks, in their order; wanted rows: of those that sample, then that score."""
+        """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""
         rows = np.array([chunk.row for chunk in chunks])
         lens = np.array([chunk.num_tokens for chunk in chunks])
         starts = np.array([chunk.start for chunk in chunks])
@@ -104,6 +104,10 @@ class Rows:
             if chunk.scores[0] < chunk.scores[1]:
                 first = end - chunk.num_tokens - chunk.start - 1  # index of the token that gives position 0
                 wanted.append(np.arange(first + chunk.scores[0], first + chunk.scores[1]))
+        for end, chunk in zip(ends.tolist(), chunks, strict=True):
+            if chunk.pools[0] < chunk.pools[1]:
+                first = end - chunk.num_tokens - chunk.start  # index of position 0
+                wanted.append(np.arange(first + chunk.pools[0], first + chunk.pools[1]))
         return Batch(
             token_ids=self._tokens[self._to_device(token_rows), device_positions].long(),
             positions=device_positions,

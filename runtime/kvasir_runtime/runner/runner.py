@@ -17,6 +17,7 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner import reports
 from kvasir_runtime.runner.controls import Controls
+from kvasir_runtime.runner.pooling import Pools
 from kvasir_runtime.runner.reports import Drawn, Report, Reports
 from kvasir_runtime.runner.rows import Rows
 
@@ -69,6 +70,7 @@ class Runner:
         self._rows = rows
         self._controls = controls
         self._reports = Reports()
+        self._pools = Pools(model.logits)
         self._on_cpu = cache.device.type == "cpu"
         self._launched: deque[Launched] = deque()
 
@@ -98,6 +100,7 @@ class Runner:
                 ids=None if drawn.ids is None else _to_host(drawn.ids),
                 of_answer=_report_to_host(drawn.of_answer),
                 of_prompt=_report_to_host(drawn.of_prompt),
+                pooled=None if drawn.pooled is None else replace(drawn.pooled, packed=_to_host(drawn.pooled.packed)),
             )
             launched.done = torch.cuda.Event()
             launched.done.record()
@@ -108,6 +111,7 @@ class Runner:
         self._rows.apply(plan)
         self._controls.apply(plan)
         self._reports.apply(plan)
+        self._pools.apply(plan)
         if plan.copies:
             pairs = torch.tensor([(copy.source, copy.target) for copy in plan.copies])
             pairs = pairs.to(self._cache.device, non_blocking=True)
@@ -120,12 +124,13 @@ class Runner:
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
         drawn = self._draw(hidden[: len(sampled)], sampled) if sampled else Drawn()
         owners = self._reports.scoring(plan.chunks)
-        if not owners:
-            return drawn
-        scored = reports.of_prompt(
-            hidden[len(sampled) :], self._rows.scored_ids(plan.chunks), self._model.logits, owners
-        )
-        return replace(drawn, of_prompt=scored)
+        pooled_from = len(sampled) + sum(count for _, count, _ in owners)
+        if owners:
+            ids, between = self._rows.scored_ids(plan.chunks), hidden[len(sampled) : pooled_from]
+            drawn = replace(drawn, of_prompt=reports.of_prompt(between, ids, self._model.logits, owners))
+        if pooled_from < hidden.shape[0]:
+            drawn = replace(drawn, pooled=self._pools.pool(hidden[pooled_from:], plan.chunks))
+        return drawn
 
     def _draw(self, hidden: Tensor, sampled: Sequence[Chunk]) -> Drawn:
         sampling = self._rows.sampling(sampled)

@@ -1,0 +1,108 @@
+"""Vectors of prompts that are pooled: sums of hidden states per row over the chunks of a prompt, and what becomes of them.
+
+Used by the runner, which hands it the hidden states of the wanted positions of each step. A mean is exact however the
+prompt was cut into chunks: what earlier chunks added stays on the device until the last one comes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.core.plan import Chunk, Plan
+from kvasir_runtime.wire import Pooling
+
+ROWS_AT_ONCE = 64
+"""Rows of logits made at a time, as a vocabulary is wide."""
+
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vectors:
+    """Complete vectors of a step. packed: all of them one after the other, float32; sizes: of each."""
+
+    packed: Tensor
+    sizes: tuple[int, ...]
+
+    def read(self) -> tuple[bytes, ...]:
+        """Each as little-endian float32; packed must be in host memory."""
+        ends = np.cumsum(self.sizes)
+        parts = np.split(self.packed.numpy().astype("<f4", copy=False), ends[:-1])
+        return tuple(part.tobytes() for part in parts)
+
+
+@dataclass(slots=True)
+class _Row:
+    """pooling: what is wanted of the prompt of so many tokens. total: of the chunks before, (hidden_size,) float32."""
+
+    pooling: Pooling
+    prompt_tokens: int
+    total: Tensor | None = None
+
+
+class Pools:
+    """What the rows that are pooled have so far. head: hidden states to logits of the model's head, whatever it is."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._rows: dict[int, _Row] = {}
+
+    def apply(self, plan: Plan) -> None:
+        """Forget the rows that leave, learn those that join; a prompt that comes back is summed from its beginning."""
+        if not self._rows and all(join.pooling is None for join in plan.joins):
+            return
+        for row in plan.leaves:
+            self._rows.pop(row, None)
+        for join in plan.joins:
+            self._rows.pop(join.row, None)
+            if join.pooling is not None:
+                self._rows[join.row] = _Row(join.pooling, join.prompt_tokens)
+
+    def pool(self, hidden: Tensor, chunks: Sequence[Chunk]) -> Vectors | None:
+        """Take in a step; the vectors that it completes, in the order of their chunks.
+
+        hidden: (positions, hidden_size), of the positions that the chunks pool, in their order.
+        """
+        pooling = [chunk for chunk in chunks if chunk.pools[0] < chunk.pools[1]]
+        parts = hidden.split([chunk.pools[1] - chunk.pools[0] for chunk in pooling])
+        complete = []
+        for chunk, part in zip(pooling, parts, strict=True):
+            row = self._rows[chunk.row]
+            total = part[0].float() if len(part) == 1 else part.sum(dim=0, dtype=torch.float32)
+            row.total = total if row.total is None else row.total + total
+            if chunk.pools[1] == row.prompt_tokens:
+                complete.append(self._vector(row, part))
+        if not complete:
+            return None
+        made = self._through_head(complete)
+        return Vectors(packed=torch.cat(made), sizes=tuple(len(vector) for vector in made))
+
+    def _vector(self, row: _Row, part: Tensor) -> tuple[Pooling, Tensor]:
+        """The pooled hidden state; in the model's dtype where a head follows."""
+        assert row.total is not None
+        match row.pooling.kind:
+            case "mean":
+                return row.pooling, row.total / row.prompt_tokens
+            case "last":
+                return row.pooling, row.total
+            case _:
+                return row.pooling, part[-1]
+
+    def _through_head(self, complete: Sequence[tuple[Pooling, Tensor]]) -> list[Tensor]:
+        made = [vector for _, vector in complete]
+        places = [place for place, (pooling, _) in enumerate(complete) if pooling.kind in {"labels", "tokens"}]
+        for start in range(0, len(places), ROWS_AT_ONCE):
+            some = places[start : start + ROWS_AT_ONCE]
+            logits = self._head(torch.stack([made[place] for place in some])).float()
+            for place, row in zip(some, logits, strict=True):
+                pooling = complete[place][0]
+                made[place] = row if pooling.kind == "labels" else row[_on(row.device, pooling.token_ids)]
+        return made
+
+
+def _on(device: torch.device, token_ids: Sequence[int]) -> Tensor:
+    """(ids,) int64, without waiting for the device."""
+    return torch.tensor(token_ids, dtype=torch.int64).to(device, non_blocking=True)
