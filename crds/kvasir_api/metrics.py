@@ -220,6 +220,7 @@ HTTP: Final[tuple[Metric, ...]] = (
 _SERVICE = ("namespace", "service")
 
 OPERATOR: Final[tuple[Metric, ...]] = (
+    Metric(name="kvasir_operator_leading", kind="gauge", help="1 while this operator acts, 0 while it stands by."),
     Metric(
         name="kvasir_operator_reconciles_total", kind="counter", help="Reconciles, by outcome.", labels=("outcome",)
     ),

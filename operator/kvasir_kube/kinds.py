@@ -44,6 +44,7 @@ CONTROLLER_REVISION: Final = Kind(group="apps", kind="ControllerRevision", plura
 POD: Final = Kind(kind="Pod", plural="pods")
 SERVICE: Final = Kind(kind="Service", plural="services")
 CLAIM: Final = Kind(kind="PersistentVolumeClaim", plural="persistentvolumeclaims")
+LEASE: Final = Kind(group="coordination.k8s.io", kind="Lease", plural="leases")
 EVENT: Final = Kind(group="events.k8s.io", kind="Event", plural="events")
 NAMESPACE: Final = Kind(kind="Namespace", plural="namespaces", namespaced=False)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from kvasir_kube.readings import Reader
 from kvasir_operator import handlers
 from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
+from kvasir_operator.loop.leader import Leader
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.observed.settings import Settings
 
@@ -64,6 +66,12 @@ STOP_S: Final = 5.0
     type=click.FloatRange(0.2, 60.0),
     help="Seconds between two readings of all pods.",
 )
+@click.option(
+    "--lease-namespace",
+    default="",
+    metavar="NAME",
+    help="Namespace of the Lease that lets one of several operators act. Default: this one acts alone.",
+)
 @click.option("--kubeconfig", default="", metavar="FILE", help="Default: $KUBECONFIG, or the pod's service account.")
 @click.option("--verbose", is_flag=True, help="Log each reconcile.")
 def operator(**options: Any) -> None:
@@ -95,6 +103,7 @@ async def _run(
     metrics_port: int,
     health_port: int,
     interval: float,
+    lease_namespace: str,
     kubeconfig: str,
 ) -> None:
     settings = Settings(
@@ -107,14 +116,25 @@ async def _run(
         config = await configuration(kubeconfig)
         cluster = await stack.enter_async_context(Client(config))
         session = await stack.enter_async_context(aiohttp.ClientSession())
+        host_name, clock = os.environ.get("HOSTNAME", names.OPERATOR), SystemClock()
+        leader = None
+        if lease_namespace:
+            leader = Leader(
+                cluster,
+                namespace=lease_namespace,
+                name=f"{names.OPERATOR}-{namespace}" if namespace else names.OPERATOR,
+                me=f"{host_name}_{uuid.uuid4().hex[:8]}",
+                clock=clock,
+            )
         parts = Operator(
             cluster,
             Reader(session),
             settings=settings,
             namespace=namespace,
             interval_s=interval,
-            instance=os.environ.get("HOSTNAME", names.OPERATOR),
-            clock=SystemClock(),
+            instance=host_name,
+            clock=clock,
+            leader=leader,
         )
         health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)
         stack.push_async_callback(health.cleanup)
@@ -145,6 +165,7 @@ async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], A
     loops.cancel()
     signalled.cancel()
     await asyncio.wait({loops, watches}, timeout=STOP_S)
+    await parts.release()
     for task in ended - {signalled}:
         task.result()
         raise KubeError("the watches ended by themselves")

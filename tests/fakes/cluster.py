@@ -109,6 +109,9 @@ class FakeCluster:
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
         self._raise("merge")
         old = await self.get(kind, namespace, name)
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if version is not None and version != old["metadata"]["resourceVersion"]:
+            raise ConflictError(f"{name} has been modified", status=409)
         self.writes.append(("merge", kind.plural, (namespace, name)))
         return await self._store(kind, merged(old, patch))
 

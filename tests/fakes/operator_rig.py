@@ -96,6 +96,11 @@ class Rig:
             process.wait()
             raise
 
+    def signal(self, sign: signal.Signals) -> None:
+        """Stop or continue the operator as the kernel would."""
+        assert self._process is not None
+        self._process.send_signal(sign)
+
     @property
     def running(self) -> bool:
         """Whether the operator has not ended by itself."""

@@ -52,9 +52,18 @@ def test_names_are_those_of_the_contract():
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == names.IMAGE_OPERATOR
 
 
-def test_one_operator_at_a_time():
+def test_two_operators_of_which_the_holder_of_the_lease_acts():
     spec = one(OPERATOR / "deployment.yaml", "Deployment")["spec"]
-    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    assert spec["replicas"] == 2
+    assert "--lease-namespace=$(POD_NAMESPACE)" in spec["template"]["spec"]["containers"][0]["args"]
+    (rule,) = one(OPERATOR / "rbac.yaml", "Role")["rules"]
+    assert rule == {
+        "apiGroups": [kinds.LEASE.group],
+        "resources": [kinds.LEASE.plural],
+        "verbs": ["get", "create", "patch"],
+    }
+    budget = one(OPERATOR / "disruption.yaml", "PodDisruptionBudget")["spec"]
+    assert (budget["maxUnavailable"], budget["selector"]) == (1, spec["selector"])
 
 
 def test_rights_are_exactly_those_that_are_used():

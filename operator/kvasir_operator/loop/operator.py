@@ -12,6 +12,7 @@ from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.leader import Fenced, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
@@ -41,7 +42,11 @@ class Operator:
         interval_s: float,
         instance: str,
         clock: Clock,
+        leader: Leader | None = None,
     ) -> None:
+        """leader: lets one of several operators act; without it this one acts at once."""
+        cluster = Fenced(cluster, leader) if leader else cluster
+        self._leader, self._acting = leader, leader is None
         self.store, self.telemetry = Store(), Telemetry()
         self.dirty = Dirty(clock.steady)
         self.resync = Resync(cluster, self.store, self.dirty, namespace=namespace, clock=clock)
@@ -74,15 +79,33 @@ class Operator:
                 LOG.warning("the API server is not ready yet: %s", error)
                 await asyncio.sleep(1.0)
             else:
-                await self.scaler.tick()
                 return
 
     async def run(self) -> None:
-        """Reconcile, listen and compare until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.dirty.run(self.reconciler.reconcile))
-            group.create_task(self.scaler.run())
-            group.create_task(self.resync.run())
+        """Reconcile, listen and compare until cancelled, once this operator leads. Raises LeaseLostError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.resync.run())
+                if self._leader:
+                    await self._leader.acquire()
+                    group.create_task(self._lead(self._leader))
+                self._acting = True
+                self.telemetry.leading(True)
+                await self.scaler.tick()
+                group.create_task(self.dirty.run(self.reconciler.reconcile))
+                group.create_task(self.scaler.run())
+        except* LeaseLostError as lost:
+            raise lost.exceptions[0] from None
+
+    async def release(self) -> None:
+        """Let the next one lead. To be called when `run` has ended."""
+        if self._leader:
+            await self._leader.release()
+
+    async def _lead(self, leader: Leader) -> None:
+        await leader.keep()
+        self.telemetry.leading(False)
+        raise LeaseLostError("this operator does not lead any more")
 
     def live(self) -> str:
         """Why this process should be restarted; empty when it is well."""
@@ -90,6 +113,8 @@ class Operator:
             return ""
         if owed := self.resync.deaf():
             return f"a watch has gone deaf: it owes {owed}"
+        if not self._acting:
+            return ""
         if (oldest := self.dirty.oldest_s()) > STUCK_S:
             return f"a service has waited {oldest:.0f} s for its reconcile"
         if (late := self._clock.steady() - self.scaler.ticked_at) > TICK_LATE_S:

@@ -24,6 +24,10 @@ class Telemetry:
         self._families["kvasir_operator_reconciles_total"].labels(outcome=outcome).inc()
         self._families["kvasir_operator_reconcile_seconds"].observe(seconds)
 
+    def leading(self, leads: bool) -> None:
+        """This operator acts, or has ceased to."""
+        self._families["kvasir_operator_leading"].set(int(leads))
+
     def wrote(self, kind: str) -> None:
         """An object of that kind was written."""
         self._families["kvasir_operator_writes_total"].labels(kind=kind).inc()

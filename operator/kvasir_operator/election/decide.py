@@ -1,0 +1,55 @@
+"""From a Lease and how long it has stood still to what a candidate does next. Called by `loop.leader`.
+
+Times in the Lease are never compared with our clock: two machines' clocks may differ by hours, and one may jump. What
+counts is for how long we have seen the record unchanged, by a clock that never jumps (Kubernetes' own election does so
+too). The holder stops before others may begin: RENEW_DEADLINE_S counts from before its last successful write was sent,
+LEASE_S from after another candidate has read it.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+LEASE_S: Final = 15.0
+RENEW_DEADLINE_S: Final = 10.0
+RETRY_S: Final = 2.0
+"""15, 10 and 2 as in Kubernetes' own controllers: a dead leader is followed within 17 s, a leaving one at once."""
+
+Verb = Literal["create", "take", "renew", "wait"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a Lease says. holder: empty when it was given back. version: changes with every write of anybody."""
+
+    holder: str
+    duration_s: float
+    transitions: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """What to do, and why in words for the log."""
+
+    verb: Verb
+    why: str
+
+
+def decide(record: Record | None, *, me: str, unchanged_s: float) -> Next:
+    """What the candidate `me` does now. record: None when there is no Lease. unchanged_s: since we first saw this
+    version of it."""
+    if record is None:
+        return Next(verb="create", why="there is no Lease yet")
+    if record.holder == me:
+        return Next(verb="renew", why="it is ours")
+    if not record.holder:
+        return Next(verb="take", why="it was given back")
+    if unchanged_s >= record.duration_s:
+        return Next(verb="take", why=f"{record.holder} has not renewed it for {unchanged_s:.0f} s")
+    return Next(verb="wait", why=f"{record.holder} holds it")
+
+
+def valid(now: float, renewed: float | None) -> bool:
+    """Whether the holder may still write. now, renewed: steady seconds; renewed: when its last good write was begun,
+    None when it never held the Lease or gave it back."""
+    return renewed is not None and now - renewed < RENEW_DEADLINE_S

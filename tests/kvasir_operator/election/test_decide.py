@@ -1,0 +1,40 @@
+"""What a candidate does with a Lease, as a table."""
+
+import pytest
+
+from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, Record, decide, valid
+
+
+def record(holder: str, duration_s: float = LEASE_S) -> Record:
+    return Record(holder=holder, duration_s=duration_s, transitions=3, version="7")
+
+
+@pytest.mark.parametrize(
+    ("lease", "unchanged_s", "verb"),
+    [
+        (None, 0.0, "create"),
+        (record("me"), 0.0, "renew"),
+        (record("me"), 1e6, "renew"),
+        (record(""), 0.0, "take"),
+        (record("other"), 0.0, "wait"),
+        (record("other"), LEASE_S - 0.01, "wait"),
+        (record("other"), LEASE_S, "take"),
+        (record("other", duration_s=60), LEASE_S, "wait"),
+    ],
+)
+def test_decide(lease: Record | None, unchanged_s: float, verb: str) -> None:
+    found = decide(lease, me="me", unchanged_s=unchanged_s)
+    assert found.verb == verb
+    assert found.why
+
+
+@pytest.mark.parametrize(
+    ("renewed", "now", "may"),
+    [(None, 0.0, False), (5.0, 5.0, True), (5.0, 5.0 + RENEW_DEADLINE_S, False), (5.0, 65.0, False)],
+)
+def test_a_holder_may_write_only_so_long(renewed: float | None, now: float, may: bool) -> None:
+    assert valid(now, renewed) is may
+
+
+def test_the_holder_stops_before_others_may_begin() -> None:
+    assert RENEW_DEADLINE_S < LEASE_S
