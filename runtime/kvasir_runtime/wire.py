@@ -18,11 +18,13 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What an answer has to look like. It has been compiled once, within the caps, before it is sent.
 
     text: JSON text for json_schema (a schema), choice (a list of strings) and structural_tag; the pattern of regex; the
-    grammar of lark; empty for json_object, which is any JSON object.
+    grammar of lark; empty for json_object, which is any JSON object. after: a text, such as the end of the thoughts, up
+    to which everything may be written; the grammar holds for what follows it.
     """
 
     kind: GrammarKind
     text: str = ""
+    after: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -216,7 +218,10 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine takes requests. Facts for the banner, the metrics and status; seconds by phase of the start."""
+    """The engine takes requests. Facts for the banner, the metrics and status; seconds by phase of the start.
+
+    hidden_size: length of what is pooled. head: what the model ends in; only one over the vocabulary can generate.
+    """
 
     device: str
     kernels: str
@@ -229,6 +234,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kv_bytes_per_token: int
     load_s: float
     warm_s: float
+    hidden_size: int = 0
+    head: Literal["vocabulary", "labels", "none"] = "vocabulary"
+    num_labels: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -5,6 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from kvasir_runtime.wire import Logprobs
+
 EOS = 0
 
 
@@ -22,3 +24,17 @@ class FakeModel:
             if token not in forbidden:
                 return token
         raise ValueError("every token is forbidden")
+
+    def logprobs(self, context: Sequence[int]) -> list[tuple[float, int]]:
+        """What the model thinks of each token of the table after the context: logprob and token, likeliest first.
+
+        Both hang on every token of the context; no two tokens are equally likely.
+        """
+        place = crc32(array("I", context).tobytes(), 1)
+        scores = {token: crc32(token.to_bytes(4, "little"), place) / (1 << 30) for token in self.table}
+        return sorted(((-score - 0.1, token) for token, score in scores.items()), reverse=True)
+
+    def likeliest(self, context: Sequence[int], count: int) -> Logprobs:
+        """The first of them as a runner reports them."""
+        top = self.logprobs(context)[:count]
+        return Logprobs(top[0][0], 1, tuple(token for _, token in top), tuple(logprob for logprob, _ in top))

@@ -5,6 +5,7 @@ shared before it was computed changes the answer or fails at once.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
@@ -28,6 +29,9 @@ class FakeFacts:
     kv_bytes_per_token: int = 4
     load_s: float = 0.0
     warm_s: float = 0.0
+    hidden_size: int = 2
+    head: Literal["vocabulary", "labels", "none"] = "vocabulary"
+    num_labels: int = 0
 
 
 @dataclass(slots=True)
@@ -78,13 +82,19 @@ class FakeRunner:
             self.rows.pop(row, None)
         for join in plan.joins:
             self._join(join)
+        self._fork(plan)
         for grow in plan.grows:
             self.rows[grow.row].blocks += grow.blocks
+        assert not {copy.target for copy in plan.copies} & {copy.source for copy in plan.copies}
+        for copy in plan.copies:
+            for offset in range(self.block_size):
+                source = copy.source * self.block_size + offset
+                self.cache[copy.target * self.block_size + offset] = self.cache.get(source, -1)
         for chunk in plan.chunks:
             self._write(chunk)
         self.launched.append(plan)
         self.in_flight += 1
-        sampled = tuple(Sampled(chunk.row, (self._sample(chunk),)) for chunk in plan.chunks if chunk.samples)
+        sampled = tuple(self._sampled(chunk) for chunk in plan.chunks if chunk.samples)
         scored = tuple(
             tuple(Logprobs(-float(position), 1) for position in range(*chunk.scores))
             for chunk in plan.chunks
@@ -107,6 +117,19 @@ class FakeRunner:
         assert join.computed_tokens % self.block_size == 0
         assert join.computed_tokens < len(join.tokens)
         self.rows[join.row] = Row(join, list(join.tokens), list(join.blocks), join.computed_tokens)
+
+    def _fork(self, plan: Plan) -> None:
+        before = dict(self.rows)
+        for fork in plan.forks:
+            source = before[fork.source]
+            assert 0 <= fork.row < self.max_rows
+            assert fork.position == source.computed, "everything before the fork is computed"
+            self.rows[fork.row] = Row(
+                source.join,
+                [*source.tokens[: fork.position], *fork.tokens],
+                [*source.blocks[: fork.kept_blocks], *fork.blocks],
+                source.computed,
+            )
 
     def _write(self, chunk: Chunk) -> None:
         row = self.rows[chunk.row]
@@ -132,6 +155,12 @@ class FakeRunner:
         if row.join.pooling is None or chunk.pools[1] != len(row.tokens):
             return b""
         return b"".join(token.to_bytes(2, "little") for token in row.pooled)
+
+    def _sampled(self, chunk: Chunk) -> Sampled:
+        row = self.rows[chunk.row]
+        said = row.join.sampling.logprobs
+        likeliest = (self.model.likeliest(row.tokens, said),) if said > 0 else ()
+        return Sampled(chunk.row, (self._sample(chunk),), likeliest)
 
     def _sample(self, chunk: Chunk) -> int:
         row = self.rows[chunk.row]

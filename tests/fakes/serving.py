@@ -19,6 +19,7 @@ class Answer:
     stop_token_id: int | None = None
     cached_tokens: int = 0
     message: str = ""
+    score: float = 0.0
 
 
 @dataclass(slots=True)
@@ -36,7 +37,8 @@ class Serving:
     def submit(self, *requests: Request) -> None:
         """Queue requests; a refusal is an answer."""
         for request in requests:
-            self.answers[request.request_id] = Answer()
+            for request_id in request.beam.answers if request.beam else (request.request_id,):
+                self.answers[request_id] = Answer()
             refused = self.scheduler.submit(request, self.now)
             if refused is not None:
                 self._note(refused)
@@ -69,6 +71,7 @@ class Serving:
         answer.stop_token_id = event.stop_token_id
         answer.cached_tokens = event.cached_tokens
         answer.message = event.message
+        answer.score = event.score
 
 
 def serving(depth: int = 1, runner: FakeRunner | None = None, **limits: object) -> Serving:
@@ -91,7 +94,7 @@ def serving(depth: int = 1, runner: FakeRunner | None = None, **limits: object) 
 
 
 def request(request_id: str, prompt: tuple[int, ...] | list[int], **sampling: object) -> Request:
-    """A greedy request for 8 tokens unless told otherwise; salt and route_hashes go to the request."""
-    outer = {name: sampling.pop(name) for name in ("salt", "route_hashes") if name in sampling}
+    """A greedy request for 8 tokens unless told otherwise; salt, route_hashes and beam go to the request."""
+    outer = {name: sampling.pop(name) for name in ("salt", "route_hashes", "beam") if name in sampling}
     values = {"max_tokens": 8, "temperature": 0.0, **sampling}
     return Request(request_id=request_id, prompt=tuple(prompt), sampling=Sampling(**values), **outer)  # type: ignore[arg-type]

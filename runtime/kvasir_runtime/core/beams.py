@@ -85,7 +85,7 @@ class Search:
 
     def _candidates(self, found: Chain[Logprobs]) -> list[Child]:
         """All that may follow, best first."""
-        beams = self.running or [None] * len(found)
+        beams: Chain[Child | None] = self.running or [None] * len(found)
         children = []
         for parent, (beam, one) in enumerate(zip(beams, found, strict=True)):
             score, before = (0.0, None) if beam is None else (beam.score, beam.node)
@@ -123,4 +123,4 @@ class Search:
             return True
         hopeful = beam.early_stopping == "never" and beam.length_penalty > 0
         best = self.running[0].score / (self.max_tokens if hopeful else self.length) ** beam.length_penalty
-        return best <= self.finished[-1].score
+        return bool(best <= self.finished[-1].score)

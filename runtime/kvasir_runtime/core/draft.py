@@ -10,7 +10,7 @@ from kvasir_runtime.core.sequence import Sequence
 class Entry(NamedTuple):
     """One chunk of a launched plan: it computes positions start .. end of the sequence; samples: a token follows.
 
-    scores: logprobs of the prompt follow.
+    scores: logprobs of the prompt follow. pools: the vector of its prompt follows.
     """
 
     sequence: Sequence
@@ -18,6 +18,7 @@ class Entry(NamedTuple):
     end: int
     samples: bool
     scores: bool
+    pools: bool
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class Draft:
         """Compute the next num_tokens of a sequence; its projected lengths move at once."""
         start = sequence.computed
         end = start + num_tokens
-        samples = end == sequence.known
+        ends = end == sequence.known
+        samples = ends and sequence.request.pooling is None
         scores = sequence.score(start, end)
         self.chunks.append(
             Chunk(
@@ -49,9 +51,10 @@ class Draft:
                 samples=samples,
                 min_tokens_left=max(0, sequence.request.sampling.min_tokens - sequence.generated) if samples else 0,
                 scores=scores,
+                pools=sequence.pool(start, end),
             )
         )
-        self.entries.append(Entry(sequence, start, end, samples, scores[0] < scores[1]))
+        self.entries.append(Entry(sequence, start, end, samples, scores[0] < scores[1], ends and not samples))
         self.budget -= num_tokens
         sequence.computed = end
         sequence.last_step = self.step

@@ -35,7 +35,7 @@ def filled(
             free_tokens=pool.num_free * size,
             block_size=size,
         ),
-        running=len(running),
+        running=sum(sequence.num_rows for sequence in running),
         waiting=len(waiting),
         waiting_uncached_tokens=waiting.uncached_tokens,
         remaining_tokens=sum(sequence.remaining for sequence in running),

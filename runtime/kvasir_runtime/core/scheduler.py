@@ -6,6 +6,7 @@ the first is collected; lengths are projected, and what a launched plan names is
 """
 
 from collections import deque
+from functools import partial
 
 from kvasir_api.hashes import block_root, extend_block_hashes
 from kvasir_api.state import State
@@ -13,6 +14,8 @@ from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.digest import PrefixDigest
 from kvasir_runtime.core.draft import Draft, Entry
+from kvasir_runtime.core.events import event_of
+from kvasir_runtime.core.gang import Gang, new_gang
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Grow, Join, Plan, Results, Sampled
 from kvasir_runtime.core.promises import Promises
@@ -42,7 +45,8 @@ class Scheduler:
         self._promises = Promises()
         self._running: dict[str, Sequence] = {}
         # No more rows than tokens in a step, so that everybody who runs moves in every step.
-        self._rows = list(range(min(limits.max_sequences, limits.max_batch_tokens) - 1, -1, -1))
+        self._num_rows = min(limits.max_sequences, limits.max_batch_tokens)
+        self._rows = list(range(self._num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self._launched: deque[tuple[Plan, list[Entry]]] = deque()
         self._step = 0
@@ -60,13 +64,16 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> Event | None:
         """Queue a request. An event is the refusal of one that can never run; then nothing was queued."""
-        why = refusal(request, self.limits.max_sequence_tokens)
+        limit = self.limits.longest(request)
+        why = refusal(request, limit, self._num_rows)
         if not why and request.request_id in self._sequences:
             why = f"a request with the id {request.request_id} has not ended yet"
         if why:
             return Event(request_id=request.request_id, finish_reason="error", message=why)
         root = block_root(salt=request.salt)
-        sequence = new_sequence(request, root=root, limit=self.limits.max_sequence_tokens, eos=self._eos, now=now)
+        sequence = new_sequence(request, root=root, limit=limit, eos=self._eos, now=now)
+        if request.beam is not None:
+            sequence.gang = new_gang(sequence)
         self._extend_hashes(sequence)
         sequence.uncached_estimate = len(sequence.tokens) - len(self._hits(sequence)) * self.limits.block_size
         self._sequences[request.request_id] = sequence
@@ -112,13 +119,15 @@ class Scheduler:
         self._collected = plan.step
         if sum(entry.scores for entry in entries) != len(results.scored):
             raise ValueError(f"results of step {results.step} are not one for each chunk that scores")
-        sampled, scored = iter(results.sampled), iter(results.scored)
-        events = []
+        if sum(entry.pools for entry in entries) != len(results.pooled):
+            raise ValueError(f"results of step {results.step} are not one for each chunk that completes a vector")
+        sampled, scored, pooled = iter(results.sampled), iter(results.scored), iter(results.pooled)
+        events: list[Event] = []
         for entry in entries:
             scores = next(scored) if entry.scores else ()
-            event = self._take_in(entry, next(sampled) if entry.samples else None, scores, now)
-            if event is not None:
-                events.append(event)
+            events += self._take_in(entry, next(sampled) if entry.samples else None, scores, now)
+            if entry.pools:
+                events += self._pool(entry, next(pooled), now)
         self.pool.settle(plan.step)
         return tuple(events)
 
@@ -135,7 +144,7 @@ class Scheduler:
             sequence.in_flight, sequence.scored = 0, sequence.reported
             if sequence.phase == "running":
                 self._end(sequence, now, aborted=False)
-                events.append(self._event(sequence, finish_reason="error", message=message))
+                events.append(event_of(sequence, finish_reason="error", message=message))
         return tuple(events)
 
     def report(self, state: State) -> State:
@@ -156,6 +165,9 @@ class Scheduler:
     def _continue_running(self, draft: Draft, now: float) -> None:
         """Let computed chase known for everybody who has a row, earliest arrival first."""
         for sequence in list(self._running.values()):
+            if sequence.gang is not None and (sequence.gang.parted or sequence.in_flight):
+                self._continue_gang(draft, sequence, sequence.gang, now)
+                continue
             count = min(sequence.known - sequence.computed, draft.budget)
             # At its limit it ends when its last sample is collected, and the last token is never computed.
             if count < 1 or sequence.phase != "running" or sequence.known >= sequence.limit:
@@ -170,6 +182,18 @@ class Scheduler:
                 sequence.charge(sequence.charged + need, now)
                 draft.grows.append(Grow(sequence.row, tuple(blocks)))
             draft.add(sequence, count)
+
+    def _continue_gang(self, draft: Draft, head: Sequence, gang: Gang, now: float) -> None:
+        """The beams of a request fork and move together, or wait together."""
+        counts = gang.counts(draft.budget) if gang.parted and head.phase == "running" else []
+        if not any(counts):
+            return
+        need = gang.need(counts, self.limits)
+        if need and (draft.short or not self._make_room(draft, head, need, now)):
+            draft.short = True
+            return
+        head.charge(head.charged + need, now)
+        gang.move(draft, counts, self.pool.take(need), self.limits)
 
     def _make_room(self, draft: Draft, sequence: Sequence, need: int, now: float) -> bool:
         """Preempt the latest arrivals until need blocks can be taken; False if the sequence itself has to wait."""
@@ -195,8 +219,11 @@ class Scheduler:
             if self._promises.worth_waiting(sequence, len(hits), sequence.reusable // self.limits.block_size):
                 return
             need = self.limits.blocks_for(len(sequence.tokens)) - len(hits)
+            room = need if sequence.gang is None else sequence.gang.demand(self.limits) - len(hits)
             # The whole prompt must fit, and then one block for each who runs: for block_size steps nobody is preempted.
-            if not self.pool.can_take(need + len(self._running), hits):
+            if len(self._rows) < sequence.num_rows:
+                return
+            if not self.pool.can_take(room + self._num_rows - len(self._rows), hits):
                 return
             self._waiting.remove(sequence)
             self._join(draft, sequence, hits, need, now)
@@ -210,6 +237,8 @@ class Scheduler:
         sequence.published = len(hits)
         self._promises.make(sequence)
         sequence.row = self._rows.pop()
+        if sequence.gang is not None:
+            sequence.gang.rows = [sequence.row, *(self._rows.pop() for _ in range(sequence.num_rows - 1))]
         sequence.phase = "running"
         self._running[sequence.request.request_id] = sequence
         if sequence.cached_tokens is None:
@@ -223,24 +252,44 @@ class Scheduler:
                 prompt_tokens=sequence.prompt_tokens,
                 computed_tokens=sequence.computed,
                 blocks=tuple(sequence.blocks),
-                sampling=sequence.request.sampling,
+                sampling=sequence.request.sampling if sequence.gang is None else sequence.gang.sampling,
+                pooling=sequence.request.pooling,
             )
         )
 
-    def _take_in(self, entry: Entry, sampled: Sampled | None, scores: tuple[Logprobs, ...], now: float) -> Event | None:
+    def _take_in(self, entry: Entry, sampled: Sampled | None, scores: tuple[Logprobs, ...], now: float) -> list[Event]:
         """What one chunk did. Nothing, if its sequence ended while the plan was in flight."""
         sequence = entry.sequence
         if sequence.phase == "ended":
-            return None
+            return []
         sequence.reported += len(scores)
         if sequence.phase == "running":
             self._publish(sequence, entry)
-        if sampled is None:
-            return self._event(sequence, prompt_logprobs=scores) if scores else None
-        if not sampled.tokens:
-            raise ValueError(f"no token sampled for row {sequence.row}")
+        if sampled is not None and sequence.gang is None:
+            if not sampled.tokens:
+                raise ValueError(f"no token sampled for row {sequence.row}")
+            sequence.in_flight -= 1
+            return [self._append(sequence, sampled, scores, now)]
+        events = [event_of(sequence, prompt_logprobs=scores)] if scores else []
+        if sampled is not None and sequence.gang is not None:
+            events += self._step_gang(sequence, sequence.gang, sampled, now)
+        return events
+
+    def _step_gang(self, sequence: Sequence, gang: Gang, sampled: Sampled, now: float) -> list[Event]:
+        """A head or a beam knows what may follow it. At the end of the search, the answers."""
         sequence.in_flight -= 1
-        return self._append(sequence, sampled, scores, now)
+        if sequence.phase != "running":  # a head that was preempted computes it again
+            return []
+        head, pinned = gang.head, self.pool.num_pinned
+        tell = gang.part if sequence is head else partial(gang.take_in, sequence)
+        goes_on = tell(sampled.logprobs[0], self.pool, self.limits.block_size)
+        head.charge(head.charged + self.pool.num_pinned - pinned, now)
+        if goes_on:
+            return []
+        events = gang.answers()
+        self._counters.generation_tokens += sum(len(event.token_ids) for event in events)
+        self._end(head, now, aborted=False)
+        return events
 
     def _append(self, sequence: Sequence, sampled: Sampled, scores: tuple[Logprobs, ...], now: float) -> Event:
         answered = len(sequence.tokens)
@@ -257,7 +306,7 @@ class Scheduler:
         self._counters.generation_tokens += len(sequence.tokens) - answered
         if reason is not None:
             self._end(sequence, now, aborted=False)
-        return self._event(
+        return event_of(
             sequence,
             token_ids=tuple(sequence.tokens[answered:]),
             finish_reason=reason,
@@ -302,12 +351,17 @@ class Scheduler:
 
     def _release(self, sequence: Sequence, now: float) -> None:
         self._promises.drop(sequence)
-        in_flight = sequence.last_step > self._collected
-        self.pool.release(sequence.blocks, sequence.last_step if in_flight else None)
-        sequence.blocks = []
+        rows = [sequence.row]
+        for one in [sequence] if sequence.gang is None else [sequence, *sequence.gang.members]:
+            in_flight = one.last_step > self._collected
+            self.pool.release(one.blocks, one.last_step if in_flight else None)
+            one.blocks = []
+        if sequence.gang is not None:
+            rows = sequence.gang.rows
+            sequence.gang.fold()
         sequence.charge(0, now)
-        self._rows.append(sequence.row)
-        self._leaves.append(sequence.row)
+        self._rows += reversed(rows)
+        self._leaves += rows
         sequence.row = -1
         del self._running[sequence.request.request_id]
 
@@ -318,25 +372,3 @@ class Scheduler:
     def _hits(self, sequence: Sequence) -> list[int]:
         """Blocks that already hold the beginning of its tokens, as far as it may use them."""
         return self.pool.lookup(sequence.hashes, sequence.reusable // self.limits.block_size)
-
-    def _event(
-        self,
-        sequence: Sequence,
-        *,
-        token_ids: tuple[int, ...] = (),
-        finish_reason: FinishReason | None = None,
-        stop_token_id: int | None = None,
-        logprobs: tuple[Logprobs, ...] = (),
-        prompt_logprobs: tuple[Logprobs, ...] = (),
-        message: str = "",
-    ) -> Event:
-        return Event(
-            request_id=sequence.request.request_id,
-            token_ids=token_ids,
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
-            cached_tokens=sequence.cached_tokens or 0,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            message=message,
-        )

@@ -5,9 +5,12 @@ done once they are collected, so that a plan can be made while another is still 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvasir_runtime.wire import FinishReason, Request
+
+if TYPE_CHECKING:
+    from kvasir_runtime.core.gang import Gang
 
 Phase = Literal["waiting", "running", "ended"]
 
@@ -22,6 +25,7 @@ class Sequence:
     charged: blocks it took or revived, the share of pinned blocks that it answers for.
     scored: tokens of the prompt whose logprobs are done once every launched plan is collected; the first has none.
     reported: those of which they were collected.
+    gang: the beams of the request, where it is searched for; the sequence is their head or one of them.
     """
 
     request: Request
@@ -46,13 +50,16 @@ class Sequence:
     kv_block_seconds: float = 0.0
     scored: int = 1
     reported: int = 1
+    gang: "Gang | None" = None
 
     @property
     def reusable(self) -> int:
         """Tokens at its beginning that need not be computed where the cache has them: not all, as one must go on.
 
-        Logprobs of the prompt come out of computing it.
+        Logprobs of the prompt come out of computing it, and so does a mean over all of it.
         """
+        if self.request.pooling is not None and self.request.pooling.kind == "mean":
+            return 0
         if self.request.sampling.prompt_logprobs >= 0 and self.scored < self.prompt_tokens:
             return self.scored - 1
         return len(self.tokens) - 1
@@ -66,6 +73,15 @@ class Sequence:
             return (0, 0)
         self.scored = last
         return (first, last)
+
+    def pool(self, start: int, end: int) -> tuple[int, int]:
+        """Which of the positions start .. end go into the vector that is asked for."""
+        pooling = self.request.pooling
+        if pooling is None:
+            return (0, 0)
+        if pooling.kind == "mean":
+            return (start, end)
+        return (end - 1, end) if end == len(self.tokens) else (0, 0)
 
     @property
     def known(self) -> int:
@@ -84,8 +100,15 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens it may still generate, samples in flight excluded."""
+        """Tokens it may still generate, samples in flight excluded; of a head, all its beams."""
+        if self.gang is not None:
+            return self.gang.width * max(0, self.limit - self.prompt_tokens - self.gang.search.length)
         return max(0, self.limit - len(self.tokens) - self.in_flight)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it needs to run."""
+        return 1 if self.gang is None else self.gang.width
 
     def charge(self, blocks: int, now: float) -> None:
         """Change the share of pinned blocks it answers for, and carry the integral over time forward."""
@@ -101,7 +124,8 @@ def new_sequence(request: Request, *, root: bytes, limit: int, eos: frozenset[in
     return Sequence(
         request=request,
         arrived=now,
-        limit=min(limit, len(request.prompt) + sampling.max_tokens),
+        # A prompt that is only pooled ends with its computation, not at a length.
+        limit=min(limit, len(request.prompt) + sampling.max_tokens) if request.pooling is None else limit + 1,
         root=root,
         tokens=list(request.prompt),
         stops=own if sampling.ignore_eos else own | eos,
@@ -109,14 +133,25 @@ def new_sequence(request: Request, *, root: bytes, limit: int, eos: frozenset[in
     )
 
 
-def refusal(request: Request, limit: int) -> str:
-    """Why a request can never run, as a sentence; empty when it can."""
+def refusal(request: Request, limit: int, num_rows: int) -> str:
+    """Why a request can never run, as a sentence; empty when it can. num_rows: sequences that can run at a time."""
+    if request.beam is not None and not 1 <= request.beam.width <= num_rows:
+        return f"{request.beam.width} beams are wanted, and {num_rows} sequences can run here at a time"
     if not request.prompt:
         return "the prompt is empty"
+    if request.pooling is not None:
+        return _pooling_refusal(request, limit)
     if request.sampling.max_tokens < 1:
         return f"max_tokens is {request.sampling.max_tokens}, expected at least 1"
     if len(request.prompt) >= limit:
         return f"the prompt has {len(request.prompt)} tokens, and prompt and answer together may have {limit} here"
+    return ""
+
+
+def _pooling_refusal(request: Request, limit: int) -> str:
+    """As refusal(), where no token follows. The last token is computed too, so the cache must have a place for it."""
+    if len(request.prompt) > limit:
+        return f"the prompt has {len(request.prompt)} tokens, and may have {limit} here"
     return ""
 
 

@@ -1,0 +1,32 @@
+"""What the scheduler says of a sequence, as an event of the wire. Used by the scheduler and by the gangs."""
+
+from kvasir_runtime.core.sequence import Sequence
+from kvasir_runtime.wire import Event, FinishReason, Logprobs
+
+
+def event_of(
+    sequence: Sequence,
+    *,
+    request_id: str = "",
+    token_ids: tuple[int, ...] = (),
+    finish_reason: FinishReason | None = None,
+    stop_token_id: int | None = None,
+    logprobs: tuple[Logprobs, ...] = (),
+    prompt_logprobs: tuple[Logprobs, ...] = (),
+    pooled: bytes = b"",
+    score: float = 0.0,
+    message: str = "",
+) -> Event:
+    """An event of the sequence's request, or of the one with another id that it answers for too."""
+    return Event(
+        request_id=request_id or sequence.request.request_id,
+        token_ids=token_ids,
+        finish_reason=finish_reason,
+        stop_token_id=stop_token_id,
+        cached_tokens=sequence.cached_tokens or 0,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        pooled=pooled,
+        score=score,
+        message=message,
+    )
