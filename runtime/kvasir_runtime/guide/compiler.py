@@ -1,0 +1,97 @@
+"""Compiled grammars of the engine: made in a thread while the engine goes on, kept while anybody uses them.
+
+The engine's loop asks and holds requests back until they are ready; the runner takes a guide for each row. A grammar
+was tried out in a worker before, under the same limits, so compiling it takes a known amount of time and memory.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
+
+from kvasir_runtime.guide.matcher import Guide, one_line
+from kvasir_runtime.guide.vocabulary import Vocabulary
+from kvasir_runtime.wire import Grammar, Sampling
+
+MAX_IDLE = 64
+MAX_IDLE_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class _Entry:
+    """holders: requests that need it."""
+
+    made: "Future[LLMatcher]"
+    holders: set[str] = field(default_factory=set)
+
+
+class Compiler:
+    """load: reads the vocabulary, at the first grammar. Used by one thread, the engine's."""
+
+    def __init__(self, load: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
+        self._load = load
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._vocabulary: Vocabulary | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._entries: OrderedDict[Grammar, _Entry] = OrderedDict()
+        self._held: dict[str, Grammar] = {}
+
+    def ask(self, request_id: str, grammar: Grammar) -> None:
+        """Begin to compile for a request; what it asks for is kept until it is dropped."""
+        entry = self._entry(grammar)
+        entry.holders.add(request_id)
+        self._held[request_id] = grammar
+
+    def ready(self, request_id: str) -> str | None:
+        """None while it is compiled, "" when it is, else why it cannot be."""
+        made = self._entries[self._held[request_id]].made
+        if not made.done():
+            return None
+        error = made.exception()
+        return "" if error is None else f"the grammar of the answer cannot be used: {one_line(str(error))}"
+
+    def drop(self, request_id: str) -> None:
+        """A request ended; those without a grammar are ignored."""
+        grammar = self._held.pop(request_id, None)
+        if grammar is not None:
+            self._entries[grammar].holders.discard(request_id)
+            self._forget()
+
+    def guide(self, sampling: Sampling, answered: Sequence[int]) -> Guide:
+        """The beginning of an answer, or where it stood when it was preempted. Raises GrammarError."""
+        assert sampling.grammar is not None, "the request asks for no grammar"
+        compiled = self._entry(sampling.grammar).made.result()
+        return Guide(compiled.deep_copy(), sampling, self._eos_token_ids, answered)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that masks have bits for; a grammar must have been compiled."""
+        assert self._vocabulary is not None, "no grammar was compiled"
+        return int(self._vocabulary.tokenizer.vocab_size)
+
+    def _entry(self, grammar: Grammar) -> _Entry:
+        entry = self._entries.get(grammar)
+        if entry is None:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+            entry = self._entries[grammar] = _Entry(self._thread.submit(self._compile, grammar))
+        self._entries.move_to_end(grammar)
+        return entry
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        """In the thread."""
+        if self._vocabulary is None:
+            self._vocabulary = self._load()
+        return self._vocabulary.matcher(grammar)
+
+    def _forget(self) -> None:
+        """Those that nobody uses, the longest unused first, until few and small ones are left."""
+        idle = [grammar for grammar, entry in self._entries.items() if not entry.holders]
+        size = sum(len(grammar.text) for grammar in idle)
+        for number, grammar in enumerate(idle):
+            if len(idle) - number <= MAX_IDLE and size <= MAX_IDLE_BYTES:
+                return
+            size -= len(grammar.text)
+            del self._entries[grammar]

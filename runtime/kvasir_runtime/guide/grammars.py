@@ -1,0 +1,80 @@
+"""What llguidance is given for a Grammar, and the rewriting of forms that it does not know itself.
+
+Used by the worker that tries grammars out and by the engine, which must both compile the very same text.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from kvasir_runtime.guide import tags
+from kvasir_runtime.guide.errors import GrammarError
+from kvasir_runtime.wire import Grammar
+
+MAX_TEXT_BYTES: Final = 512 * 1024
+
+
+def limits() -> LLParserLimits:
+    """What one grammar may cost while it is used: about 15 ms and 100 MB at the very most.
+
+    The library's own limits, but for the number of states of the lexer, of which each takes 1 to 2 kB.
+    """
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+def rewritten(grammar: Grammar, specials: Mapping[str, int]) -> Grammar:
+    """The same language in a form that source() knows: tags and GBNF as Lark. specials: ids of special tokens.
+
+    Raises GrammarError. It may take long for hostile texts, so only the worker calls it.
+    """
+    if grammar.kind == "structural_tag":
+        return Grammar(kind="lark", text=tags.lark(_json(grammar.text), specials), after=grammar.after)
+    if grammar.kind == "lark":
+        try:
+            return Grammar(kind="lark", text=any_to_lark(grammar.text), after=grammar.after)
+        except Exception as error:  # the converter raises whatever it stumbles over
+            raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
+    return grammar
+
+
+def source(grammar: Grammar, specials: Mapping[str, int]) -> str:
+    """What llguidance compiles. Raises GrammarError where a text is not even JSON; the rest is found by compiling."""
+    text = _source(grammar)
+    return text if not grammar.after else _after(text, grammar.after, specials)
+
+
+def _source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json_schema":
+            return tags.json_grammar(_json(grammar.text))
+        case "json_object":
+            return tags.json_grammar({"type": "object"})
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(grammar.text))
+        case "choice":
+            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _json(grammar.text))
+            return f"start: {choices}"
+        case "lark":
+            return grammar.text
+        case "structural_tag":
+            raise GrammarError("the tags have not been rewritten")
+
+
+def _after(text: str, end: str, specials: Mapping[str, int]) -> str:
+    """Anything goes until a text has been written; from then on what a grammar says."""
+    grammars = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    if end in specials:
+        start = f"start: BEFORE <[{specials[end]}]> @answer\nBEFORE: {tags.ANY}"
+    else:
+        start = f"start: before @answer\nbefore[suffix={json.dumps(end)}]: {tags.ANY}"
+    return json.dumps({"grammars": [{"lark_grammar": start}, {**grammars[0], "name": "answer"}, *grammars[1:]]})
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError("it is not valid JSON") from error

@@ -1,0 +1,121 @@
+"""Where one answer stands in its grammar: which tokens may follow, which must, and when it is complete.
+
+Used by the runner for each guided row. Nothing here raises for what a grammar or a token does: a guide that cannot go
+on says why, and only its request ends.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from kvasir_runtime.wire import Sampling
+
+Mask = NDArray[np.int32]
+MAX_FORCED = 128
+"""Tokens that are forced at once; more follow in the next step."""
+
+
+class Taken(NamedTuple):
+    """What a drawn token led to. tokens: it, unless it only ended the answer, and those that must follow it.
+
+    ended: nothing may follow. error: why the grammar cannot go on, "" where it can.
+    """
+
+    tokens: tuple[int, ...]
+    ended: bool = False
+    error: str = ""
+
+
+class Guide:
+    """One answer. mask() and take() are called in turns, from one thread at a time."""
+
+    def __init__(
+        self, matcher: LLMatcher, sampling: Sampling, eos_token_ids: Sequence[int], answered: Sequence[int] = ()
+    ) -> None:
+        """matcher: its own copy, at the beginning. answered: tokens that it already has, after a preemption."""
+        self.error = ""
+        self._matcher = matcher
+        self._sampling = sampling
+        self._eos = frozenset(eos_token_ids)
+        self._stops = frozenset(sampling.stop_token_ids)
+        # EOS and stop ids that end the answer for the scheduler.
+        self._ends = self._stops if sampling.ignore_eos else self._stops | self._eos
+        self._num_answered = len(answered)
+        # Forced tokens come without logprobs, since their logits are computed afterwards.
+        self._forces = sampling.logprobs < 0
+        if answered and not matcher.consume_tokens(list(answered)):
+            self._fail()
+
+    def fill(self, mask: Mask) -> None:
+        """Set the bits of the tokens that may follow, (1, ids / 32) int32, the lowest bit first.
+
+        EOS where the answer may end; also a stop id, whatever it spells. Elsewhere a stop id is forbidden as long as
+        there is any other way, and so is EOS where it shall be ignored.
+        """
+        if not self.error:
+            fill_next_token_bitmask(self._matcher, mask, 0)
+            if self._matcher.is_error():
+                self._fail()
+        if self.error:
+            mask.fill(-1)
+            return
+        bits = mask.view(np.uint32)[0]
+        if self._matcher.is_accepting():
+            _put(bits, self._stops, present=True)
+            unwanted = self._eos - self._ends
+        else:
+            unwanted = self._stops
+        if unwanted:
+            all_of_them = bits.copy()
+            _put(bits, unwanted, present=False)
+            if not bits.any():
+                bits[:] = all_of_them
+
+    def take(self, token: int, room: int) -> Taken:
+        """A token was drawn. room: tokens that may still be appended after it."""
+        if self.error:
+            return Taken((), error=self.error)
+        matcher = self._matcher
+        if token in self._eos | self._stops and matcher.is_accepting():
+            shown = token in self._ends and self._num_answered >= self._sampling.min_tokens
+            return Taken((token,) if shown else (), ended=True)
+        self._num_answered += 1
+        if not matcher.consume_token(token):
+            return Taken((), error=self._fail())
+        tokens = [token]
+        room = min(room, MAX_FORCED) if self._forces else 0
+        # One by one, each as the mask would have it, so that the answer is the same as without forcing.
+        while not matcher.is_stopped() and len(tokens) <= room:
+            forced = matcher.compute_ff_tokens()
+            if not forced or forced[0] in self._stops:
+                break
+            if not matcher.consume_token(forced[0]):
+                break
+            tokens.append(forced[0])
+        self._num_answered += len(tokens) - 1
+        if matcher.is_error():
+            return Taken(tuple(tokens), error=self._fail())
+        return Taken(tuple(tokens), ended=matcher.is_stopped())
+
+    def _fail(self) -> str:
+        self.error = f"the answer cannot go on in its grammar: {one_line(self._matcher.get_error())}"
+        return self.error
+
+
+def _put(bits: NDArray[np.uint32], token_ids: frozenset[int], *, present: bool) -> None:
+    for token in token_ids:
+        word, bit = divmod(token, 32)
+        if present:
+            bits[word] |= np.uint32(1 << bit)
+        else:
+            bits[word] &= np.uint32(~(1 << bit) & 0xFFFFFFFF)
+
+
+def one_line(message: str) -> str:
+    """llguidance's message without its line breaks and the dump of its state."""
+    text = " ".join(message.split("<non-verbose/>", maxsplit=1)[0].split())
+    return text[:400] or "nothing can follow"

@@ -1,0 +1,180 @@
+"""A process that tries grammars out: python -m kvasir_runtime.guide.worker FOLDER VOCAB_SIZE.
+
+Started by the API process at the first grammar, and spoken to through its standard input and output. It loads the
+vocabulary once; each grammar is tried in a fork of its own with limits on memory and time, so that a hostile one takes
+nothing with it and whatever it took is given back. It ends when its input ends.
+"""
+
+import collections
+import os
+import resource
+import selectors
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvasir_runtime.guide import trial, vocabulary
+from kvasir_runtime.guide.errors import GrammarError
+from kvasir_runtime.guide.trial import Verdict
+from kvasir_runtime.guide.vocabulary import Vocabulary
+from kvasir_runtime.wire import Grammar
+
+MEMORY_BYTES: Final = 256 << 20
+CPU_S: Final = 3
+WALL_S: Final = 10.0
+NUM_AT_ONCE: Final = 2
+HEAD: Final = struct.Struct("<I")
+STDIN, STDOUT = 0, 1
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """number: of the question, for its answer."""
+
+    number: int
+    grammar: Grammar
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The answer to a question; number -1 tells that the vocabulary is loaded, or in verdict.error why it is not."""
+
+    number: int
+    verdict: Verdict
+    seconds: float = 0.0
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the input ends; 1 when the vocabulary cannot be loaded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setrecursionlimit(10_000)  # schemas are walked, and their depth is bounded before
+    try:
+        loaded = vocabulary.load(Path(arguments[0]), int(arguments[1]))
+    except GrammarError as error:
+        _tell(Told(-1, Verdict(error=" ".join(str(error).split())[:400])))
+        return 1
+    _tell(Told(-1, Verdict()))
+    return _Trials(loaded).run()
+
+
+class _Trial:
+    """One fork. number: of its question; said: what came out of its pipe so far."""
+
+    __slots__ = ("began", "number", "pid", "said")
+
+    def __init__(self, number: int, pid: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.began = time.monotonic()
+        self.said = b""
+
+
+class _Trials:
+    """The loop: questions from the input, verdicts from the pipes of the forks."""
+
+    def __init__(self, loaded: Vocabulary) -> None:
+        self._vocabulary = loaded
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(STDIN, selectors.EVENT_READ)
+        self._heard = bytearray()
+        self._waiting: collections.deque[Ask] = collections.deque()
+        self._running: dict[int, _Trial] = {}
+
+    def run(self) -> int:
+        """Until the input ends."""
+        while True:
+            while self._waiting and len(self._running) < NUM_AT_ONCE:
+                self._begin(self._waiting.popleft())
+            due = min((one.began + WALL_S for one in self._running.values()), default=None)
+            ready = self._selector.select(None if due is None else max(0.0, due - time.monotonic()))
+            for key, _ in ready:
+                if key.fd == STDIN:
+                    if not self._hear():
+                        return 0
+                elif not (said := os.read(key.fd, 1 << 16)):
+                    self._end(key.fd)
+                else:
+                    self._running[key.fd].said += said
+            for pipe, one in list(self._running.items()):
+                if time.monotonic() > one.began + WALL_S:
+                    os.kill(one.pid, signal.SIGKILL)
+                    self._end(pipe)
+
+    def _hear(self) -> bool:
+        piece = os.read(STDIN, 1 << 20)
+        self._heard += piece
+        while len(self._heard) >= HEAD.size:
+            end = HEAD.size + HEAD.unpack_from(self._heard)[0]
+            if len(self._heard) < end:
+                break
+            self._waiting.append(msgspec.msgpack.decode(self._heard[HEAD.size : end], type=Ask))
+            del self._heard[:end]
+        return bool(piece)
+
+    def _begin(self, ask: Ask) -> None:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            _try(ask.grammar, self._vocabulary, writer)
+        os.close(writer)
+        self._selector.register(reader, selectors.EVENT_READ)
+        self._running[reader] = _Trial(ask.number, pid)
+
+    def _end(self, pipe: int) -> None:
+        one = self._running.pop(pipe)
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        _, status = os.waitpid(one.pid, 0)
+        try:
+            found = msgspec.msgpack.decode(one.said, type=Verdict)
+        except msgspec.MsgspecError:
+            found = Verdict(error=_death(status))
+        _tell(Told(one.number, found, time.monotonic() - one.began))
+
+
+def _try(grammar: Grammar, loaded: Vocabulary, writer: int) -> None:
+    """In the fork: never returns."""
+    status = 1
+    try:
+        _limit()
+        said = msgspec.msgpack.encode(trial.verdict(grammar, loaded))
+        while said:
+            said = said[os.write(writer, said) :]
+        status = 0
+    except MemoryError:
+        status = 2
+    finally:
+        os._exit(status)
+
+
+def _limit() -> None:
+    """Memory on top of what the vocabulary takes, seconds of one core, and no core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)  # what Rust says when it is out of memory is for nobody
+
+
+def _death(status: int) -> str:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in {signal.SIGKILL, signal.SIGXCPU}:
+        return f"it is too complex: it took more than {CPU_S} s to compile"
+    return f"it is too complex: it took more than {MEMORY_BYTES >> 20} MB to compile"
+
+
+def _tell(told: Told) -> None:
+    said = msgspec.msgpack.encode(told)
+    said = HEAD.pack(len(said)) + said
+    while said:
+        said = said[os.write(STDOUT, said) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
