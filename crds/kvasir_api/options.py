@@ -116,7 +116,7 @@ Port = Annotated[int, Ge(0), Le(65535)]
 class ServeOptions(RuntimeOptions):
     """What `kvasir serve` takes besides: addresses, names, access, logs. The operator sets these for a pod."""
 
-    model: str = option(..., "Directory of a Hugging Face checkpoint (safetensors), or a hub name.")
+    model: str = option(..., "Directory of a Hugging Face checkpoint (safetensors), a .gguf file, or a hub name.")
     served_model_name: tuple[str, ...] = option(
         (), "Name that clients use for the model; may be repeated. Default: the last part of MODEL.", metavar="NAME"
     )

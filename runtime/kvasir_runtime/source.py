@@ -1,4 +1,4 @@
-"""Where a model is: a directory as it is, or a hub name brought into huggingface_hub's cache.
+"""Where a model is: a directory or a GGUF file as it is, or a hub name brought into huggingface_hub's cache.
 
 Called by both processes of a pod (the API needs the tokenizer, the engine the weights), so it imports no torch. It does
 not look into the files: `models` and `weights` do.
@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 
 # Weights as safetensors only: a pickled checkpoint is never fetched, let alone opened.
@@ -16,19 +17,36 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)
 
 
 def resolve(model: str) -> Path:
-    """The directory that holds the model's files, after a download if need be.
+    """The directory that holds the model's files, or the one GGUF file that is all of it, after a download if need be.
 
-    model: a directory, or a hub name such as `Qwen/Qwen3-0.6B`. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.
-    Raises ModelError with one line when there is no such directory or repository, or it may not be read.
+    model: a directory, a file, or a hub name such as `Qwen/Qwen3-0.6B`. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are
+    honoured. Raises ModelError with one line when there is no such directory or repository, or it may not be read.
     """
     folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
     if model and folder.is_dir():
+        return _lone_file(folder)
+    if model and gguf.is_gguf(folder):
         return folder
     if model and folder.exists():
-        raise ModelError(f"model {model} is a file; expected the directory of a Hugging Face checkpoint")
+        raise ModelError(f"model {model} is a file; expected a .gguf, or the directory of a Hugging Face checkpoint")
     if not is_hub_name(model):
         raise ModelError(f"model directory {model} does not exist")
     return _download(model)
+
+
+def name_of(model: str) -> str:
+    """What a model is called where nobody gave it a name: the last part of a directory, a file or a hub name."""
+    return Path(model).expanduser().resolve().name.removesuffix(gguf.SUFFIX)
+
+
+def _lone_file(folder: Path) -> Path:
+    """A directory without a checkpoint means the one GGUF file that it holds. Raises ModelError for several."""
+    if (folder / "config.json").exists():
+        return folder
+    found = sorted(path for path in folder.glob(f"*{gguf.SUFFIX}") if path.is_file())
+    if len(found) > 1:
+        raise ModelError(f"{folder} holds {len(found)} GGUF files; name one of them, for example {found[0]}")
+    return found[0] if found else folder
 
 
 def is_hub_name(model: str) -> bool:

@@ -21,10 +21,27 @@ def test_path_that_is_not_there_is_said_to_be_one(model: str) -> None:
         source.resolve(model)
 
 
-def test_file_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match="is a file"):
-        source.resolve(str(tmp_path / "model.gguf"))
+def test_file_is_a_model_if_it_is_gguf(tmp_path: Path) -> None:
+    for name in ("model.gguf", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert source.resolve(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
+    with pytest.raises(ModelError, match=r"is a file; expected a \.gguf"):
+        source.resolve(str(tmp_path / "model.safetensors"))
+
+
+def test_directory_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    assert source.resolve(str(tmp_path)) == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(ModelError, match=r"holds 2 GGUF files; name one of them, for example .*a\.gguf"):
+        source.resolve(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert source.resolve(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["{}/tiny-q4.gguf", "{}/tiny-q4", "org/tiny-q4"])
+def test_name_is_the_last_part(tmp_path: Path, model: str) -> None:
+    assert source.name_of(model.format(tmp_path)) == "tiny-q4"
 
 
 def in_a_process(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:

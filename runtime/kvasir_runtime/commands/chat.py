@@ -128,7 +128,7 @@ def chat(
     temperature: float | None,
     device: str,
 ) -> None:
-    """Chat with MODEL (a directory or a hub name), or with a server: --url URL.
+    """Chat with MODEL (a directory, a .gguf file or a hub name), or with a server: --url URL.
 
     Lines that begin with a slash are commands; /help lists them. Without a terminal every line of standard input is a
     message, and only the answers are printed.

@@ -13,7 +13,7 @@ from kvasir_api.command import describe
 def _generate(model: str, prompt: str, chat: bool, as_json: bool, device: str, **values: Any) -> None:
     """Continue PROMPT with MODEL and print the text; "-" reads the prompt from standard input.
 
-    MODEL is a directory or a hub name. With --chat the prompt is a user's message, put into the model's
+    MODEL is a directory, a .gguf file or a hub name. With --chat the prompt is a user's message, put into the model's
     chat template.
 
     \b

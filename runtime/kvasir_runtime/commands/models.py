@@ -8,12 +8,16 @@ from pathlib import Path
 
 import click
 
+from kvasir_runtime import gguf
 from kvasir_runtime.server.banner import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A model on this machine. problem: why it cannot be served, "" when it can. weights_bytes: of its safetensors."""
+    """A model on this machine. problem: why it cannot be served, "" when it can. weights_bytes: of its weight files.
+
+    folder: its directory, or the one GGUF file that is all of it.
+    """
 
     name: str
     folder: str
@@ -30,6 +34,7 @@ def found(directories: tuple[str, ...], cache: Path) -> list[Found]:
         for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
             if (folder / "config.json").is_file():
                 places.setdefault(folder, str(folder))
+        places |= {path: str(path) for path in sorted(root.rglob(f"*{gguf.SUFFIX}")) if gguf.is_gguf(path)}
     return [described(name, folder) for folder, name in places.items()]
 
 
@@ -38,14 +43,18 @@ def described(name: str, folder: Path) -> Found:
     from kvasir_runtime.errors import ModelError
     from kvasir_runtime.models.config import read_config
     from kvasir_runtime.models.registry import family_of
+    from kvasir_runtime.server import tokenizer
 
     architecture, problem = "?", ""
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.exists())
+    files = [folder] if gguf.is_gguf(folder) else folder.glob("*.safetensors")
+    weights = sum(path.stat().st_size for path in files if path.exists())
     try:
         config = read_config(folder)
         architecture = config.architectures[0]
         family_of(config).spec(config)
-        if not weights:
+        if gguf.is_gguf(folder):
+            tokenizer.load(folder)
+        elif not weights:
             problem = "no safetensors"
         elif not (folder / "tokenizer.json").is_file():
             problem = "no tokenizer.json"
@@ -88,7 +97,9 @@ def table(models: list[Found]) -> str:
 @click.argument("directories", nargs=-1, type=click.Path(exists=True, file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def models(directories: tuple[str, ...], as_json: bool) -> None:
-    """List the models on this machine: in the hub's cache, and in DIRECTORIES (each a model, or a folder of models).
+    """List the models on this machine: in the hub's cache, and in DIRECTORIES.
+
+    Each of these is a model, or a folder of models; .gguf files are found at any depth.
 
     Shown are architecture, size of the weights, and whether `kvasir serve` can serve it, with the reason if not.
     """

@@ -10,7 +10,9 @@ import click
 from kvasir_api import forecast
 from kvasir_api.command import click_options
 from kvasir_api.options import RuntimeOptions
+from kvasir_runtime import gguf, source
 from kvasir_runtime.commands import host, sizes
+from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.banner import size
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -51,7 +53,7 @@ def made(
     return Plan(
         model=model,
         architecture=architecture,
-        supported=any(family.architecture == architecture for family in FAMILIES),
+        supported=any(architecture in family.architectures for family in FAMILIES),
         parameters=shape.parameters,
         dtype=dtype,
         device=device,
@@ -104,11 +106,13 @@ def verdict(plan: Plan) -> str:
 
 
 def read_config(model: str) -> dict[str, Any]:
-    """config.json of a directory, of that file itself, or of a hub name (only this file is fetched).
+    """config.json of a directory, of that file itself, of a GGUF file, or of a hub name (only this file is fetched).
 
     Raises ValueError with one line.
     """
-    path = Path(model).expanduser()
+    path = _local(model)
+    if gguf.is_gguf(path):
+        return gguf_config(path)
     if path.is_dir():
         path /= "config.json"
     elif not path.is_file():
@@ -122,9 +126,24 @@ def read_config(model: str) -> dict[str, Any]:
     return config
 
 
-def _from_hub(model: str) -> Path:
-    from kvasir_runtime import source
+def gguf_config(path: Path) -> dict[str, Any]:
+    """What a GGUF file says of itself, in the language of config.json. Raises ValueError with one line."""
+    try:
+        return gguf.config(gguf.read(path))
+    except ModelError as error:
+        raise ValueError(str(error)) from error
 
+
+def _local(model: str) -> Path:
+    """A path, with the one GGUF file of a directory that holds nothing else for the directory."""
+    path = Path(model).expanduser()
+    try:
+        return source.resolve(model) if path.is_dir() else path
+    except ModelError as error:
+        raise ValueError(str(error)) from error
+
+
+def _from_hub(model: str) -> Path:
     if not source.is_hub_name(model):
         raise ValueError(f"model directory {model} does not exist")
     from huggingface_hub import errors, hf_hub_download
@@ -138,7 +157,8 @@ def _from_hub(model: str) -> Path:
 def _plan(model: str, memory: int | None, device: host.Device | None, as_json: bool, **values: Any) -> None:
     """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once.
 
-    MODEL is a directory, a config.json, or a name on the hub, of which only config.json is fetched. Nothing is loaded.
+    MODEL is a directory, a config.json, a .gguf file, or a name on the hub, of which only config.json is fetched.
+    Nothing is loaded.
     The exit code is 0 when the longest request fits, 1 when it does not, 2 when the model cannot be judged.
 
     \b

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
+from kvasir_runtime import source
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.link import Link
@@ -140,7 +141,7 @@ def ready_of(facts: Facts, limits: Limits) -> Ready:
 
 
 def _state(options: ServeOptions, facts: Facts) -> State:
-    name = options.served_model_name[0] if options.served_model_name else options.model.rstrip("/").rsplit("/", 1)[-1]
+    name = options.served_model_name[0] if options.served_model_name else source.name_of(options.model)
     return State(
         model=name,
         revision=options.revision,

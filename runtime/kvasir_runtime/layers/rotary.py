@@ -31,6 +31,8 @@ def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
         return _llama3(rope, plain)
     if rope.kind == "yarn":
         return _yarn(rope, plain, head_dim)
+    if rope.kind == "factors":
+        return plain / torch.tensor(rope.factors)
     return plain
 
 

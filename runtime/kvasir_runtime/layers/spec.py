@@ -6,14 +6,16 @@ Families in `models` derive it from a config.json. Nothing here opens a file or 
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+Head = Literal["vocabulary", "labels", "none"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """Rotary embedding: its base and how it is stretched. Fields that a kind does not use keep their defaults.
 
-    attention_factor multiplies cos and sin (yarn); 0 means that it follows from factor.
+    attention_factor multiplies cos and sin (yarn); 0 means that it follows from factor. factors: what divides the
+    frequency of each pair of dimensions (factors), as files store it that had the stretching worked out beforehand.
     """
 
     kind: RopeKind = "default"
@@ -26,6 +28,7 @@ class RopeSpec:
     attention_factor: float = 0.0
     truncate: bool = True
     original_max_position: int = 0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

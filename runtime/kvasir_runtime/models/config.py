@@ -4,12 +4,14 @@ Called by the runner before anything is allocated. Unknown keys are ignored (eve
 some); known keys that would change the arithmetic and that no family here implements are refused.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import RopeSpec
 
@@ -37,6 +39,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     original_max_position_embeddings: Count | None = None
     partial_rotary_factor: Positive = 1.0
+    factors: tuple[Positive, ...] | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +87,10 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_id: int | tuple[int, ...] | None = None
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """config.json of a model directory. Raises ModelError naming the file and the key."""
-    path = folder / "config.json"
-    config = _decode(path, ModelConfig)
+def read_config(model: Path) -> ModelConfig:
+    """config.json of a model directory, or what a GGUF file says of itself. Raises ModelError naming file and key."""
+    path = model if gguf.is_gguf(model) else model / "config.json"
+    config = _converted(path) if gguf.is_gguf(model) else _decode(path, ModelConfig)
     if config.quantization_config is not None:
         raise ModelError(f"{path}: quantised checkpoints (quantization_config) are not supported yet")
     if config.hidden_act not in ("silu", "swish"):
@@ -106,9 +109,19 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def read_eos_token_ids(folder: Path, config: ModelConfig) -> tuple[int, ...]:
+def read_document(model: Path) -> dict[str, Any]:
+    """The same as `read_config` reads, as it is written. Raises ValueError, or ModelError for a GGUF file."""
+    if gguf.is_gguf(model):
+        return gguf.config(gguf.read(model))
+    document = json.loads((model / "config.json").read_text())
+    if not isinstance(document, dict):
+        raise ValueError("config.json is not a JSON object")
+    return document
+
+
+def read_eos_token_ids(model: Path, config: ModelConfig) -> tuple[int, ...]:
     """Ids that end an answer: those of generation_config.json and of config.json, each once, in that order."""
-    path = folder / "generation_config.json"
+    path = model / "generation_config.json"
     generation = _decode(path, _Generation) if path.exists() else _Generation()
     ids: dict[int, None] = {}
     for given in (generation.eos_token_id, config.eos_token_id):
@@ -135,6 +148,8 @@ def rope_spec(config: ModelConfig) -> RopeSpec:
         factor=scaling.factor,
         low_freq_factor=scaling.low_freq_factor,
         high_freq_factor=scaling.high_freq_factor,
+    if kind == "factors":
+        return RopeSpec(kind="factors", theta=theta, factors=_factors(config, scaling))
         beta_fast=scaling.beta_fast or 32.0,
         beta_slow=scaling.beta_slow or 1.0,
         attention_factor=_attention_factor(scaling),
@@ -153,6 +168,15 @@ def _attention_factor(scaling: RopeConfig) -> float:
 
 
 def _decode(path: Path, kind: type[_T]) -> _T:
+def _factors(config: ModelConfig, scaling: RopeConfig) -> tuple[float, ...]:
+    factors = scaling.factors or ()
+    if len(factors) != config.width_of_head // 2:
+        raise ModelError(
+            f"{len(factors)} rotary factors for heads of {config.width_of_head}, expected one for each pair"
+        )
+    return factors
+
+
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ModelError(f"{path} has more than {_MAX_FILE_BYTES} bytes")
@@ -162,4 +186,11 @@ def _decode(path: Path, kind: type[_T]) -> _T:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+def _converted(path: Path) -> ModelConfig:
+    try:
+        return msgspec.convert(gguf.config(gguf.read(path)), ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
         raise ModelError(f"{path}: {error}") from error

@@ -3,7 +3,6 @@
 Raises StartError with one line for everything that a person can put right.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config, read_eos_token_ids
+from kvasir_runtime.models.config import read_config, read_document, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner import capacity, host, placement
 from kvasir_runtime.runner.controls import Controls
@@ -165,7 +164,7 @@ def _check_forecast(
     """The forecast's word before anything is read. What it counts otherwise than we do is left to the measurement."""
     name = str(dtype).removeprefix("torch.")
     try:
-        model = forecast.shape(json.loads((folder / "config.json").read_text()))
+        model = forecast.shape(read_document(folder))
     except ValueError:
         return
     if model.weights_bytes(name) > weights_bytes:

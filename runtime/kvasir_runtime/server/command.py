@@ -20,7 +20,7 @@ def main(engine_command: tuple[str, ...] | None = None) -> None:
 
 @click.pass_obj
 def _serve(engine_command: tuple[str, ...] | None, /, **values: Any) -> None:
-    """Serve MODEL: a directory with a Hugging Face checkpoint, or a name on the hub.
+    """Serve MODEL: a directory with a Hugging Face checkpoint, a .gguf file, or a name on the hub.
 
     Clients find an OpenAI API on --port; probes and /state are on --ops-port. SIGTERM and ctrl-C finish what runs and
     leave; the second one stops at once.

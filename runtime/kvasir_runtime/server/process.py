@@ -39,7 +39,7 @@ class ServeProcess:
     def __init__(
         self, options: ServeOptions, console: Console, *, engine_command: Sequence[str] = ENGINE_COMMAND
     ) -> None:
-        names = options.served_model_name or (_default_name(options.model),)
+        names = options.served_model_name or (source.name_of(options.model),)
         self._options = options
         self._console = console
         self._pod = Pod(options=options, names=names, created=int(time.time()))
@@ -220,11 +220,6 @@ class ServeProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _default_name(model: str) -> str:
-    """The last part of MODEL, a directory or a hub name."""
-    return Path(model).expanduser().resolve().name
 
 
 def _fingerprint(name: str, ready: Ready) -> str:

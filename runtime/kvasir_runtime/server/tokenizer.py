@@ -13,8 +13,9 @@ from typing import Any, Final, Literal
 
 from tokenizers import Tokenizer as Encoder
 
+from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import templates
+from kvasir_runtime.server import gguftokenizer, templates
 from kvasir_runtime.server.templates import ChatTemplate, TemplateError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -112,7 +113,12 @@ class Tokenizer:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Read config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja. Raises ModelError."""
+    """Read config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja, or what is in a GGUF file.
+
+    Raises ModelError.
+    """
+    if gguf.is_gguf(folder):
+        return _inside(gguf.read(folder))
     config = read_json(folder / "config.json")
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
@@ -128,10 +134,20 @@ def load(folder: Path) -> Tokenizer:
     settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
     specials = _special_tokens(read_json(folder / "special_tokens_map.json", missing_ok=True) | settings)
     source = _template_source(folder, settings)
+    return _made(folder, encoder, source, specials, vocab_size)
+
+
+def _inside(file: gguf.GgufFile) -> Tokenizer:
+    source = file.text("tokenizer.chat_template") or None
+    vocab_size = int(gguf.config(file)["vocab_size"])
+    return _made(file.path, gguftokenizer.encoder(file), source, gguftokenizer.special_tokens(file), vocab_size)
+
+
+def _made(path: Path, encoder: Encoder, source: str | None, specials: dict[str, str], vocab_size: int) -> Tokenizer:
     try:
         template = ChatTemplate(source, specials) if source is not None else None
     except TemplateError as error:
-        raise ModelError(f"{folder}: {one_line(error)}") from error
+        raise ModelError(f"{path}: {one_line(error)}") from error
     longest = max((len(token) for token in encoder.get_vocab()), default=1)
     return Tokenizer(encoder=encoder, template=template, vocab_size=vocab_size, longest_token=max(1, longest))
 

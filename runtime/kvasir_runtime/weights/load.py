@@ -1,124 +1,94 @@
 """Fill a decoder's tensors from a checkpoint: every file's header is checked first, then the tensors stream in.
 
 Called by the runner. A missing and an unexpected name are both errors, as is a wrong shape, and they are found within
-milliseconds, before gigabytes are read. Only safetensors is opened: a pickle can run code.
+milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a pickle can run code.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.models.family import Place
+from kvasir_runtime.weights import gguftensors, tensorfiles
+from kvasir_runtime.weights.stored import Stored
 
 OnRead = Callable[[int, int], None]
 """Called after each tensor with the bytes read so far and the bytes of all."""
 
-_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# Stored by some exporters, recomputed or shared by everybody.
-_IGNORED = ("rotary_emb.inv_freq",)
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+PIECE_ELEMENTS: Final = 4 << 20
+"""A tensor is read and converted in pieces of about this size, so that what conversion takes besides stays small."""
 
 
 def load(
-    folder: Path,
+    model: Path,
     places: Mapping[str, Place],
     shapes: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
     device: torch.device,
     on_read: OnRead,
 ) -> dict[str, Tensor]:
-    """Tensors of the given shapes on a device, filled from the checkpoint in a folder.
+    """Tensors of the given shapes on a device, filled from the checkpoint in a directory or a GGUF file.
 
     places: which rows of which tensor each name of the checkpoint fills. Raises ModelError naming file and tensor.
     """
-    files = _files(folder)
-    found = {name: (path, bytes_) for path in files for name, bytes_ in _headers(path, places)}
+    files = [model] if gguf.is_gguf(model) else tensorfiles.files(model)
+    found = {stored.name: stored.num_bytes for path in files for stored in _checked(path, places)}
     missing = sorted(set(places) - set(found))
     if missing:
-        raise ModelError(f"{folder}: tensor {missing[0]} is missing{_more(missing)}")
-    total, read = sum(bytes_ for _, bytes_ in found.values()), 0
+        raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
+    total, read = sum(found.values()), 0
     tensors = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
     for path in files:
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 -- not a mapping
-                if name not in places:
+        with _opened(path) as inside:
+            for stored in inside:
+                if stored.name not in places:
                     continue
-                place, part = places[name], file.get_tensor(name)
-                tensors[place.tensor][place.first_row : place.first_row + place.shape[0]].copy_(part)
-                read += found[name][1]
+                _fill(tensors, places[stored.name], stored)
+                read += stored.num_bytes
                 on_read(read, total)
     return tensors
 
 
-def _files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint, in order."""
-    if (folder / _INDEX).exists():
-        return _sharded(folder)
-    if (folder / _ONE_FILE).exists():
-        return [folder / _ONE_FILE]
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if pickled:
-        raise ModelError(
-            f"{folder} has only pickled weights ({pickled[0]}), which can run code; convert them to safetensors"
-        )
-    raise ModelError(f"{folder} has neither {_ONE_FILE} nor {_INDEX}")
+def _fill(tensors: Mapping[str, Tensor], place: Place, stored: Stored) -> None:
+    into = tensors[place.tensor]
+    for first, count in _pieces(stored):
+        into[place.first_row + first : place.first_row + first + count].copy_(stored.rows(first, count))
 
 
-def _sharded(folder: Path) -> list[Path]:
-    path = folder / _INDEX
-    try:
-        names = sorted(set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values()))
-    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: {error}") from error
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{path}: {name!r} is not the name of a safetensors file in this directory")
-        if not (folder / name).exists():
-            raise ModelError(f"{folder / name}, named by the index, does not exist")
-    return [folder / name for name in names]
+def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of each piece."""
+    num_rows, width = stored.shape[0], 1
+    for size in stored.shape[1:]:
+        width *= size
+    step = max(PIECE_ELEMENTS // width // stored.unit, 1) * stored.unit
+    for first in range(0, num_rows, step):
+        yield first, min(step, num_rows - first)
 
 
-def _headers(path: Path, places: Mapping[str, Place]) -> Iterator[tuple[str, int]]:
-    """Wanted names in one file and their bytes, after every name, shape and type in it was checked."""
+def _opened(path: Path) -> AbstractContextManager[Iterator[Stored]]:
+    return gguftensors.opened(path) if gguf.is_gguf(path) else tensorfiles.opened(path)
+
+
+def _checked(path: Path, places: Mapping[str, Place]) -> Iterator[Stored]:
+    """Wanted tensors of one file, after every name and shape in it was checked."""
     tied = "lm_head.weight" not in places
-    with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118 -- not a mapping
-            if name.endswith(_IGNORED) or (tied and name == "lm_head.weight"):
+    with _opened(path) as inside:
+        for stored in inside:
+            if tied and stored.name == "lm_head.weight":
                 continue
-            place = places.get(name)
+            place = places.get(stored.name)
             if place is None:
-                raise ModelError(f"{path}: unexpected tensor {name}")
-            part = file.get_slice(name)
-            shape, dtype = tuple(part.get_shape()), part.get_dtype()
-            if shape != place.shape:
-                raise ModelError(f"{path}: tensor {name} has shape {list(shape)}, expected {list(place.shape)}")
-            if dtype not in _DTYPES:
-                raise ModelError(f"{path}: tensor {name} has type {dtype}, expected one of {', '.join(_DTYPES)}")
-            count = 1
-            for size in shape:
-                count *= size
-            yield name, count * _DTYPES[dtype]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file; what goes wrong with it is one line that names it."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is truncated or damaged: {error}") from error
+                raise ModelError(f"{path}: unexpected tensor {stored.name}")
+            if stored.shape != place.shape:
+                shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
+                raise ModelError(f"{path}: tensor {stored.name} has shape {shapes}")
+            yield stored
 
 
 def _more(names: list[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fakes import checkpoints, ggufs
 from kvasir_runtime.commands.models import cache_folder, described, found, models
 
 MODEL = Path(__file__).parents[3] / "operator/kvasir_local/demo/model"
@@ -81,3 +82,16 @@ def test_the_table_and_its_json(cache):
 )
 def test_the_cache_is_where_the_hubs_library_has_it(environment, want):
     assert cache_folder(environment) == Path(want)
+
+
+def test_gguf_files_are_listed_and_judged(tmp_path):
+    source = checkpoints.write(tmp_path / "source", checkpoints.Shape())
+    good = ggufs.write(source, tmp_path / "files" / "good.gguf", kind="Q8_0")
+    ggufs.write(source, tmp_path / "files" / "odd.gguf", tokenizer__ggml__pre="novel-7b")
+    (tmp_path / "files" / "cut.gguf").write_bytes(good.read_bytes()[:3000])
+    models = {Path(model.name).name: model for model in found((str(tmp_path / "files"),), tmp_path / "none")}
+    assert models["good.gguf"].problem == ""
+    assert models["good.gguf"].weights_bytes == good.stat().st_size
+    assert models["good.gguf"].architecture == "LlamaForCausalLM"
+    assert "novel-7b is not supported" in models["odd.gguf"].problem
+    assert "truncated" in models["cut.gguf"].problem

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fakes import checkpoints, ggufs
 from kvasir_api import forecast
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime.commands import host
@@ -134,3 +135,14 @@ def test_what_is_planned_is_what_the_engine_says_of_itself():
     assert 0 <= weights - judged.fit.weights_bytes < 8192, "the file has a header"
     left = int(2**32 * 0.9) - judged.fit.weights_bytes - judged.fit.activation_bytes - forecast.PROCESS_BYTES["cpu"]
     assert judged.fit.kv_tokens == left // 1024
+
+
+def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
+    source = checkpoints.write(tmp_path / "source", checkpoints.Shape(family="qwen2"))
+    path = ggufs.write(source, tmp_path / "files" / "m.gguf", kind="F16")
+    wanted = run(source, "--memory", "4Gi", "--device", "cpu", "--json")
+    for model in (path, path.parent):
+        given = run(model, "--memory", "4Gi", "--device", "cpu", "--dtype", "float32", "--json")
+        assert json.loads(given.output)["fit"] == json.loads(wanted.output)["fit"]
+    path.write_bytes(b"GGUF")
+    assert "truncated" in run(path, "--memory", "4Gi").output

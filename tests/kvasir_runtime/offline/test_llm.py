@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvasir_runtime
-from fakes import checkpoints
+from fakes import checkpoints, ggufs
 from fakes.api_process import HERE
 from kvasir_runtime import LLM, EngineError, PromptError, SamplingParams
 from kvasir_runtime.offline.output import Output
@@ -172,3 +172,9 @@ def test_the_package_is_light_until_something_is_asked_of_it():
     assert done.stdout.split() == ["False", "False", "False"]
     with pytest.raises(AttributeError, match="nothing"):
         _ = kvasir_runtime.nothing
+
+
+def test_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(llm, tmp_path):
+    path = ggufs.write(MODEL, tmp_path / "demo.gguf", kind="BF16")
+    with LLM(str(path), kv_cache_tokens=16384, device="cpu", dtype="float32") as made:
+        assert made.chat(QUESTION, GREEDY)[0].text == llm.chat(QUESTION, GREEDY)[0].text

@@ -1,0 +1,17 @@
+"""llama.cpp's file format: what a file says of itself, without its weights. Imports no torch."""
+
+from kvasir_runtime.gguf.file import SUFFIX, GgufFile, is_gguf, read
+from kvasir_runtime.gguf.hubconfig import config, end_tokens
+from kvasir_runtime.gguf.names import IGNORED, checkpoint_name, is_interleaved
+
+__all__ = [
+    "IGNORED",
+    "SUFFIX",
+    "GgufFile",
+    "checkpoint_name",
+    "config",
+    "end_tokens",
+    "is_gguf",
+    "is_interleaved",
+    "read",
+]

@@ -1,0 +1,192 @@
+"""Writes GGUF files from the tiny checkpoints of `checkpoints`, by the `gguf` package: a second implementation.
+
+Tensors are stored in any type: those that the package cannot quantise to are filled with random blocks, whose values
+the package's own dequantisation then tells. `reference` gives every tensor as that package reads it.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+Kind = gguf.GGMLQuantizationType
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def write(
+    source: Path,
+    path: Path,
+    *,
+    kind: str = "F32",
+    kinds: Mapping[str, str] | None = None,
+    extra_tensors: Mapping[str, NDArray[np.float32]] | None = None,
+    **keys: Any,
+) -> Path:
+    """One file from a checkpoint's directory. kinds: the type of single tensors by a part of their name in the file.
+
+    keys: metadata to put in or over what is there; None leaves a key out. Dots are written as two underscores.
+    """
+    config = json.loads((source / "config.json").read_text())
+    arch = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    metadata = _sizes(config, arch) | _tokenizer(source, config) | {k.replace("__", "."): v for k, v in keys.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in metadata.items():
+        if value is not None:
+            _add(writer, key, value)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    for name, tensor in load_file(source / "model.safetensors").items():
+        ours = theirs(name)
+        rows = tensor.to(torch.float32).numpy()
+        if arch == "llama" and (".attn_q." in ours or ".attn_k." in ours):
+            rows = interleaved(rows, heads if ".attn_q." in ours else kv_heads)
+        wanted = next((value for part, value in (kinds or {}).items() if part in ours), kind)
+        _add_tensor(writer, ours, rows, Kind.F32 if rows.ndim == 1 else kind_of(wanted))
+    for name, rows in (extra_tensors or {}).items():
+        writer.add_tensor(name, rows)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def reference(path: Path) -> dict[str, torch.Tensor]:
+    """Every tensor by its name in a checkpoint, in float32, as the package reads it."""
+    reader = gguf.GGUFReader(path)
+    keys = {key: reader.fields[key].contents() for key in reader.fields}
+    arch = keys["general.architecture"]
+    found = {}
+    for tensor in reader.tensors:
+        rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        rows = rows.reshape(tuple(reversed([int(size) for size in tensor.shape])))
+        if arch == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name):
+            count = keys[f"{arch}.attention.head_count" + ("" if ".attn_q." in tensor.name else "_kv")]
+            rows = rows.reshape(count, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+        found[_ours(tensor.name)] = torch.from_numpy(rows.copy())
+    return found
+
+
+def theirs(name: str) -> str:
+    """The name in a GGUF file of a checkpoint's tensor."""
+    if name in WHOLE:
+        return WHOLE[name]
+    _, _, layer, rest = name.split(".", 3)
+    base, suffix = rest.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES[base]}.{suffix}"
+
+
+def _ours(name: str) -> str:
+    for ours, other in WHOLE.items():
+        if name == other:
+            return ours
+    _, layer, base, suffix = name.split(".")
+    return f"model.layers.{layer}.{next(k for k, v in NAMES.items() if v == base)}.{suffix}"
+
+
+def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of heads as llama.cpp keeps them: the two that rotate together beside each other."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def kind_of(name: str) -> Any:
+    """The package's own name for a type of tensor."""
+    return Kind.__members__[name]
+
+
+def random_blocks(kind: Any, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Valid blocks with random contents and scales of a usual size: (rows, bytes)."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(seed)
+    blocks = generator.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+    scale = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}.get(kind, (0,))
+    for at in scale:
+        small = generator.uniform(2e-5, 2e-4, (len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = small.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _add_tensor(writer: Any, name: str, rows: NDArray[np.float32], kind: Any) -> None:
+    if kind == Kind.F32:
+        writer.add_tensor(name, rows)
+    elif kind == Kind.F16:
+        writer.add_tensor(name, rows.astype(np.float16))
+    elif kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
+        writer.add_tensor(name, random_blocks(kind, rows.shape[0], rows.shape[1], seed=len(name)), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _sizes(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {
+        f"{arch}.context_length": config["max_position_embeddings"],
+        f"{arch}.embedding_length": config["hidden_size"],
+        f"{arch}.block_count": config["num_hidden_layers"],
+        f"{arch}.feed_forward_length": config["intermediate_size"],
+        f"{arch}.attention.head_count": config["num_attention_heads"],
+        f"{arch}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{arch}.attention.key_length": width,
+        f"{arch}.attention.value_length": width,
+        f"{arch}.rope.freq_base": float(config.get("rope_theta") or config.get("rope_parameters", {})["rope_theta"]),
+        f"{arch}.rope.dimension_count": width,
+        f"{arch}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+    }
+
+
+def _tokenizer(source: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Byte-level BPE as checkpoints.write_tokenizer makes it; ids without a piece are padded, as converters do."""
+    document = json.loads((source / "tokenizer.json").read_text())
+    special = {token["id"]: token["content"] for token in document["added_tokens"]}
+    pieces = {index: piece for piece, index in document["model"]["vocab"].items()} | special
+    tokens = [pieces.get(index, f"[PAD{index}]") for index in range(config["vocab_size"])]
+    kinds = [3 if i in special else 1 if i in pieces else 5 for i in range(config["vocab_size"])]
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in document["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": config["bos_token_id"],
+        "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+        "tokenizer.ggml.padding_token_id": config["eos_token_id"],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": settings["chat_template"],
+    }
