@@ -22,7 +22,8 @@ class Faults(msgspec.Struct, kw_only=True):
     the start, incurable: whether a retry would fail too. refuse: words that every request is refused with.
     cached: prompt tokens reported as found in the cache. load_gate: a file that must exist before it is ready.
     eos_after: tokens after which requests end by themselves. log: a file that gets a line per message heard.
-    waiting: what the state reports."""
+    waiting: what the state reports. says: a file with the ids to answer with, as JSON, in place of the prompt's; it is
+    read for each request."""
 
     step_s: float = 0.0
     gate: str = ""
@@ -36,23 +37,26 @@ class Faults(msgspec.Struct, kw_only=True):
     waiting: int = 0
     log: str = ""
     per_step: int = 1
+    says: str = ""
 
 
 class Sequence:
     """One request being answered."""
 
-    def __init__(self, client: bytes, request: wire.Request) -> None:
+    def __init__(self, client: bytes, request: wire.Request, says: str = "") -> None:
         self.client = client
         self.request = request
         self.done = 0
+        self.said = tuple(msgspec.json.decode(Path(says).read_bytes())) if says else ()
 
     def step(self, faults: Faults) -> wire.Event:
         """Its next tokens."""
-        sampling, prompt = self.request.sampling, self.request.prompt
+        sampling, prompt = self.request.sampling, self.said or self.request.prompt
         limit = sampling.max_tokens
-        stop = faults.eos_after and not sampling.ignore_eos
+        end = len(self.said) or faults.eos_after
+        stop = end and not sampling.ignore_eos
         if stop:
-            limit = min(limit, max(faults.eos_after, sampling.min_tokens))
+            limit = min(limit, max(end, sampling.min_tokens))
         count = min(faults.per_step, limit - self.done)
         tokens = tuple(prompt[(self.done + i) % len(prompt)] for i in range(count))
         self.done += count
@@ -142,7 +146,7 @@ class Stub:
                     event = wire.Event(request_id=request.request_id, finish_reason="error", message=self.faults.refuse)
                     self.send(client, wire.Step((event,), self.state()))
                 else:
-                    self.live[request.request_id] = Sequence(client, request)
+                    self.live[request.request_id] = Sequence(client, request, self.faults.says)
                     self.send(client, wire.Step((), self.state()))
             case wire.Abort(request_id):
                 self.live.pop(request_id, None)

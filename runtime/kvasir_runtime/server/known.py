@@ -5,6 +5,7 @@ changes nothing), or accepted only with the values that ask for nothing; any oth
 client believes in an effect that does not happen. Fields that work are in bodies.py; fields in neither are unknown.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,6 +16,11 @@ def _number(expected: float) -> Callable[[Any], bool]:
 
 def _one_of(*expected: Any) -> Callable[[Any], bool]:
     return lambda value: any(type(value) is type(item) and value == item for item in expected)
+
+
+def only(*values: Any) -> tuple[Callable[[Any], bool], str]:
+    """A row of a table: the only values that are taken, besides null."""
+    return _one_of(*values), " or ".join(map(json.dumps, values)) or "null"
 
 
 def _empty(value: Any) -> bool:

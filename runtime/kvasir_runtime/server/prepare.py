@@ -76,13 +76,15 @@ def job(raw: bytes, served: Served, *, chat: bool) -> Job:
     return job_of(bodies.chat(raw), served, "chatcmpl-") if chat else job_of(bodies.completion(raw), served, "cmpl-")
 
 
-def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str) -> Job:
-    """The job of a body that was checked. prefix: how the answer's id begins. Raises Refused."""
+def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit: bool = False) -> Job:
+    """The job of a body that was checked. Raises Refused.
+
+    prefix: how the answer's id begins. fit: an answer that asks for more tokens than fit has those that do.
+    """
     chat = isinstance(body, ChatBody)
-    if body.model not in served.names:
-        raise Refused(openai_errors.model_not_found(body.model))
+    check_model(body.model, served)
     prompts, texts = _chat_prompt(body, served) if isinstance(body, ChatBody) else _text_prompts(body, served)
-    limits = [_max_tokens(body, len(prompt), served.max_context) for prompt in prompts]
+    limits = [_max_tokens(body, len(prompt), served.max_context, fit=fit) for prompt in prompts]
     _check_ids(prompts, body, served.tokenizer.vocab_size)
     drawn = max(body.n, getattr(body, "best_of", None) or 1)
     sampling = _sampling(body, served.tokenizer, drawn)
@@ -126,6 +128,12 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str) -> Job:
         token_ids=body.return_token_ids,
         as_token_ids=body.return_tokens_as_token_ids,
     )
+
+
+def check_model(name: str, served: Served) -> None:
+    """Whether a model of this name is served. Raises Refused."""
+    if name not in served.names:
+        raise Refused(openai_errors.model_not_found(name))
 
 
 def _logprobs(body: Body) -> int:
@@ -252,12 +260,14 @@ def _too_long(body: Body, error: PromptTooLong, limit: int) -> Refused:
     )
 
 
-def _max_tokens(body: Body, prompt_tokens: int, limit: int) -> int:
+def _max_tokens(body: Body, prompt_tokens: int, limit: int, *, fit: bool) -> int:
     """Tokens this answer may have: as asked for, else OpenAI's 16 for a completion and all that fits for a chat."""
     asked = body.max_tokens
     if isinstance(body, ChatBody):
         asked = asked or body.max_completion_tokens
     room = limit - prompt_tokens
+    if fit and asked is not None and room > 0:
+        asked = min(asked, room)
     if room < 1 or (asked or 0) > room:
         raise Refused(
             openai_errors.context_length(

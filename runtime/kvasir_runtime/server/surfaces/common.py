@@ -1,0 +1,55 @@
+"""What the surfaces share: the chat that a translated body means, the parts of a piece, events of a stream.
+
+Called by each surface's body and framing. It knows no surface's documents.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from kvasir_runtime.server import bodies, prepare
+from kvasir_runtime.server.bodies import ChatBody
+from kvasir_runtime.server.framing import Piece
+from kvasir_runtime.server.parsing.parts import Content, Part
+from kvasir_runtime.server.prepare import Job, Served
+from kvasir_runtime.server.refusals import Refused
+
+encode = msgspec.json.Encoder().encode
+
+
+def chat_of(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
+    """A chat's body that a surface made. names: its fields, and what they are called there. Raises Refused."""
+    try:
+        return bodies.chat(document)
+    except Refused as refused:
+        raise renamed(refused, names) from refused
+
+
+def job_of(body: ChatBody, served: Served, prefix: str, names: Mapping[str, str], *, fit: bool = False) -> Job:
+    """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
+    try:
+        return prepare.job_of(body, served, prefix, fit=fit)
+    except Refused as refused:
+        raise renamed(refused, names) from refused
+
+
+def renamed(refused: Refused, names: Mapping[str, str]) -> Refused:
+    """An error about a chat's field as one about the surface's."""
+    error = refused.error
+    for ours, theirs in names.items():
+        if error.param is not None and error.param.startswith(ours):
+            param = theirs + error.param.removeprefix(ours)
+            return Refused(replace(error, param=param, message=error.message.replace(f"`{ours}", f"`{theirs}")))
+    return refused
+
+
+def parts_of(piece: Piece) -> Sequence[Part]:
+    """The parts of a piece."""
+    return [Content(piece.text)] if piece.text else []
+
+
+def event(kind: str, document: Mapping[str, Any]) -> bytes:
+    """One named server-sent event; the document holds its type too."""
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **document}) + b"\n\n"

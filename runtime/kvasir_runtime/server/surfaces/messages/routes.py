@@ -1,0 +1,40 @@
+"""The routes of Anthropic's API. Added to the http app; errors take their shape from the path."""
+
+import asyncio
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_api import surfaces
+from kvasir_runtime.server.bodyread import read_body
+from kvasir_runtime.server.generation import Prepared, answering
+from kvasir_runtime.server.jsons import body_schema, json_response
+from kvasir_runtime.server.pod import Pod
+from kvasir_runtime.server.prepare import Served
+from kvasir_runtime.server.surfaces import common
+from kvasir_runtime.server.surfaces.messages import body as bodies
+from kvasir_runtime.server.surfaces.messages.body import CountBody, MessagesBody
+from kvasir_runtime.server.surfaces.messages.framing import Messages
+
+
+def add(app: FastAPI, pod: Pod) -> None:
+    """Both routes."""
+
+    @app.post(surfaces.ANTHROPIC, openapi_extra=body_schema(MessagesBody))
+    async def messages(request: Request) -> Response:
+        return await answering(request, pod, _prepared)
+
+    @app.post(surfaces.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountBody))
+    async def count_tokens(request: Request) -> Response:
+        opened = pod.open_or_refuse()
+        raw = await read_body(request, pod.options.max_body_bytes)
+        loop = asyncio.get_running_loop()
+        return json_response(await loop.run_in_executor(pod.threads, bodies.counted, raw, opened.served))
+
+
+def _prepared(raw: bytes, served: Served) -> Prepared:
+    body, chat = bodies.parsed(raw)
+    job = common.job_of(chat, served, "msg_", bodies.NAMES, fit=True)
+    shows = body.thinking is None or body.thinking.display != "omitted"
+    return Prepared(job=job, framing=lambda job, *_: Messages(job, max_tokens=body.max_tokens, shows_thinking=shows))
