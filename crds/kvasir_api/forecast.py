@@ -67,7 +67,8 @@ def shape(config: Mapping[str, Any]) -> Shape:
     bias = query + 2 * key if (config.get("attention_bias") or family == "qwen2") else 0
     norms = 2 * hidden + (2 * head_dim if family == "qwen3" else 0)
     layer = hidden * (2 * query + 2 * key) + 3 * hidden * intermediate + bias + norms
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    generates = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("ForCausalLM",))
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") or not generates else 2)
     return Shape(
         layers=layers,
         hidden=hidden,

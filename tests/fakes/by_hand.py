@@ -56,6 +56,9 @@ def runner_of(
         kv_bytes_per_token=spec.kv_bytes_per_token(4),
         load_s=0.0,
         warm_s=0.0,
+        hidden_size=spec.hidden_size,
+        head=spec.head,
+        num_labels=spec.num_labels,
     )
     return assemble(model, ops, facts, device, torch.float32)
 

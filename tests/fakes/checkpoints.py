@@ -5,7 +5,7 @@ not import our packages: the oracle reads the same files, so a wrong name here w
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,42 @@ class Shape:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def write(folder: Path, shape: Shape | None = None, *, num_shards: int = 1) -> Path:
-    """Write one complete checkpoint into folder (made if needed) and return it. The same shape gives the same bytes."""
+def write(
+    folder: Path,
+    shape: Shape | None = None,
+    *,
+    num_shards: int = 1,
+    head: str = "ForCausalLM",
+    labels: int = 3,
+    prefix: bool = True,
+) -> Path:
+    """Write one complete checkpoint into folder (made if needed) and return it. The same shape gives the same bytes.
+
+    head: ForCausalLM, ForSequenceClassification (of so many labels) or Model; without prefix its names begin as those
+    of a saved Model do.
+    """
     shape = shape or Shape()
+    if head == "ForSequenceClassification":
+        names = {str(label): f"LABEL_{label}" for label in range(labels)}
+        shape = replace(
+            shape, extra={"id2label": names, "label2id": {v: int(k) for k, v in names.items()}, **shape.extra}
+        )
+    shape = replace(
+        shape, extra={"architectures": [ARCHITECTURES[shape.family].replace("ForCausalLM", head)], **shape.extra}
+    )
     folder.mkdir(parents=True, exist_ok=True)
     config = config_json(shape)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": EOS_TOKEN_ID, "bos_token_id": EOS_TOKEN_ID})
-    write_weights(folder, random_weights(shape), num_shards=num_shards)
+    weights = random_weights(shape)
+    if head != "ForCausalLM":
+        weights.pop("lm_head.weight", None)
+    if head == "ForSequenceClassification":
+        generator = torch.Generator().manual_seed(shape.seed + 1)
+        weights["score.weight"] = (torch.randn(labels, shape.hidden_size, generator=generator) / 8).to(shape.dtype)
+    if not prefix:
+        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    write_weights(folder, weights, num_shards=num_shards)
     write_tokenizer(folder, shape.vocab_size, shape.max_position_embeddings)
     return folder
 

@@ -43,6 +43,7 @@ class Row:
     blocks: list[int]
     computed: int
     pooled: list[int] = field(default_factory=list)
+    forked: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +130,7 @@ class FakeRunner:
                 [*source.tokens[: fork.position], *fork.tokens],
                 [*source.blocks[: fork.kept_blocks], *fork.blocks],
                 source.computed,
+                forked=True,
             )
 
     def _write(self, chunk: Chunk) -> None:
@@ -140,7 +142,8 @@ class FakeRunner:
         assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)
         for position in range(chunk.start, end):
             block = row.blocks[position // self.block_size]
-            holders = sum(other.blocks.count(block) for other in self.rows.values())
+            # Beams that nobody continues have given up their blocks before a plan says what becomes of their rows.
+            holders = sum(other.blocks.count(block) for other in self.rows.values() if not other.forked) + row.forked
             assert holders == 1, f"block {block} is written while {holders} rows hold it"
             self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]
         row.computed = end

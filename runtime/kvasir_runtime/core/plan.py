@@ -100,11 +100,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """Tokens that one sampling chunk gave: one now, several with speculation, in order. logprobs: one each, or none."""
+    """Tokens that one sampling chunk gave, in order: one, and those that a grammar forces after it, which the runner
+    knows and has not computed. logprobs: one each, or none.
+
+    ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why the sequence, and it
+    alone, cannot go on after these tokens.
+    """
 
     row: int
     tokens: tuple[int, ...]
     logprobs: tuple[Logprobs, ...] = ()
+    ended: bool = False
+    error: str = ""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,7 +170,7 @@ class Scheduler:
                 continue
             count = min(sequence.known - sequence.computed, draft.budget)
             # At its limit it ends when its last sample is collected, and the last token is never computed.
-            if count < 1 or sequence.phase != "running" or sequence.known >= sequence.limit:
+            if count < 1 or sequence.phase != "running" or sequence.known >= sequence.limit or sequence.deferred:
                 continue
             need = self.limits.blocks_for(sequence.computed + count) - len(sequence.blocks)
             if need > 0:
@@ -266,7 +266,7 @@ class Scheduler:
         if sequence.phase == "running":
             self._publish(sequence, entry)
         if sampled is not None and sequence.gang is None:
-            if not sampled.tokens:
+            if not (sampled.tokens or sampled.ended or sampled.error):
                 raise ValueError(f"no token sampled for row {sequence.row}")
             sequence.in_flight -= 1
             return [self._append(sequence, sampled, scores, now)]
@@ -291,6 +291,13 @@ class Scheduler:
         self._end(head, now, aborted=False)
         return events
 
+    def _pool(self, entry: Entry, pooled: bytes, now: float) -> list[Event]:
+        """A prompt whose vector is complete has ended, if it had not before."""
+        if entry.sequence.phase == "ended":
+            return []
+        self._end(entry.sequence, now, aborted=False)
+        return [event_of(entry.sequence, finish_reason="stop", pooled=pooled)]
+
     def _append(self, sequence: Sequence, sampled: Sampled, scores: tuple[Logprobs, ...], now: float) -> Event:
         answered = len(sequence.tokens)
         reason: FinishReason | None = None
@@ -304,6 +311,8 @@ class Scheduler:
             if reason is not None:
                 break
         self._counters.generation_tokens += len(sequence.tokens) - answered
+        if stop_token_id is None and answered + len(sampled.tokens) == len(sequence.tokens):
+            reason = "error" if sampled.error else "stop" if sampled.ended else reason
         if reason is not None:
             self._end(sequence, now, aborted=False)
         return event_of(
@@ -313,6 +322,7 @@ class Scheduler:
             stop_token_id=stop_token_id,
             logprobs=sampled.logprobs[: len(sequence.tokens) - answered],
             prompt_logprobs=scores,
+            message=sampled.error if reason == "error" else "",
         )
 
     def _publish(self, sequence: Sequence, entry: Entry) -> None:

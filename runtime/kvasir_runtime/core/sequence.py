@@ -106,6 +106,11 @@ class Sequence:
         return max(0, self.limit - len(self.tokens) - self.in_flight)
 
     @property
+    def deferred(self) -> bool:
+        """Whether it must wait for its last token: what a grammar allows after it depends on it."""
+        return self.in_flight > 0 and self.request.sampling.grammar is not None
+
+    @property
     def num_rows(self) -> int:
         """Rows that it needs to run."""
         return 1 if self.gang is None else self.gang.width

@@ -1,7 +1,7 @@
 """What the engine's loop needs from the world, as protocols: a runner and the clients. Tests bring fakes."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kvasir_runtime.core.plan import Plan, Results
 from kvasir_runtime.wire import FromEngine, ToEngine
@@ -42,6 +42,15 @@ class Facts(Protocol):
 
     @property
     def kv_bytes_per_token(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def head(self) -> Literal["vocabulary", "labels", "none"]: ...
+
+    @property
+    def num_labels(self) -> int: ...
 
     @property
     def load_s(self) -> float: ...

@@ -137,6 +137,9 @@ def ready_of(facts: Facts, limits: Limits) -> Ready:
         kv_bytes_per_token=facts.kv_bytes_per_token,
         load_s=facts.load_s,
         warm_s=facts.warm_s,
+        hidden_size=facts.hidden_size,
+        head=facts.head,
+        num_labels=facts.num_labels,
     )
 
 

@@ -61,8 +61,9 @@ class Decoder:
         self._cos, self._sin = (t.to(device) for t in rotary.tables(spec.rope, spec.head_dim, num_positions, dtype))
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
         self._norm = tensors.pop("norm")
-        head = self._embedding if spec.tied_embeddings else tensors.pop("head.weight")
-        self._head = ops.linear(head, None)
+        self._head: Linear | None = None
+        if spec.head != "none":
+            self._head = ops.linear(tensors.pop("head.weight") if spec.head_rows else self._embedding, None)
         if tensors:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
 
@@ -71,7 +72,12 @@ class Decoder:
         return self.logits(self.hidden(batch, cache))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, vocab) in the model's dtype, from contiguous rows of what `hidden` returned."""
+        """(rows, vocab or labels) in the model's dtype, from contiguous rows of what `hidden` returned.
+
+        Raises ValueError for a model without a head.
+        """
+        if self._head is None:
+            raise ValueError("the model has no head: it gives hidden states only")
         return self._head(hidden)
 
     def hidden(self, batch: Batch, cache: Tensor) -> Tensor:

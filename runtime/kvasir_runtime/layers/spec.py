@@ -36,6 +36,7 @@ class DecoderSpec:
     """One decoder-only transformer with pre-normalisation, grouped attention and a gated feed-forward layer.
 
     windows: per layer, how many positions a token sees, itself included; 0 sees all before it.
+    head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
     """
 
     vocab_size: int
@@ -52,6 +53,14 @@ class DecoderSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
+    head: Head = "vocabulary"
+    num_labels: int = 0
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the head's own matrix; 0 where it has none."""
+        rows = {"vocabulary": 0 if self.tied_embeddings else self.vocab_size, "labels": self.num_labels, "none": 0}
+        return rows[self.head]
 
     @property
     def num_layers(self) -> int:
@@ -95,6 +104,6 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
             shapes[prefix + "gate_up.bias"] = (2 * spec.intermediate_size,)
             shapes[prefix + "down.bias"] = (hidden,)
     shapes["norm"] = (hidden,)
-    if not spec.tied_embeddings:
-        shapes["head.weight"] = (spec.vocab_size, hidden)
+    if spec.head_rows:
+        shapes["head.weight"] = (spec.head_rows, hidden)
     return shapes

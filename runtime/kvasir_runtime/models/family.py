@@ -6,9 +6,13 @@ checkpoint stores the tensors. `registry` lists them; `weights` reads the names;
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.layers.spec import DecoderSpec, Head
 from kvasir_runtime.models.config import ModelConfig, rope_spec
+
+GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
+_HEADS: Final[tuple[tuple[str, Head], ...]] = ((GENERATES, "vocabulary"), (CLASSIFIES, "labels"), (HEADLESS, "none"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +26,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """architecture: as in `architectures` of config.json. spec and places: pure functions."""
+    """architecture: as in `architectures` of config.json, of the model that generates. spec, places: pure functions."""
 
     architecture: str
     spec: Callable[[ModelConfig], DecoderSpec]
     places: Callable[[DecoderSpec], dict[str, Place]]
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """All that share its decoder: with a head over the vocabulary, with a classification head, and without one."""
+        stem = self.architecture.removesuffix(GENERATES)
+        return (self.architecture, stem + CLASSIFIES, stem + HEADLESS)
 
 
 def decoder_spec(
@@ -54,7 +64,17 @@ def decoder_spec(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         tied_embeddings=config.tie_word_embeddings,
+        head=(head := _head(config)),
+        num_labels=config.labels if head == "labels" else 0,
     )
+
+
+def _head(config: ModelConfig) -> Head:
+    """Which end of the family's models a config names; the one that generates where it names several."""
+    for suffix, head in _HEADS:
+        if any(name.endswith(suffix) for name in config.architectures):
+            return head
+    return "vocabulary"
 
 
 def usual_places(spec: DecoderSpec) -> dict[str, Place]:
@@ -76,8 +96,9 @@ def usual_places(spec: DecoderSpec) -> dict[str, Place]:
         places |= _merged(ours + "gate_up", gate_up, hidden, bias=spec.mlp_bias)
         places |= _merged(ours + "down", ((mlp + "down_proj", hidden),), inner, bias=spec.mlp_bias)
     places["model.norm.weight"] = _whole("norm", hidden)
-    if not spec.tied_embeddings:
-        places["lm_head.weight"] = _whole("head.weight", spec.vocab_size, hidden)
+    if spec.head_rows:
+        name = "score.weight" if spec.head == "labels" else "lm_head.weight"
+        places[name] = _whole("head.weight", spec.head_rows, hidden)
     return places
 
 

@@ -16,7 +16,7 @@ FAMILIES: Final = (LLAMA, MISTRAL, QWEN2, QWEN3)
 def family_of(config: ModelConfig) -> Family:
     """The family that serves a config. Raises ModelError with the list of those that exist."""
     for family in FAMILIES:
-        if family.architecture in config.architectures:
+        if not set(family.architectures).isdisjoint(config.architectures):
             return family
     supported = ", ".join(family.architecture for family in FAMILIES)
     raise ModelError(f"architecture {', '.join(config.architectures)} is not supported; supported are {supported}")

@@ -1,4 +1,4 @@
-"""Vectors of prompts that are pooled: sums of hidden states per row over the chunks of a prompt, and what becomes of them.
+"""Vectors of prompts that are pooled: sums of hidden states per row over the chunks of a prompt, and what they become.
 
 Used by the runner, which hands it the hidden states of the wanted positions of each step. A mean is exact however the
 prompt was cut into chunks: what earlier chunks added stays on the device until the last one comes.

@@ -15,6 +15,7 @@ from torch import Tensor
 from kvasir_runtime.core.plan import Chunk, Plan, Results
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.spec import Head
 from kvasir_runtime.runner import reports
 from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.pooling import Pools
@@ -40,6 +41,9 @@ class Facts:
     kv_bytes_per_token: int
     load_s: float
     warm_s: float
+    hidden_size: int = 0
+    head: Head = "vocabulary"
+    num_labels: int = 0
 
     @property
     def capacity_tokens(self) -> int:
