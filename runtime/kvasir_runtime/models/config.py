@@ -138,6 +138,8 @@ def rope_spec(config: ModelConfig) -> RopeSpec:
         raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
     if kind == "default":
         return RopeSpec(theta=theta)
+    if kind == "factors":
+        return RopeSpec(kind="factors", theta=theta, factors=_factors(config, scaling))
     if kind not in ("linear", "llama3", "yarn"):
         raise ModelError(f"config.json: rope type {kind} is not supported; expected default, linear, llama3 or yarn")
     if scaling.factor is None:
@@ -148,14 +150,21 @@ def rope_spec(config: ModelConfig) -> RopeSpec:
         factor=scaling.factor,
         low_freq_factor=scaling.low_freq_factor,
         high_freq_factor=scaling.high_freq_factor,
-    if kind == "factors":
-        return RopeSpec(kind="factors", theta=theta, factors=_factors(config, scaling))
         beta_fast=scaling.beta_fast or 32.0,
         beta_slow=scaling.beta_slow or 1.0,
         attention_factor=_attention_factor(scaling),
         truncate=scaling.truncate,
         original_max_position=scaling.original_max_position_embeddings or config.max_position_embeddings,
     )
+
+
+def _factors(config: ModelConfig, scaling: RopeConfig) -> tuple[float, ...]:
+    factors = scaling.factors or ()
+    if len(factors) != config.width_of_head // 2:
+        raise ModelError(
+            f"{len(factors)} rotary factors for heads of {config.width_of_head}, expected one for each pair"
+        )
+    return factors
 
 
 def _attention_factor(scaling: RopeConfig) -> float:
@@ -167,14 +176,11 @@ def _attention_factor(scaling: RopeConfig) -> float:
     return (grown * scaling.mscale + 1) / (grown * scaling.mscale_all_dim + 1)
 
 
-def _decode(path: Path, kind: type[_T]) -> _T:
-def _factors(config: ModelConfig, scaling: RopeConfig) -> tuple[float, ...]:
-    factors = scaling.factors or ()
-    if len(factors) != config.width_of_head // 2:
-        raise ModelError(
-            f"{len(factors)} rotary factors for heads of {config.width_of_head}, expected one for each pair"
-        )
-    return factors
+def _converted(path: Path) -> ModelConfig:
+    try:
+        return msgspec.convert(gguf.config(gguf.read(path)), ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
     try:
@@ -186,11 +192,4 @@ def _factors(config: ModelConfig, scaling: RopeConfig) -> tuple[float, ...]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-def _converted(path: Path) -> ModelConfig:
-    try:
-        return msgspec.convert(gguf.config(gguf.read(path)), ModelConfig)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{path}: {error}") from error
-
-
         raise ModelError(f"{path}: {error}") from error
