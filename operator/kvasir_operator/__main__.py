@@ -111,6 +111,7 @@ async def _run(
         runtime_image_cpu=runtime_image_cpu,
         model_dirs=allow_model_dir,
         gateway_url=gateway_url,
+        system_namespace=lease_namespace or names.SYSTEM_NAMESPACE,
     )
     async with contextlib.AsyncExitStack() as stack:
         config = await configuration(kubeconfig)

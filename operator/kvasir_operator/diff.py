@@ -82,4 +82,5 @@ def _found(seen: Observed) -> dict[tuple[str, str], Json]:
     found.update({("ControllerRevision", r.name): r.found for r in seen.revisions})
     if seen.svc is not None:
         found["Service", seen.svc["metadata"]["name"]] = seen.svc
+    found.update({(guard["kind"], guard["metadata"]["name"]): guard for guard in seen.guards})
     return found

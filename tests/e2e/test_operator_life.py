@@ -2,13 +2,14 @@
 wrong."""
 
 import asyncio
+import json
 import signal
 
 import pytest
 
 from fakes.operator_rig import kubectl
 from kvasir_api import names
-from kvasir_kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, INFERENCE_SERVICE, POD, SERVICE
+from kvasir_kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, DISRUPTION_BUDGET, INFERENCE_SERVICE, POD, SERVICE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -241,3 +242,29 @@ async def test_killed_pod_is_replaced(rig):
     await rig.until(replaced, lambda: "a new pod")
     await rig.until_condition("Ready")
     assert rig.running
+
+
+async def test_whoever_empties_nodes_takes_one_replica_at_a_time(rig):
+    await rig.apply(replicas=2)
+    await rig.until_condition("Ready")
+    first, second = await rig.until_pods(2)
+
+    async def allows_one():
+        (budget,) = await rig.all(DISRUPTION_BUDGET)
+        return budget.get("status", {}).get("disruptionsAllowed") == 1
+
+    await rig.until(allows_one, lambda: "a budget that lets one go")
+    first.say(running=1, remaining_tokens=500)
+    assert "TooManyRequests" not in evict(rig, first)
+    assert "disruption budget" in evict(rig, second)
+    first.say()
+    await rig.until_condition("Ready")
+    await rig.until(allows_one, lambda: "a budget that lets one go again")
+
+
+def evict(rig, pod):
+    """Ask as `kubectl drain` does; what the API server says."""
+    metadata = {"name": pod.name, "namespace": rig.namespace}
+    body = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})
+    path = f"/api/v1/namespaces/{rig.namespace}/pods/{pod.name}/eviction"
+    return kubectl(rig.control, "create", "--raw", path, "-f", "-", check=False, text=body)

@@ -27,12 +27,13 @@ def world(obj=None, made=()):
         deployments=by_kind("Deployment"),
         replicas=(),
         svc=next(iter(by_kind("Service")), None),
+        guards=[*by_kind("PodDisruptionBudget"), *by_kind("NetworkPolicy")],
     )
 
 
 def wanted(seen, count=1):
     current = current_revision(seen, Settings())
-    return children(seen, current, {current.id: count})
+    return children(seen, current, {current.id: count}, Settings())
 
 
 def acts(writes):
@@ -43,6 +44,8 @@ def test_first_time_everything_is_made():
     seen = world()
     assert acts(diff(seen, wanted(seen))) == [
         ("apply", "Service", True),
+        ("apply", "PodDisruptionBudget", True),
+        ("apply", "NetworkPolicy", True),
         ("apply", "ControllerRevision", True),
         ("apply", "Deployment", True),
     ]
@@ -61,7 +64,7 @@ def test_only_a_changed_count_is_written():
 def test_workloads_without_a_wish_and_surplus_revisions_are_deleted():
     seen = world(made=wanted(world()))
     name = seen.revisions[0].name
-    writes = diff(seen, [m for m in wanted(seen) if m["kind"] == "Service"], [name])
+    writes = diff(seen, [m for m in wanted(seen) if m["kind"] not in ("Deployment", "ControllerRevision")], [name])
     assert [(w.verb, w.kind, w.uid) for w in writes] == [
         ("delete", "Deployment", f"uid-{name}"),
         ("delete", "ControllerRevision", f"uid-{name}"),

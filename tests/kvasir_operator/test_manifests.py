@@ -62,8 +62,15 @@ def test_two_operators_of_which_the_holder_of_the_lease_acts():
         "resources": [kinds.LEASE.plural],
         "verbs": ["get", "create", "patch"],
     }
-    budget = one(OPERATOR / "disruption.yaml", "PodDisruptionBudget")["spec"]
-    assert (budget["maxUnavailable"], budget["selector"]) == (1, spec["selector"])
+
+
+@pytest.mark.parametrize("part", ["operator", "gateway"])
+def test_a_node_that_is_emptied_takes_one_of_each_at_a_time(part):
+    where = MANIFESTS / "base" / part
+    budget = one(where / "disruption.yaml", "PodDisruptionBudget")["spec"]
+    selector = one(where / "deployment.yaml", "Deployment")["spec"]["selector"]
+    assert (budget["maxUnavailable"], budget["selector"]) == (1, selector)
+    assert "disruption.yaml" in yaml.safe_load((where / "kustomization.yaml").read_text())["resources"]
 
 
 def test_rights_are_exactly_those_that_are_used():
@@ -74,7 +81,11 @@ def test_rights_are_exactly_those_that_are_used():
         ("", "persistentvolumeclaims", "get"),
         ("", "pods", "patch"),
         ("", "pods", "delete"),
-        *(("", "services", verb) for verb in ("get", "create", "patch")),
+        *(
+            (kind.group, kind.plural, verb)
+            for kind in (kinds.SERVICE, kinds.DISRUPTION_BUDGET, kinds.NETWORK_POLICY)
+            for verb in ("get", "create", "patch")
+        ),
         *(
             ("apps", plural, verb)
             for plural in (kinds.DEPLOYMENT.plural, kinds.CONTROLLER_REVISION.plural)

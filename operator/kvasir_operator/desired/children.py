@@ -1,5 +1,5 @@
 """The children of a service as manifests for server-side apply: a ControllerRevision, a Deployment per revision, a
-Service.
+Service, and two that guard the pods, a disruption budget and a network policy.
 
 Names are derived here and nowhere else. Labels and annotations of the parent are never copied.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from kvasir_api import names
 from kvasir_operator.desired.template import pod_labels, selector
+from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed, Revision
 
 Json = dict[str, Any]
@@ -53,7 +54,7 @@ def svc(seen: Observed) -> Json:
         "metadata": _metadata(seen, seen.name, ""),
         "spec": {
             "type": "ClusterIP",
-            "selector": {names.LABEL_SERVICE: seen.name, names.LABEL_ROLE: names.ROLE_SERVE},
+            "selector": _all_replicas(seen),
             "ports": [
                 {
                     "name": names.PORT_HTTP_NAME,
@@ -66,7 +67,43 @@ def svc(seen: Observed) -> Json:
     }
 
 
-def children(seen: Observed, current: Revision, counts: Mapping[str, int]) -> tuple[Json, ...]:
+def disruption_budget(seen: Observed) -> Json:
+    """Whoever empties nodes takes one replica at a time; one that is not ready may always go."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(seen, seen.name, ""),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": _all_replicas(seen)},
+        },
+    }
+
+
+def network_policy(seen: Observed, settings: Settings) -> Json:
+    """Clients reach the http port. The ops port, which can stop work and shows what is cached, is for operator and
+    gateway; the kubelet's probes come from the node, which no policy can shut out."""
+    ours = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.system_namespace}},
+        "podSelector": {"matchLabels": {names.LABEL_PART_OF: names.PART_OF}},
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(seen, seen.name, ""),
+        "spec": {
+            "podSelector": {"matchLabels": _all_replicas(seen)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": [{"port": names.PORT_HTTP, "protocol": "TCP"}]},
+                {"from": [ours], "ports": [{"port": names.PORT_OPS, "protocol": "TCP"}]},
+            ],
+        },
+    }
+
+
+def children(seen: Observed, current: Revision, counts: Mapping[str, int], settings: Settings) -> tuple[Json, ...]:
     """All manifests that ought to exist. counts: replicas by revision; the current one's workload exists even with
     none."""
     workloads = []
@@ -74,7 +111,13 @@ def children(seen: Observed, current: Revision, counts: Mapping[str, int]) -> tu
         revision = current if id_ == current.id else seen.revision(id_)
         if revision is not None:
             workloads.append(deployment(seen, revision, count))
-    return (svc(seen), controller_revision(seen, current), *workloads)
+    guards = (disruption_budget(seen), network_policy(seen, settings))
+    return (svc(seen), *guards, controller_revision(seen, current), *workloads)
+
+
+def _all_replicas(seen: Observed) -> dict[str, str]:
+    """Labels that the serving pods of all revisions have."""
+    return {names.LABEL_SERVICE: seen.name, names.LABEL_ROLE: names.ROLE_SERVE}
 
 
 def _metadata(seen: Observed, name: str, revision: str) -> Json:

@@ -10,7 +10,9 @@ from kvasir_kube.kinds import (
     CLAIM,
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
     SERVICE,
     Json,
     Key,
@@ -42,6 +44,7 @@ class Observer:
             deployments=self._store.of(DEPLOYMENT, name),
             replicas=self._hearing.replicas(name),
             svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
+            guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=await self._claim_found(service),
             holder=self._holder(service),
         )

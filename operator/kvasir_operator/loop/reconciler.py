@@ -117,7 +117,7 @@ class Reconciler:
         if found.blocked:
             return found, None
         planned = plan(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
-        wanted = children(seen, current, planned.counts)
+        wanted = children(seen, current, planned.counts, self._settings)
         writes = diff(seen, wanted, surplus(seen, current.id))
         try:
             found = replace(found, blocked=await self._writer.children(seen, writes))

@@ -15,7 +15,9 @@ from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
     POD,
     SERVICE,
     Json,
@@ -35,6 +37,8 @@ WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
     (DEPLOYMENT, SELECTOR),
     (CONTROLLER_REVISION, SELECTOR),
     (SERVICE, SELECTOR),
+    (DISRUPTION_BUDGET, SELECTOR),
+    (NETWORK_POLICY, SELECTOR),
     (POD, SELECTOR),
 )
 """What the operator watches, and the label selector of each."""

@@ -14,7 +14,9 @@ from kvasir_kube.errors import ConflictError, NotFoundError
 from kvasir_kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
     POD,
     SERVICE,
     Json,
@@ -33,7 +35,9 @@ from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replic
 from kvasir_operator.observed.world import Observed, owned
 from kvasir_operator.rollout.leaving import Step
 
-KINDS: Final = {kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE)}
+KINDS: Final = {
+    kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)
+}
 CUT_GRACE_S: Final = 5
 
 

@@ -8,9 +8,11 @@ from kvasir_api import names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
-    below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway."""
+    below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
+    system_namespace: where operator and gateway run."""
 
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
     model_dirs: tuple[str, ...] = ()
     gateway_url: str = ""
+    system_namespace: str = names.SYSTEM_NAMESPACE

@@ -50,9 +50,10 @@ class Workload:
 class Observed:
     """One service. foreign: objects that carry our children's names but belong to somebody else, as kind/name.
 
-    created: its creationTimestamp. invalid: why the spec breaks the contract, with the path of the field; spec is
-    then a stand-in that no decision may use. claim_found: whether the PersistentVolumeClaim of the model exists; True
-    when none is needed. holder: who holds the served name, as namespace/name, empty when it is this service.
+    guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
+    contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
+    PersistentVolumeClaim of the model exists; True when none is needed. holder: who holds the served name, as
+    namespace/name, empty when it is this service.
     """
 
     namespace: str
@@ -67,6 +68,7 @@ class Observed:
     workloads: tuple[Workload, ...] = ()
     replicas: tuple[Replica, ...] = ()
     svc: Json | None = None
+    guards: tuple[Json, ...] = ()
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
     holder: str = ""
@@ -92,6 +94,7 @@ def observed(
     deployments: Iterable[Json],
     replicas: Iterable[Replica],
     svc: Json | None,
+    guards: Iterable[Json] = (),
     claim_found: bool = True,
     holder: str = "",
 ) -> Observed:
@@ -101,6 +104,7 @@ def observed(
     uid = str(metadata["uid"])
     ours, foreign = _split(uid, "Deployment", deployments)
     own_revisions, foreign_revisions = _split(uid, "ControllerRevision", revisions)
+    own_guards, foreign_guards = _split(uid, "", guards)
     foreign_svc = () if svc is None or owned(svc, uid) else (f"Service/{svc['metadata']['name']}",)
     spec, invalid = parsed_spec(service)
     return Observed(
@@ -116,7 +120,8 @@ def observed(
         workloads=tuple(map(_workload, ours)),
         replicas=tuple(sorted(replicas, key=lambda r: r.name)),
         svc=None if foreign_svc else svc,
-        foreign=(*foreign, *foreign_revisions, *foreign_svc),
+        guards=tuple(own_guards),
+        foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
         claim_found=claim_found,
         holder=holder,
     )
@@ -149,7 +154,7 @@ def owned(obj: Json, uid: str) -> bool:
 def _split(uid: str, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tuple[str, ...]]:
     found = [obj for obj in objects if not (obj.get("metadata") or {}).get("deletionTimestamp")]
     ours = [obj for obj in found if owned(obj, uid)]
-    return ours, tuple(f"{kind}/{obj['metadata']['name']}" for obj in found if not owned(obj, uid))
+    return ours, tuple(f"{kind or obj['kind']}/{obj['metadata']['name']}" for obj in found if not owned(obj, uid))
 
 
 def _revision(obj: Json) -> Revision:

@@ -1,5 +1,7 @@
 """Sources, faults, revisions, pod templates and children of a service."""
 
+from dataclasses import replace
+
 import pytest
 
 from fakes.manifests import service
@@ -188,14 +190,39 @@ def test_threads_follow_cores(quantity, threads):
 def test_children_belong_to_the_service_and_to_nobody_else():
     world = seen(service(name="a" * 52))
     current = current_revision(world, SETTINGS)
-    made = children(world, current, {current.id: 2})
-    assert [m["kind"] for m in made] == ["Service", "ControllerRevision", "Deployment"]
+    made = children(world, current, {current.id: 2}, SETTINGS)
+    assert [m["kind"] for m in made] == [
+        "Service",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+        "ControllerRevision",
+        "Deployment",
+    ]
     assert all(len(m["metadata"]["name"]) <= 63 for m in made)
     for manifest in made:
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (world.uid, True, False)
         assert all(len(value) <= 63 for value in manifest["metadata"]["labels"].values())
-    workload = made[2]
+    workload = made[-1]
     selector = workload["spec"]["selector"]["matchLabels"]
     assert selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
     assert selector[names.LABEL_REVISION] == current.id
+
+
+def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
+    world = seen()
+    current = current_revision(world, SETTINGS)
+    found = children(world, current, {}, replace(SETTINGS, system_namespace="home"))
+    made = {manifest["kind"]: manifest.get("spec", {}) for manifest in found}
+    labels = current.template["metadata"]["labels"]
+    budget, policy = made["PodDisruptionBudget"], made["NetworkPolicy"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    assert policy["podSelector"]["matchLabels"] == budget["selector"]["matchLabels"]
+    clients, control = policy["ingress"]
+    assert [p["port"] for p in clients["ports"]] == [names.PORT_HTTP]
+    assert "from" not in clients
+    assert [p["port"] for p in control["ports"]] == [names.PORT_OPS]
+    (peer,) = control["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "home"}
+    assert peer["podSelector"]["matchLabels"] == {names.LABEL_PART_OF: names.PART_OF}

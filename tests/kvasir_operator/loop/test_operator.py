@@ -12,8 +12,10 @@ from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     EVENT,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
     POD,
     SERVICE,
 )
@@ -101,6 +103,8 @@ async def test_first_sight_makes_children_and_status_and_then_rests(bench):
     await bench.turn()
     assert bench.writes() == [
         ("apply", "services"),
+        ("apply", "poddisruptionbudgets"),
+        ("apply", "networkpolicies"),
         ("apply", "controllerrevisions"),
         ("apply", "deployments"),
         ("create", "events"),
@@ -278,12 +282,12 @@ async def test_a_tick_that_never_comes_is_not_alive(bench):
     assert bench.operator.live() == "the last reading of all pods ended 61 s ago"
 
 
-@pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("step", range(1, 9))
 async def test_killed_at_any_write_it_still_arrives(step):
     """The operator dies at its n-th apply; another one goes on from what is there."""
     bench = Bench()
     await bench.put_service(replicas=2)
-    # the writes of a first life: Service, ControllerRevision, Deployment, status; then status again
+    # the writes of a first life: Service, its two guards, ControllerRevision, Deployment, status; then status again
     bench.cluster.errors["apply"] = [None] * (step - 1) + [KubeError("killed here")]
     died = False
     for _ in range(8):
@@ -294,9 +298,10 @@ async def test_killed_at_any_write_it_still_arrives(step):
             bench.operator = bench.started()
         if DEPLOYMENT.plural in bench.cluster.objects:
             await bench.put_pods(2)
-    assert died == (step <= 5)
+    assert died == (step <= 7)
     assert bench.reason() == "AllReplicasReady"
     assert [len(bench.cluster.objects[k.plural]) for k in (DEPLOYMENT, CONTROLLER_REVISION, SERVICE)] == [1, 1, 1]
+    assert [len(bench.cluster.objects[k.plural]) for k in (DISRUPTION_BUDGET, NETWORK_POLICY)] == [1, 1]
 
 
 def test_everything_that_is_watched_but_services_is_watched_by_label():
