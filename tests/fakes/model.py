@@ -3,11 +3,20 @@
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 from kvasir_runtime.wire import Logprobs
 
 EOS = 0
+
+
+class Forced(NamedTuple):
+    """What a grammar makes of an answer: tokens that must follow, and whether it is complete or at a loss then."""
+
+    tokens: tuple[int, ...]
+    ended: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +47,9 @@ class FakeModel:
         """The first of them as a runner reports them."""
         top = self.logprobs(context)[:count]
         return Logprobs(top[0][0], 1, tuple(token for _, token in top), tuple(logprob for logprob, _ in top))
+
+    def forced(self, context: Sequence[int]) -> Forced:
+        """As a grammar would have it after the context: none to three tokens that are no stop ids, rarely an end."""
+        place = crc32(array("I", context).tobytes(), 7)
+        tokens = tuple(6 + (place + step) % 17 for step in range(place % 4))
+        return Forced(tokens, ended=place % 19 == 0, error="told to be at a loss" if place % 41 == 0 else "")

@@ -7,6 +7,8 @@ shared before it was computed changes the answer or fails at once.
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
 from kvasir_runtime.wire import Logprobs
@@ -44,6 +46,7 @@ class Row:
     computed: int
     pooled: list[int] = field(default_factory=list)
     forked: bool = False
+    undecided: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class FakeRunner:
     cache: dict[int, int] = field(default_factory=dict)
     launched: list[Plan] = field(default_factory=list)
     in_flight: int = 0
+    guided: dict[int, list[tuple[int, Row]]] = field(default_factory=dict)
 
     @property
     def facts(self) -> FakeFacts:
@@ -101,6 +105,7 @@ class FakeRunner:
             for chunk in plan.chunks
             if chunk.scores[0] < chunk.scores[1]
         )
+        self.guided[plan.step] = self._undecided(plan)
         pooled = tuple(vector for chunk in plan.chunks if (vector := self._pool(chunk)))
         return Results(step=plan.step, sampled=sampled, scored=scored, pooled=pooled)
 
@@ -110,7 +115,22 @@ class FakeRunner:
         self.in_flight -= 1
         if handle.step in self.fail_steps:
             raise RuntimeError(f"step {handle.step} was told to fail")
-        return handle
+        sampled = list(handle.sampled)
+        for place, row in self.guided.pop(handle.step):
+            row.undecided = False
+            forced = self.model.forced(row.tokens)
+            row.tokens += forced.tokens
+            tokens = (*sampled[place].tokens, *forced.tokens)
+            sampled[place] = Sampled(sampled[place].row, tokens, ended=forced.ended, error=forced.error)
+        return msgspec.structs.replace(handle, sampled=tuple(sampled))
+
+    def _undecided(self, plan: Plan) -> list[tuple[int, Row]]:
+        """Those of the sampling chunks whose grammar says more once the token is known, by their places."""
+        sampling = [chunk.row for chunk in plan.chunks if chunk.samples]
+        guided = [(i, self.rows[row]) for i, row in enumerate(sampling) if self.rows[row].join.sampling.grammar]
+        for _, row in guided:
+            row.undecided = True
+        return guided
 
     def _join(self, join: Join) -> None:
         assert join.row not in self.rows, f"row {join.row} is taken"
@@ -137,6 +157,7 @@ class FakeRunner:
         row = self.rows[chunk.row]
         assert chunk.num_tokens > 0
         assert chunk.start == row.computed, "a chunk begins where the last one ended"
+        assert not row.undecided, "a guided row waits for its last token"
         end = chunk.start + chunk.num_tokens
         assert end <= len(row.tokens)
         assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)

@@ -11,6 +11,7 @@ from kvasir_api.state import State
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.wire import Grammar
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
 # Prompts begin alike, so that prefixes are shared and diverge at every place.
@@ -27,6 +28,7 @@ SAMPLING = st.fixed_dictionaries(
         "stop_token_ids": st.sampled_from([(), (3,), (3, 5)]),
         "seed": st.integers(0, 1),
         "salt": st.sampled_from([b"", b"s"]),
+        "grammar": st.sampled_from([None, Grammar(kind="json_object")]),
     }
 )
 LIMITS = st.fixed_dictionaries(
@@ -63,6 +65,13 @@ def alone(made, limit):
         if token in stops and not early:
             return tokens[len(made.prompt) :], "stop"
         tokens.append(token)
+        if sampling.grammar is None:
+            continue
+        forced = MODEL.forced(tokens)
+        room = limit - len(tokens)
+        tokens += forced.tokens[:room]
+        if len(forced.tokens) <= room and (forced.error or forced.ended):
+            return tokens[len(made.prompt) :], "error" if forced.error else "stop"
     return tokens[len(made.prompt) :], "length"
 
 
@@ -131,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if name in self.aborted:
                 tokens, _ = alone(made, limit)
                 assert answer.tokens == tokens[: len(answer.tokens)]
-            elif answer.reason == "error":
+            elif answer.reason == "error" and not answer.tokens:
                 assert not made.prompt or len(made.prompt) >= limit
             else:
                 assert (answer.tokens, answer.reason) == alone(made, limit)
