@@ -42,6 +42,6 @@ def searched(
             break
         if len(finished) == width:
             longest = max_tokens if early_stopping == "never" and length_penalty > 0 else length
-            if early_stopping is True or running[0][0] / longest**length_penalty <= finished[-1][0]:
+            if width == 1 or early_stopping is True or running[0][0] / longest**length_penalty <= finished[-1][0]:
                 break
     return [(tokens, reason, score) for score, tokens, reason in finished]

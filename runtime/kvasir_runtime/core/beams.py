@@ -119,7 +119,7 @@ class Search:
         beam = self.beam
         if len(self.finished) < beam.width:
             return False
-        if beam.early_stopping is True:
+        if beam.early_stopping is True or beam.width == 1:  # one beam alone is a greedy answer
             return True
         hopeful = beam.early_stopping == "never" and beam.length_penalty > 0
         best = self.running[0].score / (self.max_tokens if hopeful else self.length) ** beam.length_penalty

@@ -59,6 +59,7 @@ class Engine:
         self._flight: deque[tuple[Plan, Any, float]] = deque()
         self._present: dict[bytes, None] = {}
         self._owners: dict[str, bytes] = {}
+        self._followers: dict[str, tuple[str, ...]] = {}
         self._submitted: dict[str, float] = {}
         self._queued: dict[str, float] = {}
         self._computed_tokens = 0
@@ -114,6 +115,9 @@ class Engine:
         refused = self._scheduler.submit(message.request, now)
         if refused is None:
             self._owners[message.request.request_id] = client
+            if message.request.beam is not None:
+                self._followers[message.request.request_id] = message.request.beam.answers[1:]
+                self._owners.update(dict.fromkeys(message.request.beam.answers, client))
             self._submitted[message.request.request_id] = now
         else:
             self._outbox[client].append(refused)
@@ -124,11 +128,13 @@ class Engine:
         self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
         self._forget(message.request_id)
 
-    def _forget(self, request_id: str) -> bytes | None:
-        """A request ended; its client."""
+    def _forget(self, request_id: str) -> None:
+        """A request ended, and with it the ids that more answers of it are reported under."""
         self._submitted.pop(request_id, None)
         self._queued.pop(request_id, None)
-        return self._owners.pop(request_id, None)
+        self._owners.pop(request_id, None)
+        for follower in self._followers.pop(request_id, ()):
+            self._owners.pop(follower, None)
 
     def _step(self) -> bool:
         """Launch until depth plans are in flight, then take in the oldest. False when there is nothing to do."""
@@ -190,10 +196,12 @@ class Engine:
             queue_s = self._queued.pop(event.request_id, None)
             if queue_s is not None:
                 event = msgspec.structs.replace(event, queue_s=queue_s)
-            ended = event.finish_reason is not None
-            client = self._forget(event.request_id) if ended else self._owners.get(event.request_id)
+            client = self._owners.get(event.request_id)
             if client is not None:
                 self._outbox[client].append(event)
+        for event in events:
+            if event.finish_reason is not None:
+                self._forget(event.request_id)
 
     def _speak(self) -> None:
         """One message to every client: its events and the state after the step."""

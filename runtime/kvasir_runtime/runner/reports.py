@@ -70,7 +70,7 @@ class Reports:
         self._of_prompt: dict[int, int] = {}
 
     def apply(self, plan: Plan) -> None:
-        """Forget the rows that leave, learn those that join."""
+        """Forget the rows that leave, learn those that join or fork: beams are told of their likeliest tokens."""
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
             self._of_answer.pop(row, None)
             self._of_prompt.pop(row, None)
@@ -79,6 +79,8 @@ class Reports:
                 self._of_answer[join.row] = join.sampling.logprobs
             if join.sampling.prompt_logprobs >= 0:
                 self._of_prompt[join.row] = join.sampling.prompt_logprobs
+        asked = [self._of_answer[fork.source] for fork in plan.forks]
+        self._of_answer.update(zip((fork.row for fork in plan.forks), asked, strict=True))
 
     def asking(self, sampled: Sequence[Chunk]) -> tuple[tuple[int, int, int], ...]:
         """Owners among the chunks that sample."""

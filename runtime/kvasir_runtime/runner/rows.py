@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Plan
+from kvasir_runtime.core.plan import Chunk, Fork, Plan
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers.decoder import Batch
@@ -61,7 +61,7 @@ class Rows:
         self._stop_token_ids: list[tuple[int, ...]] = [()] * max_sequences
 
     def apply(self, plan: Plan) -> None:
-        """Take in the joins and grows of a plan. Leaves need nothing: a row is overwritten when it is joined again."""
+        """Take in joins, forks and grows of a plan. Leaves need nothing: a row is overwritten when it is used again."""
         for join in plan.joins:
             row, sampling = join.row, join.sampling
             self._tokens[row, : len(join.tokens)] = self._to_device(np.array(join.tokens, dtype=np.int32))
@@ -71,6 +71,8 @@ class Rows:
             self._top_k[row], self._min_p[row] = sampling.top_k, sampling.min_p
             self._seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
             self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
+        if plan.forks:
+            self._fork(plan.forks)
         for grow in plan.grows:
             self._append_blocks(grow.row, grow.blocks)
 
@@ -150,6 +152,26 @@ class Rows:
         """Write each drawn id behind the tokens of its row."""
         rows, positions = self._to_device(sampling.rows), self._to_device(sampling.next_positions)
         self._tokens[rows, positions] = ids.to(torch.int32)
+
+    def _fork(self, forks: Sequence[Fork]) -> None:
+        """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
+        rows = np.array([fork.row for fork in forks], dtype=np.int64)
+        sources = np.array([fork.source for fork in forks], dtype=np.int64)
+        end = max(fork.position for fork in forks)
+        self._tokens[self._to_device(rows), :end] = self._tokens[self._to_device(sources), :end]
+        lens = np.array([len(fork.tokens) for fork in forks])
+        positions = np.concatenate([fork.position + np.arange(len(fork.tokens)) for fork in forks])
+        ids = np.array([token for fork in forks for token in fork.tokens], dtype=np.int32)
+        places = self._to_device(np.repeat(rows, lens)), self._to_device(positions)
+        self._tokens[places] = self._to_device(ids)
+        for array in (self._temperature, self._top_p, self._min_p, self._top_k, self._seed, self._block_tables):
+            array[rows] = array[sources]
+        stops = [self._stop_token_ids[fork.source] for fork in forks]
+        firsts = [self._first_blocks[fork.source] for fork in forks]
+        for fork, stop_token_ids, first in zip(forks, stops, firsts, strict=True):
+            self._stop_token_ids[fork.row] = stop_token_ids
+            self._num_blocks[fork.row], self._first_blocks[fork.row] = fork.kept_blocks, first
+            self._append_blocks(fork.row, fork.blocks)
 
     def _append_blocks(self, row: int, blocks: tuple[int, ...]) -> None:
         if not blocks:
