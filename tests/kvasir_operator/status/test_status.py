@@ -2,30 +2,16 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from fakes.manifests import service
+from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
 from kvasir_api.service import Status
 from kvasir_api.state import Kv, Rates, State
-from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
 from kvasir_operator.status.compose import compose, document, urgent
-from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.progress import overdue, progress
 
-NOW = "2026-01-01T12:00:00Z"
 LATER = "2026-01-01T12:05:00Z"
-ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
-
-
-def replica(phase, *, revision="new", name="pod", **fields):
-    return Replica(name=name, revision=revision, phase=phase, **fields)
-
-
-def findings(*replicas, obj=None, now=NOW, **fields):
-    seen = observed(obj or service(generation=3), revisions=(), deployments=(), replicas=replicas, svc=None)
-    return Findings(**{"seen": seen, "now": now, "current": "new", "wanted": 1, **fields})
 
 
 def said(found):
@@ -154,34 +140,6 @@ def test_overdue_survives_the_operators_restart():
     assert overdue(progress(state, stuck, 5.0), stuck, 5.0) is True
     moved = again(findings(replica("loading"), overdue=True), READY, wanted=2)
     assert overdue(progress(state, moved, 6.0), moved, 6.0) is False
-
-
-phases = st.sampled_from(["starting", "loading", "ready", "draining", "failed", "unschedulable"])
-
-
-@st.composite
-def situations(draw):
-    replicas = [
-        Replica(
-            name=f"p{i}",
-            revision=draw(st.sampled_from(["new", "old"])),
-            phase=draw(phases),
-            terminating=draw(st.booleans()),
-            refusal=draw(st.sampled_from(["", "no config.json"])),
-        )
-        for i in range(draw(st.integers(0, 4)))
-    ]
-    fault = draw(st.sampled_from(["", "", "InvalidSpec", "NameConflict"]))
-    return findings(
-        *replicas,
-        obj=service(generation=draw(st.integers(1, 3)), **draw(st.sampled_from([{}, ELASTIC]))),
-        current="" if fault else "new",
-        wanted=draw(st.integers(0, 3)),
-        fault_reason=fault,
-        blocked=draw(st.sampled_from([(), ("Service/x",)])),
-        overdue=draw(st.booleans()),
-        missing=draw(st.sampled_from([(), ("p0",)])),
-    )
 
 
 @given(situations())
