@@ -18,12 +18,13 @@ print(ops_for(torch.device("{device}")).name, sys.modules.get("triton") is not N
 @pytest.mark.parametrize(
     ("device", "interpret", "before", "want"),
     [
-        ("cpu", "0", "", "cpu;False"),
+        ("cpu", "0", "import os; os.environ['KVASIR_KERNELS'] = 'torch'", "cpu, as KVASIR_KERNELS=torch,;False"),
+        ("cpu", "0", "", "cpu *;False"),
         ("cpu", "1", "", "triton;True"),
         ("cuda", "0", "", "triton;True"),
         ("cuda", "0", "sys.modules['triton'] = None", "reference, as triton cannot be imported (*),;False"),
     ],
-    ids=["cpu", "interpreter", "cuda", "no-triton"],
+    ids=["cpu", "native", "interpreter", "cuda", "no-triton"],
 )
 def test_device_gets_its_table(device: str, interpret: str, before: str, want: str) -> None:
     program = PROGRAM.format(before=before, device=device)

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops, ops_for
+from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops, native_ops, ops_for
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.kernels.spans import Spans
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NATIVE = native_ops()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OPERATIONS = [field.name for field in fields(Ops) if field.name != "name"]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
@@ -27,14 +28,14 @@ MANY_TOKENS = 50
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("table", [CPU, ops_for(DEVICE)], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [CPU, NATIVE, ops_for(DEVICE)], ids=lambda table: table.name)
 def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None:
     module = import_module(f"kvasir_runtime.kernels.{operation}")
     cases = list(module.cases(torch.Generator().manual_seed(0)))
     assert cases
-    device = torch.device("cpu") if table is CPU else DEVICE
+    device = torch.device("cpu") if table in (CPU, NATIVE) else DEVICE
     for case in cases:
-        if table is CPU or not INTERPRETED or can_be_interpreted(case):
+        if table in (CPU, NATIVE) or not INTERPRETED or can_be_interpreted(case):
             assert_same(outcome(REFERENCE, operation, case), outcome(table, operation, moved(case, device)))
 
 
@@ -67,7 +68,8 @@ def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor
         weight, bias, x = args
         return [table.linear(weight, bias)(x).cpu()]
     result = getattr(table, operation)(*args)
-    changed = [arg for arg in args if isinstance(arg, Tensor)] if operation in IN_PLACE else []
+    kept = args[1:] if operation == "split_qkv" else args  # which may consume its first argument
+    changed = [arg for arg in kept if isinstance(arg, Tensor)] if operation in IN_PLACE else []
     returned = list(result) if isinstance(result, tuple) else [result]
     return [tensor.cpu() for tensor in (*returned, *changed) if tensor is not None]
 
@@ -91,7 +93,7 @@ def test_attention_is_its_formula() -> None:
     tables, query_lens, kv_lens = [[5, 0, 2], [3, 3, 3]], (3, 1), (9, 2)
     spans = Spans(query_lens, kv_lens, torch.tensor(tables), (-1, 3))
     for window in (0, 4):
-        for table in (REFERENCE, CPU):
+        for table in (REFERENCE, CPU, NATIVE):
             out = table.attention(query, cache, spans, 0.3, window).view(4, 4, 8)
             token = 0
             for sequence, (num_queries, end) in enumerate(zip(query_lens, kv_lens, strict=True)):
@@ -121,7 +123,7 @@ def test_rope_turns_by_its_angle() -> None:
     angle = torch.tensor([0.1, 2.0])
     cos, sin = torch.cat((angle.cos(), angle.cos())), torch.cat((-angle.sin(), angle.sin()))
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    for table in (REFERENCE, CPU):
+    for table in (REFERENCE, CPU, NATIVE):
         out = table.rope(x.view(1, 1, 4), cos.view(1, 1, 4), sin.view(1, 1, 4)).flatten()
         for i in (0, 1):
             turned = complex(x[i], x[i + 2]) * complex(angle[i].cos(), angle[i].sin())
@@ -129,6 +131,6 @@ def test_rope_turns_by_its_angle() -> None:
 
 
 def test_silu_mul_is_its_formula() -> None:
-    for table in (REFERENCE, CPU):
+    for table in (REFERENCE, CPU, NATIVE):
         out = table.silu_mul(torch.tensor([[1.0, -2.0, 3.0, 5.0]]))
         torch.testing.assert_close(out, torch.tensor([[3 / (1 + math.exp(-1)), -10 / (1 + math.exp(2))]]))

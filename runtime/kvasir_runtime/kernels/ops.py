@@ -2,7 +2,8 @@
 
 `ops_for` chooses once at start; models receive the table and never ask where they run. Each operation's contract is the
 docstring of its file, and one test walks every field of every table against REFERENCE. The third table, TRITON, is in
-`kernels.gpu`, which only `ops_for` imports, and only where it is wanted.
+`kernels.gpu`, which only `ops_for` imports, and only where it is wanted; the fourth is CPU with the C++ kernels, where
+they were built.
 """
 
 import os
@@ -25,6 +26,8 @@ from kvasir_runtime.kernels import (
     write_kv,
 )
 from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.native import library
+from kvasir_runtime.kernels.native.table import native
 from kvasir_runtime.kernels.spans import Spans
 
 
@@ -74,13 +77,30 @@ CPU = Ops(
 )
 
 
+def native_ops() -> Ops:
+    """CPU with C++ kernels for what has one; without the library torch's, under a name that says why."""
+    found = library.library()
+    if found is None:
+        return replace(CPU, name=f"cpu, as {library.absence()},")
+    made = native(found)
+    return replace(
+        CPU,
+        name=f"cpu {found.isa}",
+        embedding=made.embedding,
+        rms_norm=made.rms_norm,
+        split_qkv=made.split_qkv,
+        attention=made.attention,
+        silu_mul=made.silu_mul,
+    )
+
+
 def ops_for(device: torch.device) -> Ops:
     """The table for a device. Without triton CUDA takes the reference, under a name that says why.
 
     TRITON_INTERPRET=1 gives the Triton kernels to a CPU too, slowly: the whole engine can be tried on them.
     """
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return CPU
+        return native_ops()
     try:
         from kvasir_runtime.kernels.gpu.table import TRITON
     except ImportError as error:

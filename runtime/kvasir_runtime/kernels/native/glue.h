@@ -1,0 +1,68 @@
+// What lies between the products of a decoder layer, for a region of the pool; formulas are in kernels/*.py.
+// None ends with a barrier: what they write is whole after the caller's next one. All pointers are to the model's type.
+#pragma once
+
+#include "attention.h"
+
+namespace kvasir {
+
+// total = x + residual (x alone where residual is null), out = rms_norm(total) * weight. total may be x or residual, and
+// null where it is not wanted. out may be x. (rows, dim), dense.
+struct NormArgs {
+  const void *x, *residual, *weight;
+  void *total, *out;
+  int64_t rows, dim;
+  float eps;
+  Type type;
+};
+
+// Norms of heads, rotation of queries (in place) and keys, keys and values into the cache.
+// qkv: (tokens, heads + 2 * kv_heads, head_dim); norm: (heads + kv_heads, head_dim) or null; slots: (tokens)
+// cos, sin: (positions, head_dim), row positions[t] for token t, or row t where positions is null
+struct SplitArgs {
+  void* qkv;
+  const void *norm, *cos, *sin;
+  const int64_t *positions, *slots;
+  uint8_t* cache;
+  int64_t value_offset;
+  int64_t tokens, heads, kv_heads, head_dim;
+  float eps;
+  Type type, cache_type;
+};
+
+// out[r, i] = silu(x[r, i]) * x[r, dim + i]; x: (rows, 2 * dim)
+struct GateArgs {
+  const void* x;
+  void* out;
+  int64_t rows, dim;
+  Type type;
+};
+
+// out[r] = table[ids[r]], rows of row_bytes
+struct GatherArgs {
+  const void* table;
+  const int64_t* ids;
+  void* out;
+  int64_t rows, row_bytes;
+};
+
+// ids[r] = the lowest column of the largest of each row. x: (rows, columns). Slot OTHER is shared: argmax_bytes.
+struct ArgmaxArgs {
+  const void* x;
+  int64_t* ids;
+  int64_t rows, columns;
+  Type type;
+};
+
+}  // namespace kvasir
+
+namespace KVASIR_ISA {
+
+void norm(int tid, int nth, const kvasir::NormArgs& args);
+void split_qkv(int tid, int nth, const kvasir::SplitArgs& args);
+void gate(int tid, int nth, const kvasir::GateArgs& args);
+void gather(int tid, int nth, const kvasir::GatherArgs& args);
+int64_t argmax_bytes(const kvasir::ArgmaxArgs& args);
+void argmax(int tid, int nth, const kvasir::ArgmaxArgs& args);
+
+}  // namespace KVASIR_ISA

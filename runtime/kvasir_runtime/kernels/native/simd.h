@@ -1,0 +1,149 @@
+// Vectors of float32 in the width of the instruction set that a file is compiled for, by the compiler's own vector types
+// where it turns them into the right instructions. Used by the kernels beside it; knows no tensors.
+#pragma once
+
+#include <immintrin.h>
+
+#include "isa.h"
+
+namespace KVASIR_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kColumns = 4;  // vectors side by side in a tile of sums: 6 x 4 sums, 4 columns and a row in 32 registers
+#else
+constexpr int kLanes = 8;
+constexpr int kColumns = 2;  // 6 x 2 sums, 2 columns and a row in 16 registers
+#endif
+constexpr int kRows = 6;
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+KVASIR_INLINE Floats splat(float x) { return x - Floats{}; }
+
+// a * b + c with one rounding, in every variant: sums must not depend on what a compiler contracts.
+KVASIR_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
+                                                  reinterpret_cast<__m512>(c)));
+#else
+  return reinterpret_cast<Floats>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b),
+                                                  reinterpret_cast<__m256>(c)));
+#endif
+}
+
+template <class V>
+KVASIR_INLINE V load_as(const void* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+KVASIR_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
+
+KVASIR_INLINE Floats load(const bfloat16* from) {
+  return reinterpret_cast<Floats>(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
+}
+
+KVASIR_INLINE Floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(from))));
+#else
+  int64_t bytes;
+  __builtin_memcpy(&bytes, from, sizeof bytes);
+  return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes))));
+#endif
+}
+
+KVASIR_INLINE void store(float* to, Floats v) { __builtin_memcpy(to, &v, sizeof v); }
+
+// Round to nearest, ties to even; not for NaN, which would become infinite.
+KVASIR_INLINE void store(bfloat16* to, Floats v) {
+#if defined(__AVX512BF16__)
+  auto halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
+#else
+  Words bits = reinterpret_cast<Words>(v);
+  Halves halves = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+#endif
+  __builtin_memcpy(to, &halves, sizeof halves);
+}
+
+KVASIR_INLINE float widen(float x) { return x; }
+KVASIR_INLINE float widen(int8_t x) { return x; }
+
+KVASIR_INLINE float widen(bfloat16 x) {
+  uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float wide;
+  __builtin_memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+KVASIR_INLINE void narrow(float* to, float x) { *to = x; }
+
+KVASIR_INLINE void narrow(bfloat16* to, float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  to->bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+KVASIR_INLINE Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return reinterpret_cast<Floats>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#endif
+}
+
+KVASIR_INLINE float sum(Floats v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+#else
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+#endif
+}
+
+KVASIR_INLINE float largest(Floats v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#else
+  float best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+#endif
+}
+
+// 2^x for x <= 127; 0 for x far below -126. Relative error 2.4e-7: the polynomial of 2^f on [-0.5, 0.5] is a minimax fit of
+// degree 5 (its own error 9e-8), the rest is rounding.
+KVASIR_INLINE Floats exp2(Floats x) {
+#if defined(__AVX512F__)
+  const __m512 whole = _mm512_roundscale_ps(reinterpret_cast<__m512>(x), 0);
+  const Floats f = x - reinterpret_cast<Floats>(whole);
+#else
+  const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const Floats clamped = larger(x, splat(-126.0f)), shifted = clamped + shift;
+  const Floats f = clamped - (shifted - shift);
+#endif
+  Floats p = splat(0.00132647273f);
+  p = multiply_add(p, f, splat(0.00967151279f));
+  p = multiply_add(p, f, splat(0.0555073374f));
+  p = multiply_add(p, f, splat(0.240222421f));
+  p = multiply_add(p, f, splat(0.693146978f));
+  p = multiply_add(p, f, splat(1.0f));
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), whole));
+#else
+  const Ints exponent = reinterpret_cast<Ints>(shifted) << 23;
+  return x < splat(-126.0f) ? Floats{} : reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) + exponent);
+#endif
+}
+
+}  // namespace KVASIR_ISA
