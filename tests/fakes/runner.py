@@ -11,6 +11,7 @@ import msgspec
 
 from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
+from kvasir_runtime.engine.ports import Grammars
 from kvasir_runtime.wire import Logprobs
 
 
@@ -66,6 +67,7 @@ class FakeRunner:
     launched: list[Plan] = field(default_factory=list)
     in_flight: int = 0
     guided: dict[int, list[tuple[int, Row]]] = field(default_factory=dict)
+    grammars: Grammars | None = None
 
     @property
     def facts(self) -> FakeFacts:

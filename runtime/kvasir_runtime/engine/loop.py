@@ -22,6 +22,8 @@ from kvasir_runtime.wire import Abort, Drain, Event, Hello, Ready, Shutdown, Ste
 
 LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
+PARKED_S = 0.005
+"""How long an idle engine waits for clients while a grammar is being compiled."""
 MAX_FAILED_STEPS = 3
 """Failed steps in a row after which the device, and not one request, must be what is broken."""
 
@@ -60,6 +62,8 @@ class Engine:
         self._present: dict[bytes, None] = {}
         self._owners: dict[str, bytes] = {}
         self._followers: dict[str, tuple[str, ...]] = {}
+        self._grammars = runner.grammars
+        self._parked: dict[str, Submit] = {}
         self._submitted: dict[str, float] = {}
         self._queued: dict[str, float] = {}
         self._computed_tokens = 0
@@ -89,19 +93,23 @@ class Engine:
         """Serve. Raises EngineError when the runner fails again and again."""
         while not self._stopping.is_set():
             busy = self._scheduler.has_work or bool(self._flight)
-            heard = self._clients.receive(0.0 if busy else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock()))
+            idle_s = PARKED_S if self._parked else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock())
+            heard = self._clients.receive(0.0 if busy else idle_s)
             for client, message in heard:
                 self._hear(client, message)
+            unparked = self._unpark()
             stepped = not self._stopping.is_set() and self._step()
-            if stepped or heard or self._clock() >= self._spoke_at + HEARTBEAT_S:
+            if stepped or heard or unparked or self._clock() >= self._spoke_at + HEARTBEAT_S:
                 self._speak()
 
     def _hear(self, client: bytes, message: ToEngine) -> None:
         match message:
             case Hello():
                 self.greet(client)
-            case Submit():
+            case Submit(request) if request.sampling.grammar is None or self._grammars is None:
                 self._submit(client, message)
+            case Submit():
+                self._park(client, message)
             case Abort():
                 self._abort(message)
             case Drain():
@@ -109,7 +117,40 @@ class Engine:
             case Shutdown():
                 self.stop()
 
-    def _submit(self, client: bytes, message: Submit) -> None:
+    def _park(self, client: bytes, message: Submit) -> None:
+        """A request whose grammar is compiled first; those who come after it need not wait for that."""
+        request = message.request
+        assert self._grammars is not None
+        assert request.sampling.grammar is not None
+        if request.request_id in self._owners:
+            why = f"a request with the id {request.request_id} has not ended yet"
+            self._outbox[client].append(Event(request_id=request.request_id, finish_reason="error", message=why))
+            return
+        self._grammars.ask(request.request_id, request.sampling.grammar)
+        self._parked[request.request_id] = message
+        self._owners[request.request_id] = client
+        self._submitted[request.request_id] = self._clock()
+
+    def _unpark(self) -> bool:
+        """Queue the requests whose grammars are ready. Whether there were any."""
+        before = len(self._parked)
+        for request_id, message in list(self._parked.items()):
+            assert self._grammars is not None
+            why = self._grammars.ready(request_id)
+            if why is None:
+                continue
+            del self._parked[request_id]
+            client, submitted = self._owners[request_id], self._submitted[request_id]
+            if why:
+                self._post((Event(request_id=request_id, finish_reason="error", message=why),))
+            elif self._submit(client, message):
+                self._submitted[request_id] = submitted
+            else:
+                self._forget(request_id)
+        return len(self._parked) < before
+
+    def _submit(self, client: bytes, message: Submit) -> bool:
+        """Queue a request; False when it is refused."""
         now = self._clock()
         self._trace.add(Heard(now, message))
         refused = self._scheduler.submit(message.request, now)
@@ -121,9 +162,11 @@ class Engine:
             self._submitted[message.request.request_id] = now
         else:
             self._outbox[client].append(refused)
+        return refused is None
 
     def _abort(self, message: Abort) -> None:
         now = self._clock()
+        self._parked.pop(message.request_id, None)
         self._trace.add(Heard(now, message))
         self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
         self._forget(message.request_id)
@@ -133,6 +176,8 @@ class Engine:
         self._submitted.pop(request_id, None)
         self._queued.pop(request_id, None)
         self._owners.pop(request_id, None)
+        if self._grammars is not None:
+            self._grammars.drop(request_id)
         for follower in self._followers.pop(request_id, ()):
             self._owners.pop(follower, None)
 

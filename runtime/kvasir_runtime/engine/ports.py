@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from kvasir_runtime.core.plan import Plan, Results
-from kvasir_runtime.wire import FromEngine, ToEngine
+from kvasir_runtime.wire import FromEngine, Grammar, ToEngine
 
 
 class Facts(Protocol):
@@ -59,8 +59,25 @@ class Facts(Protocol):
     def warm_s(self) -> float: ...
 
 
+class Grammars(Protocol):
+    """Compiles the grammars that answers must follow, while the engine goes on."""
+
+    def ask(self, request_id: str, grammar: Grammar) -> None:
+        """Begin to compile for a request; never waits."""
+
+    def ready(self, request_id: str) -> str | None:
+        """None while it is compiled, "" when it is, else why it cannot be."""
+
+    def drop(self, request_id: str) -> None:
+        """A request ended, or was none of those that asked."""
+
+
 class Runner(Protocol):
     """Computes plans on a device, in the order of their launches."""
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """None where requests that are guided need not be waited for."""
 
     @property
     def facts(self) -> Facts:

@@ -8,12 +8,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher
-
-from kvasir_runtime.guide.matcher import Guide, one_line
-from kvasir_runtime.guide.vocabulary import Vocabulary
+from kvasir_runtime.guide.errors import one_line
 from kvasir_runtime.wire import Grammar, Sampling
+
+if TYPE_CHECKING:  # llguidance is loaded with the first grammar
+    from llguidance import LLMatcher
+
+    from kvasir_runtime.guide.matcher import Guide
+    from kvasir_runtime.guide.vocabulary import Vocabulary
 
 MAX_IDLE = 64
 MAX_IDLE_BYTES = 4 << 20
@@ -30,7 +34,7 @@ class _Entry:
 class Compiler:
     """load: reads the vocabulary, at the first grammar. Used by one thread, the engine's."""
 
-    def __init__(self, load: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, load: "Callable[[], Vocabulary]", eos_token_ids: Sequence[int]) -> None:
         self._load = load
         self._eos_token_ids = tuple(eos_token_ids)
         self._vocabulary: Vocabulary | None = None
@@ -59,17 +63,18 @@ class Compiler:
             self._entries[grammar].holders.discard(request_id)
             self._forget()
 
-    def guide(self, sampling: Sampling, answered: Sequence[int]) -> Guide:
+    def guide(self, sampling: Sampling, answered: Sequence[int]) -> "Guide":
         """The beginning of an answer, or where it stood when it was preempted. Raises GrammarError."""
+        from kvasir_runtime.guide.matcher import Guide
+
         assert sampling.grammar is not None, "the request asks for no grammar"
         compiled = self._entry(sampling.grammar).made.result()
         return Guide(compiled.deep_copy(), sampling, self._eos_token_ids, answered)
 
     @property
     def vocab_size(self) -> int:
-        """Ids that masks have bits for; a grammar must have been compiled."""
-        assert self._vocabulary is not None, "no grammar was compiled"
-        return int(self._vocabulary.tokenizer.vocab_size)
+        """Ids that masks have bits for, 0 before the first grammar is compiled."""
+        return 0 if self._vocabulary is None else int(self._vocabulary.tokenizer.vocab_size)
 
     def _entry(self, grammar: Grammar) -> _Entry:
         entry = self._entries.get(grammar)
@@ -80,7 +85,7 @@ class Compiler:
         self._entries.move_to_end(grammar)
         return entry
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
         """In the thread."""
         if self._vocabulary is None:
             self._vocabulary = self._load()

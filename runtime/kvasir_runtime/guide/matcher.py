@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
+from kvasir_runtime.guide.errors import one_line
 from kvasir_runtime.wire import Sampling
 
 Mask = NDArray[np.int32]
@@ -36,7 +37,10 @@ class Guide:
     def __init__(
         self, matcher: LLMatcher, sampling: Sampling, eos_token_ids: Sequence[int], answered: Sequence[int] = ()
     ) -> None:
-        """matcher: its own copy, at the beginning. answered: tokens that it already has, after a preemption."""
+        """matcher: its own copy, at the beginning, of a grammar that compiles.
+
+        answered: tokens that it already has, after a preemption.
+        """
         self.error = ""
         self._matcher = matcher
         self._sampling = sampling
@@ -113,9 +117,3 @@ def _put(bits: NDArray[np.uint32], token_ids: frozenset[int], *, present: bool) 
             bits[word] |= np.uint32(1 << bit)
         else:
             bits[word] &= np.uint32(~(1 << bit) & 0xFFFFFFFF)
-
-
-def one_line(message: str) -> str:
-    """llguidance's message without its line breaks and the dump of its state."""
-    text = " ".join(message.split("<non-verbose/>", maxsplit=1)[0].split())
-    return text[:400] or "nothing can follow"

@@ -13,8 +13,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from kvasir_runtime.guide import finite, grammars
-from kvasir_runtime.guide.errors import GrammarError
-from kvasir_runtime.guide.matcher import one_line
+from kvasir_runtime.guide.errors import GrammarError, one_line
 from kvasir_runtime.guide.vocabulary import Vocabulary
 from kvasir_runtime.wire import Grammar
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError
+from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -26,7 +28,10 @@ from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.weights.load import OnRead, load
-from kvasir_runtime.wire import Progress, Sampling
+from kvasir_runtime.wire import Pooling, Progress, Sampling
+
+if TYPE_CHECKING:
+    from kvasir_runtime.guide.vocabulary import Vocabulary
 
 OnProgress = Callable[[Progress], None]
 
@@ -69,6 +74,9 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
         kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
         load_s=loaded - start,
         warm_s=0.0,
+        hidden_size=spec.hidden_size,
+        head=spec.head,
+        num_labels=spec.num_labels,
     )
     memory = _measured(model, ops, facts, device, dtype)
     if not options.kv_cache_tokens:
@@ -76,11 +84,24 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
         facts = replace(facts, num_blocks=capacity.cache_blocks(memory, options.memory_fraction, block_bytes))
     limit = capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens)
     facts = replace(facts, max_model_len=limit, warm_s=time.monotonic() - loaded)
-    return assemble(model, ops, facts, device, dtype)
+    return assemble(model, ops, facts, device, dtype, grammars_of(folder, facts))
 
 
-def assemble(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> Runner:
-    """A runner with a cache and rows of the sizes that facts name.
+def grammars_of(folder: Path, facts: Facts) -> Compiler:
+    """What compiles grammars for this model. Nothing is loaded before the first."""
+
+    def load() -> "Vocabulary":
+        from kvasir_runtime.guide import vocabulary
+
+        return vocabulary.load(folder, facts.vocab_size, facts.eos_token_ids)
+
+    return Compiler(load, facts.eos_token_ids)
+
+
+def assemble(
+    model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype, grammars: Compiler | None = None
+) -> Runner:
+    """A runner with a cache and rows of the sizes that facts name. grammars: for requests that are guided.
 
     The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
     """
@@ -98,7 +119,9 @@ def assemble(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype
         device=device,
     )
     controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, device=device)
-    return Runner(model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts)
+    return Runner(
+        model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts, grammars=grammars
+    )
 
 
 def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> capacity.Memory:
@@ -108,7 +131,7 @@ def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtyp
     scratch = replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens)
     runner = assemble(model, ops, scratch, device, dtype)
     before = _begin_measuring(device)
-    for plan in _warm_up(num_tokens, num_blocks):
+    for plan in _warm_up(num_tokens, num_blocks, generates=facts.head == "vocabulary"):
         runner.collect(runner.launch(plan))
     if device.type == "cpu":
         return capacity.Memory(
@@ -132,8 +155,8 @@ def _begin_measuring(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _warm_up(num_tokens: int, num_blocks: int) -> tuple[Plan, ...]:
-    """A prompt of full length, and one token on top of half of it."""
+def _warm_up(num_tokens: int, num_blocks: int, *, generates: bool) -> tuple[Plan, ...]:
+    """A prompt of full length, and one token on top of half of it; without a vocabulary the prompt is pooled."""
     join = Join(
         row=0,
         request_id="warm-up",
@@ -142,7 +165,11 @@ def _warm_up(num_tokens: int, num_blocks: int) -> tuple[Plan, ...]:
         computed_tokens=0,
         blocks=tuple(range(num_blocks)),
         sampling=Sampling(max_tokens=1),
+        pooling=None if generates else Pooling(kind="mean"),
     )
+    if not generates:
+        pooled = Chunk(row=0, start=0, num_tokens=num_tokens, samples=False, pools=(0, num_tokens))
+        return (Plan(step=0, joins=(join,), chunks=(pooled,)),)
     prompt = Chunk(row=0, start=0, num_tokens=num_tokens, samples=True)
     token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
     return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,))

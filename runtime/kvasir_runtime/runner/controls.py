@@ -88,6 +88,12 @@ class Controls:
             indices, slots = self._to_device(np.array(places, dtype=np.int64)).unbind(1)
             self._counts[slots, ids[indices]] += 1
 
+    def count(self, row: int, token_ids: Sequence[int]) -> None:
+        """Count ids of an answer that were not drawn."""
+        if row in self._slots:
+            ids = self._to_device(np.array(token_ids, dtype=np.int64))
+            self._counts[self._slots[row]].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
     def _penalise(self, logits: Tensor, sampled: Sequence[Chunk]) -> None:
         if not self._slots:
             return

@@ -173,6 +173,15 @@ class Rows:
             self._num_blocks[fork.row], self._first_blocks[fork.row] = fork.kept_blocks, first
             self._append_blocks(fork.row, fork.blocks)
 
+    def room(self, position: int) -> int:
+        """Tokens that a row can hold from a position on."""
+        return max(0, self._tokens.shape[1] - position)
+
+    def extend(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+        """Write known ids into a row, from a position on."""
+        ids = self._to_device(np.array(token_ids, dtype=np.int32))
+        self._tokens[row, position : position + len(token_ids)] = ids
+
     def _append_blocks(self, row: int, blocks: tuple[int, ...]) -> None:
         if not blocks:
             return

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Plan, Results
+from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import Head
 from kvasir_runtime.runner import reports
 from kvasir_runtime.runner.controls import Controls
+from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.pooling import Pools
 from kvasir_runtime.runner.reports import Drawn, Report, Reports
 from kvasir_runtime.runner.rows import Rows
@@ -53,9 +55,10 @@ class Facts:
 
 @dataclass(slots=True, kw_only=True)
 class Launched:
-    """A plan on its way. drawn: in host memory, complete once done was waited for."""
+    """A plan on its way. drawn: in host memory, complete once done was waited for. filling: its masks, if any."""
 
     plan: Plan
+    filling: Filling | None = None
     drawn: Drawn | None = None
     done: torch.cuda.Event | None = None
 
@@ -64,10 +67,23 @@ class Runner:
     """Owns the device state of one model: weights, cache and rows."""
 
     def __init__(
-        self, *, model: Decoder, ops: Ops, cache: Tensor, rows: Rows, controls: Controls, facts: Facts
+        self,
+        *,
+        model: Decoder,
+        ops: Ops,
+        cache: Tensor,
+        rows: Rows,
+        controls: Controls,
+        facts: Facts,
+        grammars: Compiler | None = None,
     ) -> None:
-        """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined."""
+        """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined.
+
+        grammars: None where no request is guided.
+        """
         self.facts = facts
+        self.grammars = grammars
+        self._masks = None if grammars is None else Masks(grammars)
         self._model = model
         self._ops = ops
         self._cache = cache
@@ -92,13 +108,16 @@ class Runner:
             raise ValueError(f"step {launched.plan.step} is not the oldest launched plan")
         self._launched.popleft()
         if self._on_cpu:
-            launched.drawn = self._run(launched.plan)
+            launched.drawn = self._run(launched)
         if launched.done is not None:
             launched.done.synchronize()
-        return (launched.drawn or Drawn()).results(launched.plan)
+        results = (launched.drawn or Drawn()).results(launched.plan)
+        if launched.filling is None or self._masks is None:
+            return results
+        return self._masks.take(results, launched.filling, self._rows, self._controls)
 
     def _enqueue(self, launched: Launched) -> None:
-        drawn = self._run(launched.plan)
+        drawn = self._run(launched)
         if drawn is not None:
             launched.drawn = Drawn(
                 ids=None if drawn.ids is None else _to_host(drawn.ids),
@@ -110,8 +129,9 @@ class Runner:
             launched.done.record()
 
     @torch.inference_mode()
-    def _run(self, plan: Plan) -> Drawn | None:
+    def _run(self, launched: Launched) -> Drawn | None:
         """Apply a plan and compute it; None when no chunk samples or scores."""
+        plan = launched.plan
         self._rows.apply(plan)
         self._controls.apply(plan)
         self._reports.apply(plan)
@@ -122,11 +142,14 @@ class Runner:
             self._ops.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
         if not plan.chunks:
             return None
+        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        if self._masks is not None:
+            self._masks.apply(plan)
+            launched.filling = self._masks.begin(sampled)
         hidden = self._model.hidden(self._rows.batch(plan.chunks), self._cache)
         if not hidden.shape[0]:
             return None
-        sampled = [chunk for chunk in plan.chunks if chunk.samples]
-        drawn = self._draw(hidden[: len(sampled)], sampled) if sampled else Drawn()
+        drawn = self._draw(hidden[: len(sampled)], sampled, launched.filling) if sampled else Drawn()
         owners = self._reports.scoring(plan.chunks)
         pooled_from = len(sampled) + sum(count for _, count, _ in owners)
         if owners:
@@ -136,16 +159,20 @@ class Runner:
             drawn = replace(drawn, pooled=self._pools.pool(hidden[pooled_from:], plan.chunks))
         return drawn
 
-    def _draw(self, hidden: Tensor, sampled: Sequence[Chunk]) -> Drawn:
+    def _draw(self, hidden: Tensor, sampled: Sequence[Chunk], filling: Filling | None) -> Drawn:
         sampling = self._rows.sampling(sampled)
         logits = self._model.logits(hidden).float()
         owners = self._reports.asking(sampled)
         if owners:
             asking = torch.tensor([place for place, _, _ in owners]).to(logits.device, non_blocking=True)
             unchanged = logits[asking]
+        if filling is not None:
+            before = logits[filling.places(logits.device)]
         if sampling.forbidden.shape[0]:
             logits[sampling.forbidden[:, 0], sampling.forbidden[:, 1]] = float("-inf")
         self._controls.change(logits, sampled, self._rows.tokens)
+        if filling is not None and self._masks is not None:
+            self._masks.change(logits, before, filling)
         ids = self._ops.sample(logits, sampling.draws)
         self._rows.append(sampling, ids)
         self._controls.drawn(sampled, ids)
