@@ -27,7 +27,7 @@ def searched(
                 if token not in stops or length > min_tokens:
                     found.append((-(score + logprob), number, token))
         found.sort()
-        following = []
+        following: list[tuple[float, list[int]]] = []
         for place, (score, number, token) in enumerate(found):
             tokens = [*running[number][1], token]
             if token in stops or length == max_tokens:

@@ -95,7 +95,8 @@ class EngineClient:
         for index, request in enumerate(requests):
             self._routes[request.request_id] = (channel, index)
         for request in requests:
-            self._send(wire.Submit(request))
+            if not request.follows:
+                self._send(wire.Submit(request))
 
     def abort(self, request_id: str, *, stopped: bool = False) -> None:
         """Free a sequence's blocks at the next step; stopped when a stop string ended it. No event follows."""

@@ -270,7 +270,8 @@ class Scheduler:
                 raise ValueError(f"no token sampled for row {sequence.row}")
             sequence.in_flight -= 1
             return [self._append(sequence, sampled, scores, now)]
-        events = [event_of(sequence, prompt_logprobs=scores)] if scores else []
+        names = () if sequence.request.beam is None else sequence.request.beam.answers
+        events = [event_of(sequence, request_id=name, prompt_logprobs=scores) for name in names or ("",) if scores]
         if sampled is not None and sequence.gang is not None:
             events += self._step_gang(sequence, sequence.gang, sampled, now)
         return events

@@ -18,6 +18,7 @@ from kvasir_runtime.errors import StartError
 from kvasir_runtime.offline.output import Completion, Output
 from kvasir_runtime.server import prepare, tokenizer
 from kvasir_runtime.server.choices import Choice, choices_of
+from kvasir_runtime.server.pooling.abilities import abilities
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.wire import FinishReason, Progress, Ready
@@ -70,10 +71,11 @@ class Session:
             await self._child.start(str(folder), self._options.model_dump(mode="json", exclude={"api_key", "model"}))
             self._tasks.append(asyncio.create_task(self._watch(client)))
             ready = await client.wait_ready()
+            able = abilities(folder, self._options, ready, loaded)
         except (StartError, EngineGone) as error:
             raise EngineError(str(error)) from error
         longest = min(ready.max_model_len, ready.capacity_tokens)
-        self._served = Served(names=(NAME,), tokenizer=loaded, max_context=longest)
+        self._served = Served(names=(NAME,), tokenizer=loaded, max_context=longest, abilities=able, ready=ready)
         return ready
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import quoted
-from kvasir_runtime.server import known
+from kvasir_runtime.server import known, searches
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import RESERVED
 
@@ -157,6 +157,9 @@ class SamplingParams(Strict):
     return_tokens_as_token_ids: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
+    use_beam_search: bool = False
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    early_stopping: Annotated[bool | Literal["never"], BeforeValidator(searches.early_stopping)] = False
 
 
 class Body(SamplingParams):
@@ -205,6 +208,7 @@ class ChatBody(Body):
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -222,7 +226,7 @@ def completion(raw: Raw) -> CompletionBody:
         raise _refused(f"{len(body.prompt)} prompts times n {drawn} is more than {MAX_SEQUENCES} answers", "n")
     if body.best_of is not None and body.best_of < body.n:
         raise _refused(f"best_of {body.best_of} is less than n {body.n}", "best_of")
-    if body.stream and drawn > body.n:
+    if body.stream and drawn > body.n and not body.use_beam_search:
         raise _refused("best_of cannot be streamed: the best is known at the end", "best_of", "unsupported_parameter")
     if body.max_tokens == 0 and not body.echo:
         raise _refused("max_tokens 0 needs echo", "max_tokens")
@@ -235,6 +239,8 @@ def chat(raw: Raw) -> ChatBody:
     _check(body)
     if body.top_logprobs and not body.logprobs:
         raise _refused("top_logprobs needs logprobs true", "top_logprobs")
+    if body.best_of is not None and body.best_of != body.n and not body.use_beam_search:
+        raise _refused("best_of needs use_beam_search true in a chat", "best_of", "unsupported_parameter")
     check_turn(body)
     both = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(both) > 1:
@@ -271,6 +277,7 @@ def check_turn(body: Turn) -> None:
 
 
 def _check(body: Body) -> None:
+    searches.check(body)
     if body.stream and body.prompt_logprobs is not None:
         raise _refused("prompt_logprobs cannot be streamed", "prompt_logprobs", "unsupported_parameter")
     if body.truncate_prompt_tokens == 0:

@@ -41,8 +41,6 @@ LABELS: Final = frozenset(
 """Documented to leave the answer as it is; any value is taken and none is kept."""
 
 _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "use_beam_search": (_one_of(False), "false"),
-    "length_penalty": (_number(1), "1"),
     "spaces_between_special_tokens": (_one_of(True), "true"),
     "priority": (_number(0), "0"),
     "guided_json": (_one_of(), "null"),
@@ -60,7 +58,6 @@ COMPLETION: Final = {
 }
 CHAT: Final = {
     **_SHARED,
-    "best_of": (_number(1), "1"),
     "tools": (_empty, "[]"),
     "tool_choice": (_one_of("none", "auto"), '"none" or "auto"'),
     "functions": (_empty, "[]"),

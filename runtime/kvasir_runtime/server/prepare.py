@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from kvasir_api import hashes, openai_errors
-from kvasir_runtime.server import bodies
+from kvasir_runtime.server import bodies, searches
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message, Turn
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
 from kvasir_runtime.server.tokenizer import PromptTooLong, Tokenizer
-from kvasir_runtime.wire import Request, Sampling
+from kvasir_runtime.wire import Ready, Request, Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16
 SEED_MASK = (1 << 63) - 1
@@ -28,11 +28,15 @@ MAX_PROMPT_TOKENS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What requests are checked against: the names of the model, its tokenizer, and its longest context in tokens."""
+    """What requests are checked against: the names of the model, its tokenizer, and its longest context in tokens.
+
+    ready: what the engine said of itself; None where nobody asked it.
+    """
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     max_context: int
+    ready: Ready | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +88,9 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     chat = isinstance(body, ChatBody)
     check_model(body.model, served)
     prompts, texts = _chat_prompt(body, served) if isinstance(body, ChatBody) else _text_prompts(body, served)
-    limits = [_max_tokens(body, len(prompt), served.max_context, fit=fit) for prompt in prompts]
+    limits = [_max_tokens(body, len(prompt), served, fit=fit) for prompt in prompts]
     _check_ids(prompts, body, served.tokenizer.vocab_size)
-    drawn = max(body.n, getattr(body, "best_of", None) or 1)
+    drawn = body.n if body.use_beam_search else max(body.n, getattr(body, "best_of", None) or 1)
     sampling = _sampling(body, served.tokenizer, drawn)
     answer_id = prefix + secrets.token_hex(12)
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
@@ -107,6 +111,9 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         for number, prompt in enumerate(prompts)
         for choice in range(drawn)
     ]
+    if body.use_beam_search:
+        groups = [requests[start : start + drawn] for start in range(0, len(requests), drawn)]
+        requests = [request for group in groups for request in searches.searched(body, group)]
     return Job(
         answer_id=answer_id,
         model=body.model,
@@ -260,8 +267,9 @@ def _too_long(body: Body, error: PromptTooLong, limit: int) -> Refused:
     )
 
 
-def _max_tokens(body: Body, prompt_tokens: int, limit: int, *, fit: bool) -> int:
+def _max_tokens(body: Body, prompt_tokens: int, served: Served, *, fit: bool) -> int:
     """Tokens this answer may have: as asked for, else OpenAI's 16 for a completion and all that fits for a chat."""
+    limit = searches.fitting(body, prompt_tokens, served.max_context, served.ready)
     asked = body.max_tokens
     if isinstance(body, ChatBody):
         asked = asked or body.max_completion_tokens

@@ -125,6 +125,7 @@ class ServeProcess:
                 names=pod.names,
                 tokenizer=loaded,
                 max_context=min(ready.max_model_len, ready.capacity_tokens),
+                ready=ready,
             ),
             client=self._client,
             max_sequences=ready.max_sequences,

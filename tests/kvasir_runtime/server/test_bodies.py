@@ -11,6 +11,7 @@ from kvasir_runtime.server.refusals import Refused
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def refusal(parse, document):
@@ -101,8 +102,15 @@ def test_forms_of_a_prompt(prompt, want):
         ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]", "greater"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "no prompt"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "greater"),
-        ({"use_beam_search": True}, "use_beam_search", "not supported"),
-        ({"length_penalty": 2.0}, "length_penalty", "only 1"),
+        ({"use_beam_search": 1}, "use_beam_search", "boolean"),
+        ({"length_penalty": 2.0}, "length_penalty", "needs use_beam_search"),
+        ({"early_stopping": True}, "early_stopping", "needs use_beam_search"),
+        ({"early_stopping": "soon", "use_beam_search": True}, "early_stopping", "Invalid"),
+        ({"length_penalty": 11, "use_beam_search": True}, "length_penalty", "less"),
+        ({"temperature": 0.7, "use_beam_search": True}, "temperature", "no effect on a beam search"),
+        ({"stop": "x", "use_beam_search": True}, "stop", "no effect on a beam search"),
+        ({"logit_bias": {"5": 1}, "use_beam_search": True}, "logit_bias", "no effect on a beam search"),
+        ({"n": 17, "use_beam_search": True}, "n", "less"),
     ],
 )
 def test_refusals_name_the_field(fields, param, says):
@@ -120,16 +128,26 @@ def test_refusals_name_the_field(fields, param, says):
         ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'system'"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls", "Unrec"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0]", "only the role assistant"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0]", "only the role tool"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].function", "M"),
+        ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0].content", "Missing"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "image_url"),
         ({"messages": ["x"]}, "messages[0]", "Invalid"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "Missing"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "function"),
+        ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+        ({"tools": [TOOL, TOOL]}, "tools", "twice"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "must be"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", '"g"'),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "boolean"),
+        ({"include_reasoning": "no"}, "include_reasoning", "boolean"),
         ({"logprobs": 1}, "logprobs", "boolean"),
         ({"max_tokens": 0}, "max_tokens", "greater"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "20"),
-        ({"best_of": 2}, "best_of", "only 1"),
+        ({"best_of": 2}, "best_of", "needs use_beam_search"),
         ({"echo": True}, "echo", "only false"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
         (
@@ -143,7 +161,7 @@ def test_refusals_name_the_field(fields, param, says):
         ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs", "may not set"),
         ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs", "short"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "differ"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "only"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "Invalid"),
         ({"prompt": "x"}, "prompt", "Unrecognized"),
     ],
 )

@@ -1,6 +1,7 @@
 """What a body becomes: each accepted parameter changes what is sent, each wrong length is refused with numbers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from kvasir_api import hashes
 from kvasir_runtime.server import bodies, prepare
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.wire import Ready
 
 GENERATING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -63,6 +65,9 @@ EFFECTS = {
     "return_token_ids": (True, lambda j: j.token_ids, True),
     "return_tokens_as_token_ids": (True, lambda j: j.as_token_ids, True),
     "skip_special_tokens": (False, lambda j: j.special, True),
+    "use_beam_search": (True, lambda j: j.requests[0].beam is not None, True),
+    "length_penalty": (0.5, None, None),
+    "early_stopping": (True, None, None),
     "truncate_prompt_tokens": (2, lambda j: j.requests[0].prompt == j.requests[0].prompt[-2:], True),
 }
 OF_COMPLETION = {
@@ -82,12 +87,16 @@ OF_CHAT = {
     "chat_template_kwargs": ({"x": 1}, None, None),
     "logprobs": (True, lambda j: (j.requests[0].sampling.logprobs, j.logprobs), (0, 0)),
     "top_logprobs": (4, None, None),
+    "best_of": (3, None, None),
     "add_generation_prompt": (False, decoded, "<user>plan\n"),
     "continue_final_message": (True, lambda j: (decoded(j), j.continues), ("<user>plan", True)),
 }
 
 
-@pytest.mark.parametrize("name", [*EFFECTS, "prompt", "best_of", "echo", "logprobs"])
+ALONE = [name for name, (_, read, _) in EFFECTS.items() if read is not None]
+
+
+@pytest.mark.parametrize("name", [*ALONE, "prompt", "best_of", "echo", "logprobs"])
 def test_each_completion_parameter_has_its_effect(name):
     value, read, want = {**EFFECTS, **OF_COMPLETION}[name]
     assert read(job({name: value})) == want
@@ -97,7 +106,7 @@ def test_each_completion_parameter_has_its_effect(name):
 CHAT_NAMES = ["messages", "max_completion_tokens", "logprobs", "add_generation_prompt", "continue_final_message"]
 
 
-@pytest.mark.parametrize("name", [*EFFECTS, *CHAT_NAMES])
+@pytest.mark.parametrize("name", [*ALONE, *CHAT_NAMES])
 def test_each_chat_parameter_has_its_effect(name):
     value, read, want = {**EFFECTS, **OF_CHAT}[name]
     assert read(job({name: value}, chat=True)) == want
@@ -116,6 +125,58 @@ def test_template_switches_change_the_prompt():
     thinking = job({"chat_template_kwargs": {"enable_thinking": True}}, chat=True, served=served)
     assert SERVED.tokenizer.decode(thinking.requests[0].prompt) == "think"
     assert SERVED.tokenizer.decode(plain.requests[0].prompt) == "answer"
+
+
+SEARCH = {"use_beam_search": True, "n": 3}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_beam_search_is_one_request_that_answers_under_many_ids(chat):
+    made = job({**SEARCH, "length_penalty": 0.5, "early_stopping": "never", "max_tokens": 9}, chat=chat)
+    first, *others = made.requests
+    assert [request.follows for request in made.requests] == ["", first.request_id, first.request_id]
+    assert (first.beam.width, first.beam.length_penalty, first.beam.early_stopping) == (3, 0.5, "never")
+    assert first.beam.answers == tuple(request.request_id for request in made.requests)
+    assert {request.beam for request in others} == {None}
+    assert (made.num_choices, made.num_drawn, first.sampling.max_tokens) == (3, 3, 9)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_best_of_widens_a_beam_search_and_each_prompt_has_its_own(chat):
+    made = job({"use_beam_search": True, "n": 2, "best_of": 5, "stream": True}, chat=chat)
+    assert [request.beam.width if request.beam else 0 for request in made.requests] == [5, 0]
+    if not chat:
+        made = job({**SEARCH, "prompt": ["a", "b"]})
+        assert [request.beam is None for request in made.requests] == [False, True, True] * 2
+        assert made.requests[4].follows == made.requests[3].request_id
+
+
+READY = Ready(
+    device="cpu",
+    kernels="fake",
+    dtype="float32",
+    block_size=4,
+    capacity_tokens=40,
+    max_model_len=64,
+    max_sequences=4,
+    weights_bytes=0,
+    kv_bytes_per_token=1,
+    load_s=0.0,
+    warm_s=0.0,
+)
+
+
+def test_beams_must_fit_into_the_cache_side_by_side():
+    served = replace(SERVED, ready=READY)
+    prompt = [5] * 9  # two full blocks are shared, so that each of three beams may have two of the other eight
+    fitting = {**SEARCH, "prompt": prompt, "max_tokens": 8}
+    assert job(fitting, served=served).requests[0].sampling.max_tokens == 8
+    error = refused({**fitting, "max_tokens": 9}, served=served)
+    assert (error.code, error.param) == ("context_length_exceeded", "max_tokens")
+    assert "17 tokens" in error.message
+    assert job({"prompt": prompt, "max_tokens": 30}, served=served).requests[0].sampling.max_tokens == 30
+    error = refused({**SEARCH, "n": 5}, served=served)
+    assert "5 beams are more than the 4 sequences" in error.message
 
 
 def test_special_tokens_are_added_to_text_prompts_unless_told_otherwise():
