@@ -1,8 +1,9 @@
-"""The CustomResourceDefinition of InferenceService, built from the models. Pure; written to a file by generate.py."""
+"""The CustomResourceDefinitions, built from the models. Pure; written to files by generate.py."""
 
 from typing import Any, Final
 
 from kvasir_api import names
+from kvasir_api.accelerator import AcceleratorClass
 from kvasir_api.schema import structural
 from kvasir_api.service import InferenceService
 
@@ -11,7 +12,7 @@ MAX_BYTES: Final = 64_000
 
 
 def definition() -> dict[str, Any]:
-    """The whole CRD as a document."""
+    """The CRD of InferenceService as a document."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -29,6 +30,48 @@ def definition() -> dict[str, Any]:
             },
             "versions": [_version()],
         },
+    }
+
+
+def accelerators() -> dict[str, Any]:
+    """The CRD of AcceleratorClass as a document."""
+    schema = structural(AcceleratorClass)
+    schema["properties"] = {**_type_meta(names.ACCELERATOR_KIND), **schema["properties"]}
+    schema["required"] = ["spec"]
+    columns = [
+        _column("Resource", "string", ".spec.resourceName", "Extended resource of its nodes."),
+        _column("Memory", "string", ".spec.memory", "Memory of one device."),
+        _column("Price", "integer", ".spec.pricePerHour", "Price of one device and hour."),
+        _column("Spot", "boolean", ".spec.spot", "Whether its nodes may vanish."),
+        _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
+    ]
+    kind, plural = names.ACCELERATOR_KIND, names.ACCELERATOR_PLURAL
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{names.GROUP}", "labels": {names.LABEL_PART_OF: names.PART_OF}},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Cluster",
+            "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()},
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+
+
+def _type_meta(kind: str) -> dict[str, Any]:
+    return {
+        "apiVersion": {"type": "string", "description": f"Version of this representation: {names.API_VERSION}."},
+        "kind": {"type": "string", "description": f"Kind of this object: {kind}."},
+        "metadata": {"type": "object"},  # the API server's own schema; it forbids saying more here
     }
 
 
@@ -52,12 +95,7 @@ def _version() -> dict[str, Any]:
 
 def _schema() -> dict[str, Any]:
     schema = structural(InferenceService)
-    schema["properties"] = {
-        "apiVersion": {"type": "string", "description": f"Version of this representation: {names.API_VERSION}."},
-        "kind": {"type": "string", "description": f"Kind of this object: {names.KIND}."},
-        "metadata": {"type": "object"},  # the API server's own schema; it forbids saying more here
-        **schema["properties"],
-    }
+    schema["properties"] = {**_type_meta(names.KIND), **schema["properties"]}
     # The server fills defaults of spec only; a default status would make an unobserved object look observed.
     schema["properties"]["status"].pop("default", None)
     _strip_defaults(schema["properties"]["status"])
@@ -80,19 +118,20 @@ def _strip_defaults(node: dict[str, Any]) -> None:
 
 
 def _columns() -> list[dict[str, Any]]:
-    def column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
-        return {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": 1 if wide else 0}
-
     ready = f".status.conditions[?(@.type=='{names.CONDITION_READY}')]"
     return [
-        column("Model", "string", ".status.modelName", "Name that clients ask for."),
-        column("Ready", "string", f"{ready}.status", "Whether the service serves."),
-        column("Replicas", "integer", ".status.readyReplicas", "Replicas that take requests."),
-        column("Desired", "integer", ".status.desiredReplicas", "Replicas wanted."),
-        column("GPU", "integer", ".spec.resources.accelerator.count", "GPUs of one replica."),
-        column("Reason", "string", f"{ready}.reason", "Why it is ready or not."),
-        column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
-        column("Law", "string", ".status.autoscaling.bindingLaw", "Law behind the number of replicas.", wide=True),
-        column("Device", "string", ".status.capacity.device", "Device and kernels that serve.", wide=True),
-        column("URL", "string", ".status.address.url", "Base URL for clients.", wide=True),
+        _column("Model", "string", ".status.modelName", "Name that clients ask for."),
+        _column("Ready", "string", f"{ready}.status", "Whether the service serves."),
+        _column("Replicas", "integer", ".status.readyReplicas", "Replicas that take requests."),
+        _column("Desired", "integer", ".status.desiredReplicas", "Replicas wanted."),
+        _column("GPU", "integer", ".spec.resources.accelerator.count", "GPUs of one replica."),
+        _column("Reason", "string", f"{ready}.reason", "Why it is ready or not."),
+        _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
+        _column("Law", "string", ".status.autoscaling.bindingLaw", "Law behind the number of replicas.", wide=True),
+        _column("Device", "string", ".status.capacity.device", "Device and kernels that serve.", wide=True),
+        _column("URL", "string", ".status.address.url", "Base URL for clients.", wide=True),
     ]
+
+
+def _column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
+    return {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": 1 if wide else 0}

@@ -38,17 +38,21 @@ def _is_fresh(path: Path, text: str) -> bool:
 
 def files() -> dict[str, str]:
     """Every generated file by its path in the repository."""
-    return {"crds/inferenceservices.yaml": crd_yaml(), "docs/reference.md": reference()}
+    return {
+        "crds/inferenceservices.yaml": crd_yaml(crd.definition()),
+        "crds/acceleratorclasses.yaml": crd_yaml(crd.accelerators()),
+        "docs/reference.md": reference(),
+    }
 
 
-def crd_yaml() -> str:
-    """The CRD as YAML."""
-    return f"# {_NOTE}\n" + yaml.safe_dump(crd.definition(), sort_keys=False, width=160, allow_unicode=True)
+def crd_yaml(definition: dict[str, Any]) -> str:
+    """A CRD as YAML."""
+    return f"# {_NOTE}\n" + yaml.safe_dump(definition, sort_keys=False, width=160, allow_unicode=True)
 
 
 def reference() -> str:
     """The reference page: fields of the resource, options of the runtime, metrics, conditions, events."""
-    schema = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema = _schema(crd.definition())
     parts = [
         f"# Reference\n\n<!-- {_NOTE} -->\n",
         f"## InferenceService `{names.API_VERSION}`\n",
@@ -56,6 +60,8 @@ def reference() -> str:
             _table(("Field", "Type", "What it does"), _fields(schema["properties"][part], part))
             for part in ("spec", "status")
         ),
+        f"## AcceleratorClass `{names.API_VERSION}`\n",
+        _table(("Field", "Type", "What it does"), _fields(_schema(crd.accelerators())["properties"]["spec"], "spec")),
         "## Options of `kvasir serve`\n",
         _table(("Flag", "Default", "What it does"), _options()),
         "## Metrics\n",
@@ -66,6 +72,11 @@ def reference() -> str:
         _table(("Reason", "What it tells"), [(f"`{k}`", v) for k, v in names.EVENTS.items()]),
     ]
     return "\n".join(parts)
+
+
+def _schema(definition: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
 
 
 def _table(head: tuple[str, ...], rows: Any) -> str:

@@ -13,6 +13,8 @@ PLURAL: Final = "inferenceservices"
 SINGULAR: Final = "inferenceservice"
 SHORT_NAME: Final = "infsvc"
 CATEGORY: Final = "inference"
+ACCELERATOR_KIND: Final = "AcceleratorClass"
+ACCELERATOR_PLURAL: Final = "acceleratorclasses"
 
 SYSTEM_NAMESPACE: Final = "kvasir-system"
 OPERATOR: Final = "kvasir-operator"

@@ -12,7 +12,25 @@ from pydantic.alias_generators import to_camel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["auto", "none", "int8", "int4"]
 BlockSize = Literal[8, 16, 32, 64, 128]
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "mistral_v3",
+    "qwen3_coder",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gpt_oss",
+]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "granite", "gpt_oss"]
+Pooling = Literal["auto", "last", "mean"]
+Normalize = Literal["auto", "always", "never"]
+Scoring = Literal["auto", "similarity", "yes-no"]
 
 MAX_CONTEXT: Final = 16_777_216
 
@@ -56,6 +74,10 @@ class RuntimeOptions(Options):
     dtype: Dtype = option(
         "auto", "Type of weights and activations; auto follows the checkpoint and what the device computes well."
     )
+    quantization: Quantization = option(
+        "auto",
+        "Bits of the weights in memory; auto keeps the 8- and 4-bit weights of a GGUF file, int8 and int4 quantise while loading.",
+    )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT
     )
@@ -96,6 +118,35 @@ class RuntimeOptions(Options):
         unit="requests",
         ge=1,
         le=100_000,
+    )
+    tool_call_parser: ToolCallParser = option(
+        "auto",
+        "Format in which the model writes calls of functions; auto tells it from the chat template, none gives them as text.",
+    )
+    reasoning_parser: ReasoningParser = option(
+        "auto",
+        "Tags with which the model marks its thoughts; auto tells them from the chat template, none leaves them in the text.",
+    )
+    generation_config: Literal["auto", "none"] = option(
+        "auto",
+        "Defaults for temperature and the like where a request says nothing: auto takes those of the checkpoint's "
+        "generation_config.json, none those of the API.",
+    )
+    pooling: Pooling = option(
+        "auto",
+        "Hidden states that embeddings are made of, of the last token or their mean; auto asks the checkpoint's modules.json, "
+        "and takes the last token without one. Anything but auto says that the model is for embeddings.",
+    )
+    normalize: Normalize = option(
+        "auto", "Scale embeddings to length 1; auto asks the checkpoint's modules.json, and scales without one."
+    )
+    matryoshka: bool = option(
+        False, "Let requests shorten embeddings with `dimensions`, even if the checkpoint's config does not allow it."
+    )
+    scoring: Scoring = option(
+        "auto",
+        "How /score and /rerank judge: yes-no asks a model trained for it, as Qwen3-Reranker is, and similarity compares "
+        "embeddings; auto takes the classification head or what the checkpoint says.",
     )
 
     @property
@@ -138,6 +189,13 @@ class ServeOptions(RuntimeOptions):
     )
     max_body_bytes: int = option(
         16_777_216, "Largest request body; longer ones get 413.", unit="bytes", ge=1024, le=1_073_741_824
+    )
+    stored_response_bytes: int = option(
+        67_108_864,
+        "Memory for the responses of /v1/responses that clients may fetch or go on from by id; 0 keeps none.",
+        unit="bytes",
+        ge=0,
+        le=1_099_511_627_776,
     )
     drain_timeout: int = option(
         600, "After SIGTERM, how long running requests may take to finish.", unit="seconds", ge=0, le=86_400

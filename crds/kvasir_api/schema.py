@@ -35,6 +35,9 @@ def _convert(node: Schema, definitions: dict[str, Schema], seen: tuple[str, ...]
         node = _without_null(node)
         return _convert(node, definitions, seen)
     out: Schema = {key: node[key] for key in _KEPT if key in node and not (key == "default" and node[key] is None)}
+    if isinstance(out.get("default"), dict):
+        # A field without a value is absent: null has no type.
+        out["default"] = {key: value for key, value in out["default"].items() if value is not None}
     if "enum" in node and "type" not in node:
         raise ValueError(f"enum without a type: {node['enum']}")
     if "properties" in node:

@@ -73,6 +73,14 @@ class Model(Part):
 class Accelerator(Part):
     """GPUs of one replica."""
 
+    model_config = rules(
+        (
+            "self.count > 0 || (size(self.classes) == 0 && self.minMemory == '')",
+            "resources.accelerator.count must be above 0 where classes or minMemory are set",
+            ".count",
+        ),
+    )
+
     resource_name: str = option(
         "nvidia.com/gpu",
         "Extended resource that the device plugin offers.",
@@ -82,6 +90,19 @@ class Accelerator(Part):
     count: int = option(
         0, "GPUs of one replica; 0 serves on the CPU. The engine uses one GPU so far.", unit="devices", ge=0, le=1
     )
+    classes: list[Name] = option(
+        [],
+        "AcceleratorClasses in order of preference; the first that exists and has minMemory counts, and its resourceName.",
+        max_length=8,
+    )
+    min_memory: str = option(
+        "",
+        "Least memory of one device; without classes the cheapest AcceleratorClass that has it is taken.",
+        unit="bytes",
+        pattern=f"^({QUANTITY_PATTERN.strip('^$')})?$",
+        max_length=20,
+    )
+    spot: bool = option(False, "Without classes: whether one may be taken whose nodes can vanish at short notice.")
 
 
 class Resources(Part):
@@ -292,6 +313,7 @@ class RolloutStatus(Part):
     """Which revisions there are."""
 
     current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
+    accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
 

@@ -66,12 +66,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     remaining_tokens: tokens that running sequences may still generate (bounded by max_tokens), a drain estimate.
     prefix_digest: hex route hashes of resident prefixes, most recently used first, bounded.
     device, kernels: what really serves, for example cpu and reference. message: why the phase is what it is.
+    instance: names this process among all, also after a restart; ids of what only it holds begin with it.
     """
 
     schema: int = SCHEMA
     role: Literal["serve"] = "serve"
     model: str = ""
     revision: str = ""
+    instance: str = ""
     phase: Phase = "starting"
     progress_fraction: float = 0.0
     eta_s: float = -1.0

@@ -39,6 +39,13 @@ class Kind:
 
 
 INFERENCE_SERVICE: Final = Kind(group=names.GROUP, version=names.VERSION, kind=names.KIND, plural=names.PLURAL)
+ACCELERATOR_CLASS: Final = Kind(
+    group=names.GROUP,
+    version=names.VERSION,
+    kind=names.ACCELERATOR_KIND,
+    plural=names.ACCELERATOR_PLURAL,
+    namespaced=False,
+)
 DEPLOYMENT: Final = Kind(group="apps", kind="Deployment", plural="deployments")
 CONTROLLER_REVISION: Final = Kind(group="apps", kind="ControllerRevision", plural="controllerrevisions")
 POD: Final = Kind(kind="Pod", plural="pods")

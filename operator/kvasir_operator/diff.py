@@ -2,17 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final, Literal
 
+from kvasir_api.quantity import parse
 from kvasir_operator.observed.world import Observed
 
 Json = dict[str, Any]
 QUANTITY_PARENTS: Final = ("requests", "limits")
-SUFFIXES: Final = {
-    "m": Decimal("0.001"), "": Decimal(1), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9),
-    "T": Decimal(10**12), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +67,9 @@ def _inner(parent: str, name: str) -> str:
 
 
 def _quantity(text: str) -> Decimal | str:
-    number = text.rstrip("mkMGTKi")
     try:
-        return Decimal(number) * SUFFIXES[text[len(number) :]]
-    except (InvalidOperation, KeyError):
+        return parse(text)
+    except ValueError:
         return text
 
 

@@ -13,10 +13,10 @@ import kopf
 
 from kvasir_api import names
 from kvasir_kube.client import Access
-from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Kind, key, uid
+from kvasir_kube.kinds import Json, Kind, key, uid
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.resync import WATCHED, Resync
-from kvasir_operator.loop.store import Store, parent
+from kvasir_operator.loop.store import Store
 
 SERVER_TIMEOUT_S: Final = 240  # written into the URL, where the API server takes whole seconds only
 CLIENT_TIMEOUT_S: Final = 270.0
@@ -52,8 +52,7 @@ def into(store: Store, dirty: Dirty, resync: Resync) -> Seen:
             store.drop(kind, key(obj), uid(obj))
         else:
             store.put(kind, obj)
-        service = parent(obj)
-        if service[1] or kind is INFERENCE_SERVICE:
+        for service in store.touched(kind, obj):
             dirty.mark(service)
 
     return seen

@@ -37,11 +37,13 @@ VOLUME: Final = Kind(kind="PersistentVolume", plural="persistentvolumes", namesp
 
 def install(control: ControlPlane) -> None:
     """CRD, namespace and the operator's account and rights, without its Deployment."""
-    kubectl(control, "apply", "--server-side", "-f", str(ROOT / "crds" / "inferenceservices.yaml"))
+    for plural in (names.PLURAL, names.ACCELERATOR_PLURAL):
+        kubectl(control, "apply", "--server-side", "-f", str(ROOT / "crds" / f"{plural}.yaml"))
     kubectl(control, "apply", "--server-side", "-f", str(ROOT / "manifests/base/namespace.yaml"))
     for name in ("serviceaccount", "rbac"):
         kubectl(control, "apply", "--server-side", "-f", str(ROOT / f"manifests/base/operator/{name}.yaml"))
-    kubectl(control, "wait", "--for=condition=Established", "crd/inferenceservices.serving.kvasir.dev", "--timeout=30s")
+    crds = [f"crd/{plural}.{names.GROUP}" for plural in (names.PLURAL, names.ACCELERATOR_PLURAL)]
+    kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=30s")
 
 
 def kubectl(control: ControlPlane, *arguments: str, check: bool = True, text: str | None = None) -> str:

@@ -40,9 +40,16 @@ CASES: dict[str, tuple[Any, Any]] = {
     "resources.accelerator": (GPU, {**GPU, "count": 0}),
     "resources.accelerator.count": (0, 1),
     "resources.accelerator.resourceName": (GPU, {**GPU, "resourceName": "amd.com/gpu"}),
+    "resources.accelerator.classes": ({"count": 1, "classes": ["a"]}, {"count": 1, "classes": ["b"]}),
+    "resources.accelerator.minMemory": ({"count": 1, "minMemory": "1Gi"}, {"count": 1, "minMemory": "50Gi"}),
+    "resources.accelerator.spot": (
+        {"count": 1, "minMemory": "1Gi", "spot": False},
+        {"count": 1, "minMemory": "1Gi", "spot": True},
+    ),
     "resources.cpu": ("2", "3"),
     "resources.memory": ("4Gi", "5Gi"),
     "runtime.dtype": ("auto", "float32"),
+    "runtime.quantization": ("auto", "int8"),
     "runtime.maxModelLen": (0, 512),
     "runtime.kvCacheTokens": (0, 512),
     "runtime.memoryPercent": (90, 80),
@@ -51,6 +58,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.maxBatchTokens": (0, 64),
     "runtime.maxSequences": (256, 8),
     "runtime.maxWaiting": (1024, 8),
+    "runtime.toolCallParser": ("auto", "hermes"),
+    "runtime.reasoningParser": ("auto", "none"),
     "rollout.maxSurge": (1, 3),
     "rollout.progressDeadlineSeconds": (1800, 60),
     "drain.timeoutSeconds": (600, 30),
@@ -62,6 +71,14 @@ CASES: dict[str, tuple[Any, Any]] = {
     "pod.tolerations[].tolerationSeconds": ([TAINT], [{**TAINT, "tolerationSeconds": 6}]),
     "pod.imagePullSecrets[].name": ([{"name": "a"}], [{"name": "b"}]),
 }
+CLASSES = [
+    {"metadata": {"name": "a"}, "spec": {"memory": "24Gi", "pricePerHour": 2, "pod": {"nodeSelector": {"gpu": "a"}}}},
+    {"metadata": {"name": "b"}, "spec": {"memory": "80Gi", "pricePerHour": 9, "pod": {"nodeSelector": {"gpu": "b"}}}},
+    {
+        "metadata": {"name": "c"},
+        "spec": {"memory": "24Gi", "pricePerHour": 1, "spot": True, "pod": {"nodeSelector": {"gpu": "c"}}},
+    },
+]
 OF_THE_CLUSTER = {"replicas": "tests/e2e/test_operator_life.py::test_scale_subresource_rules_without_autoscaling"}
 """Fields whose effect only a cluster shows, with the test that shows it."""
 
@@ -80,7 +97,7 @@ def _leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
 def _with(path: str, value: Any) -> dict[str, Any]:
     """A spec in which the field has that value; of a list, or of the accelerator, the whole is given."""
     parts = path.partition("[]")[0].split(".")
-    if isinstance(value, dict) and parts[-1] == "resourceName":
+    if isinstance(value, dict) and parts[-1] in ("resourceName", "classes", "minMemory", "spot"):
         parts = parts[:-1]
     spec: dict[str, Any] = {"model": {"uri": "pvc://models/a"}, "autoscaling": {}}
     here = spec
@@ -91,7 +108,7 @@ def _with(path: str, value: Any) -> dict[str, Any]:
 
 
 def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
-    seen = observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None)
+    seen = observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None, classes=CLASSES)
     old = [Group(revision="old", count=4, ready=4, lost=0)]
     new = Group(revision="new", count=0, ready=0, lost=0)
     waited = Progress(step=("new", 1, 0, 4), since=0.0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api import names
+from kvasir_operator.desired.accelerator import choose
 from kvasir_operator.desired.source import allowed, source
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
@@ -50,6 +51,15 @@ def _claim(seen: Observed, _: Settings) -> Fault | None:
     )
 
 
+def _accelerator(seen: Observed, _: Settings) -> Fault | None:
+    asked = seen.spec.resources.accelerator
+    found = choose(asked, seen.classes)
+    if found.name or not found.why:
+        return None
+    field = "classes" if asked.classes else "minMemory"
+    return Fault(reason="InvalidSpec", message=f"spec.resources.accelerator.{field}: {found.why}")
+
+
 def _served_name(seen: Observed, _: Settings) -> Fault | None:
     if not seen.holder:
         return None
@@ -59,4 +69,10 @@ def _served_name(seen: Observed, _: Settings) -> Fault | None:
     )
 
 
-CHECKS: Final[tuple[Callable[[Observed, Settings], Fault | None], ...]] = (_contract, _directory, _claim, _served_name)
+CHECKS: Final[tuple[Callable[[Observed, Settings], Fault | None], ...]] = (
+    _contract,
+    _directory,
+    _claim,
+    _accelerator,
+    _served_name,
+)

@@ -7,20 +7,29 @@ import hashlib
 import json
 from typing import Any, Final
 
+from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.observed.world import Observed
 
 Json = dict[str, Any]
 PARTS: Final = {"model", "resources", "runtime", "drain", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
+OF_A_CLASS: Final = {"resource_name", "runtime_image", "pod"}
 ID_LENGTH: Final = 10
 KEPT_REVISIONS: Final = 5
 """Old revisions that stay for going back."""
 
 
 def inputs(seen: Observed) -> Json:
-    """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name."""
+    """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name; so is
+    the accelerator class: what it says of pods counts, and not how it was chosen."""
     parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
     parts["model"].pop("servedName", None)
+    found = chosen(seen)
+    if found is not None:
+        said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_A_CLASS)
+        parts["acceleratorClass"] = said
+        for name in ("classes", "minMemory", "spot"):
+            parts["resources"]["accelerator"].pop(name, None)
     return {**parts, "servedName": seen.served_name}
 
 

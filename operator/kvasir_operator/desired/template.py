@@ -4,7 +4,9 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
 from kvasir_api import names
+from kvasir_api.accelerator import ClassPod
 from kvasir_api.options import arguments, flag
+from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.desired.probes import probes
 from kvasir_operator.desired.source import Source, source
 from kvasir_operator.observed.settings import Settings
@@ -52,20 +54,28 @@ def template(seen: Observed, revision: str, settings: Settings) -> Json:
         "containers": [_container(seen, revision, where, settings)],
         "volumes": [_volume(where), {"name": "scratch", "emptyDir": {}}],
     }
-    if spec.pod.node_selector:
-        pod["nodeSelector"] = dict(spec.pod.node_selector)
-    if spec.pod.tolerations:
-        pod["tolerations"] = [t.model_dump(by_alias=True, exclude_defaults=True) for t in spec.pod.tolerations]
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
-    return {"metadata": {"labels": pod_labels(seen.name, revision)}, "spec": pod}
+    metadata: Json = {"labels": pod_labels(seen.name, revision)}
+    of_class = found.pod if (found := chosen(seen)) else ClassPod()
+    if selected := {**spec.pod.node_selector, **of_class.node_selector}:
+        pod["nodeSelector"] = selected
+    if borne := [*spec.pod.tolerations, *of_class.tolerations]:
+        pod["tolerations"] = [t.model_dump(by_alias=True, exclude_defaults=True) for t in borne]
+    if of_class.runtime_class_name:
+        pod["runtimeClassName"] = of_class.runtime_class_name
+    if of_class.priority_class_name:
+        pod["priorityClassName"] = of_class.priority_class_name
+    if of_class.annotations:
+        metadata["annotations"] = dict(of_class.annotations)
+    return {"metadata": metadata, "spec": pod}
 
 
 def _container(seen: Observed, revision: str, where: Source, settings: Settings) -> Json:
     on_accelerator = seen.spec.resources.accelerator.count > 0
     return {
         "name": names.CONTAINER_RUNTIME,
-        "image": settings.runtime_image if on_accelerator else settings.runtime_image_cpu,
+        "image": _image(seen, settings),
         "args": list(_args(seen, revision, where)),
         "env": _env(seen, on_accelerator=on_accelerator),
         "ports": [
@@ -86,6 +96,13 @@ def _container(seen: Observed, revision: str, where: Source, settings: Settings)
             "readOnlyRootFilesystem": True,
         },
     }
+
+
+def _image(seen: Observed, settings: Settings) -> str:
+    if not seen.spec.resources.accelerator.count:
+        return settings.runtime_image_cpu
+    found = chosen(seen)
+    return (found and found.runtime_image) or settings.runtime_image
 
 
 def _args(seen: Observed, revision: str, where: Source) -> tuple[str, ...]:
@@ -119,7 +136,9 @@ def _resources(seen: Observed) -> Json:
     asked = seen.spec.resources
     limits: Json = {"memory": asked.memory}
     if asked.accelerator.count:
-        limits[asked.accelerator.resource_name] = str(asked.accelerator.count)
+        found = chosen(seen)
+        name = found.resource_name if found else asked.accelerator.resource_name
+        limits[name] = str(asked.accelerator.count)
     return {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
 
 

@@ -7,6 +7,7 @@ from kvasir_api.claims import Claim
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import (
+    ACCELERATOR_CLASS,
     CLAIM,
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -47,6 +48,7 @@ class Observer:
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=await self._claim_found(service),
             holder=self._holder(service),
+            classes=self._store.all(ACCELERATOR_CLASS),
         )
 
     async def _unlabelled_svc(self, name: Key) -> Json | None:

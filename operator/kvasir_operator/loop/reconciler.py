@@ -6,6 +6,7 @@ from typing import Final
 
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key
+from kvasir_operator.desired.accelerator import choose
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.faults import fault
@@ -113,7 +114,8 @@ class Reconciler:
         """Write what the children lack. What the API server refuses goes into the status and is tried again."""
         seen = found.seen
         current = current_revision(seen, self._settings)
-        found = replace(found, current=current.id)
+        chosen = choose(seen.spec.resources.accelerator, seen.classes)
+        found = replace(found, current=current.id, accelerator_class=chosen.name)
         if found.blocked:
             return found, None
         planned = plan(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())

@@ -13,6 +13,7 @@ from kvasir_api import names
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import (
+    ACCELERATOR_CLASS,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
@@ -28,7 +29,7 @@ from kvasir_kube.kinds import (
 )
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.dirty import Dirty
-from kvasir_operator.loop.store import Store, parent
+from kvasir_operator.loop.store import Store
 
 LOG: Final = logging.getLogger(__name__)
 SELECTOR: Final = f"{names.LABEL_PART_OF}={names.PART_OF}"
@@ -39,6 +40,7 @@ WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
     (SERVICE, SELECTOR),
     (DISRUPTION_BUDGET, SELECTOR),
     (NETWORK_POLICY, SELECTOR),
+    (ACCELERATOR_CLASS, ""),
     (POD, SELECTOR),
 )
 """What the operator watches, and the label selector of each."""
@@ -78,6 +80,10 @@ class Resync:
             await self._compare(kind, selector)
         self.synced = True
 
+    def _mark(self, kind: Kind, obj: Json) -> None:
+        for service in self._store.touched(kind, obj):
+            self._dirty.mark(service)
+
     def told(self, kind: Kind, obj: Json) -> None:
         """A watch brought this object."""
         waiting = self._overdue.get((kind.plural, key(obj)))
@@ -97,7 +103,7 @@ class Resync:
         for obj in listing.items:
             # What we wrote ourselves is in the store before the watch brings it, so it is never newer here.
             if self._store.put(kind, obj):
-                self._dirty.mark(parent(obj))
+                self._mark(kind, obj)
                 if self.synced:
                     waiting = Overdue(version=resource_version(obj), since=now)
                     self._overdue.setdefault((kind.plural, key(obj)), waiting)
@@ -106,7 +112,7 @@ class Resync:
             known = self._store.get(kind, name)
             # Only what was known before the list and has not changed since can be missing from it.
             if name not in listed and known is not None and resource_version(known) == version:
-                self._dirty.mark(parent(known))
+                self._mark(kind, known)
                 self._store.drop(kind, name)
                 self._overdue.pop((kind.plural, name), None)
         self._overdue = {k: v for k, v in self._overdue.items() if k[0] != kind.plural or k[1] in listed}

@@ -6,7 +6,18 @@ Written by handlers, by the periodic lists and by our own writes; an older versi
 from collections.abc import Iterator
 
 from kvasir_api import names
-from kvasir_kube.kinds import Json, Key, Kind, key, labels, resource_version, slim, uid
+from kvasir_kube.kinds import (
+    ACCELERATOR_CLASS,
+    INFERENCE_SERVICE,
+    Json,
+    Key,
+    Kind,
+    key,
+    labels,
+    resource_version,
+    slim,
+    uid,
+)
 
 
 class Store:
@@ -47,6 +58,16 @@ class Store:
         """Objects that carry the label of one service."""
         objects = self._objects.get(kind.plural, {})
         return [objects[name] for name in sorted(self._children.get(kind.plural, {}).get(service, ()))]
+
+    def touched(self, kind: Kind, obj: Json) -> Iterator[Key]:
+        """Services that a change of the object may concern: its own one, or all that ask for an accelerator class."""
+        if kind is ACCELERATOR_CLASS:
+            for service in self.all(INFERENCE_SERVICE):
+                asked = ((service.get("spec") or {}).get("resources") or {}).get("accelerator") or {}
+                if asked.get("classes") or asked.get("minMemory"):
+                    yield key(service)
+        elif (service_key := parent(obj))[1]:
+            yield service_key
 
 
 def parent(obj: Json) -> Key:

@@ -1,13 +1,14 @@
 """Everything that is known about one service at one moment: its spec, its children, its pods. Input of every
 decision."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from kvasir_api import names
+from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.claims import served_name
 from kvasir_api.service import Model, Spec, Status
 from kvasir_operator.observed.replica import Replica
@@ -53,7 +54,7 @@ class Observed:
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists; True when none is needed. holder: who holds the served name, as
-    namespace/name, empty when it is this service.
+    namespace/name, empty when it is this service. classes: the accelerator classes of the cluster by name.
     """
 
     namespace: str
@@ -72,6 +73,7 @@ class Observed:
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
     holder: str = ""
+    classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
 
     @property
     def served_name(self) -> str:
@@ -97,6 +99,7 @@ def observed(
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     holder: str = "",
+    classes: Iterable[Json] = (),
 ) -> Observed:
     """Parse the objects of one service. A spec that the API server accepted but the models do not is said in
     invalid."""
@@ -124,6 +127,7 @@ def observed(
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
         claim_found=claim_found,
         holder=holder,
+        classes=dict(map(_class, classes)),
     )
 
 
@@ -155,6 +159,11 @@ def _split(uid: str, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tu
     found = [obj for obj in objects if not (obj.get("metadata") or {}).get("deletionTimestamp")]
     ours = [obj for obj in found if owned(obj, uid)]
     return ours, tuple(f"{kind or obj['kind']}/{obj['metadata']['name']}" for obj in found if not owned(obj, uid))
+
+
+def _class(obj: Json) -> tuple[str, AcceleratorClassSpec]:
+    """The API server let only valid ones in; of a newer version's field we know nothing, and need not."""
+    return str(obj["metadata"]["name"]), AcceleratorClassSpec.model_validate(obj.get("spec") or {})
 
 
 def _revision(obj: Json) -> Revision:

@@ -33,6 +33,7 @@ def compose(found: Findings) -> tuple[Status, Summary]:
         autoscaling=found.autoscaling,
         rollout=RolloutStatus(
             current_revision=found.current or seen.status.rollout.current_revision,
+            accelerator_class=found.accelerator_class,
             updated_replicas=len(found.updated),
             last_good_revision=_last_good(found, answer),
         ),

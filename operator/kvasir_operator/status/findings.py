@@ -14,7 +14,7 @@ class Findings:
     now: RFC 3339. current: the revision that the spec asks for, empty when the spec cannot be honoured for fault_reason
     and fault_message. wanted: replicas. blocked: objects of others that are in the way. trouble: what the API server
     said when it refused a write. overdue: no progress within the deadline. missing: pods and gateways that did not
-    answer. gateway_url: for status.address.
+    answer. gateway_url: for status.address. accelerator_class: the one that the current revision got.
     """
 
     seen: Observed
@@ -29,6 +29,7 @@ class Findings:
     missing: tuple[str, ...] = ()
     autoscaling: AutoscalingStatus | None = None
     gateway_url: str = ""
+    accelerator_class: str = ""
 
     @property
     def updated(self) -> tuple[Replica, ...]:

@@ -305,4 +305,7 @@ async def test_killed_at_any_write_it_still_arrives(step):
 
 
 def test_everything_that_is_watched_but_services_is_watched_by_label():
-    assert [kind.plural for kind, selector in WATCHED if not selector] == ["inferenceservices"]
+    assert [kind.plural for kind, selector in WATCHED if not selector] == [
+        "inferenceservices",
+        "acceleratorclasses",
+    ]

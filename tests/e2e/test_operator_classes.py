@@ -1,0 +1,142 @@
+"""Accelerator classes and the limits of a namespace, on a real API server."""
+
+import json
+import time
+
+import pytest
+
+from fakes.operator_rig import ROOT, kubectl
+from kvasir_api import names
+from kvasir_kube.kinds import ACCELERATOR_CLASS, DEPLOYMENT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+GPU = {"nodeSelector": {"gpu": "h100"}, "runtimeClassName": "nvidia"}
+
+
+@pytest.fixture
+async def h100(rig):
+    """A class of this test's own name."""
+    name = f"h100-{rig.namespace}"
+    spec = {"memory": "80Gi", "pricePerHour": 400, "runtimeImage": "runtime:h100", "pod": GPU}
+    await rig.client.apply(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": spec}, manager="admin")
+    yield name
+    await rig.client.delete(ACCELERATOR_CLASS, "", name)
+
+
+async def template(rig):
+    """Of the newest workload."""
+    found = await rig.all(DEPLOYMENT)
+    status = (await rig.service()).get("status") or {}
+    current = status.get("rollout", {}).get("currentRevision")
+    return next(d["spec"]["template"] for d in found if d["metadata"]["labels"][names.LABEL_REVISION] == current)
+
+
+async def test_a_class_shapes_the_pods_and_a_changed_one_rolls_them(rig, h100):
+    await rig.apply(resources={"accelerator": {"count": 1, "classes": ["missing", h100]}})
+
+    async def chosen():
+        return (await rig.status()).get("rollout", {}).get("acceleratorClass") == h100
+
+    await rig.until(chosen, lambda: rig.dump("tiny"))
+    pod = (await template(rig))["spec"]
+    assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"gpu": "h100"})
+    assert pod["containers"][0]["image"] == "runtime:h100"
+    first = (await rig.status())["rollout"]["currentRevision"]
+    kubectl(
+        rig.control, "patch", "acceleratorclass", h100, "--type=merge", "-p", '{"spec":{"runtimeImage":"runtime:2"}}'
+    )
+
+    async def rolled():
+        now = (await rig.status()).get("rollout", {}).get("currentRevision")
+        return now != first and (await template(rig))["spec"]["containers"][0]["image"] == "runtime:2"
+
+    await rig.until(rolled, lambda: rig.dump("tiny"))
+
+
+async def test_a_class_that_appears_cures_the_fault(rig):
+    name = f"late-{rig.namespace}"
+    await rig.apply(resources={"accelerator": {"count": 1, "classes": [name]}})
+    stalled = await rig.until_condition("Stalled")
+    assert stalled["message"] == f"spec.resources.accelerator.classes: {name} does not exist"
+    await rig.client.apply(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": {"memory": "24Gi"}}, manager="admin")
+
+    async def cured():
+        return (await rig.status()).get("rollout", {}).get("acceleratorClass") == name
+
+    await rig.until(cured, lambda: rig.dump("tiny"))
+    await rig.client.delete(ACCELERATOR_CLASS, "", name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"memory": "a lot"}, "spec.memory"),
+        ({}, "spec.memory: Required"),
+        ({"memory": "1Gi", "runtimeImage": "$(evil) x"}, "spec.runtimeImage"),
+        ({"memory": "1Gi", "pricePerHour": -1}, "spec.pricePerHour"),
+    ],
+)
+def test_a_bad_class_is_refused_with_its_field(control, spec, message):
+    body = {"apiVersion": names.API_VERSION, "kind": names.ACCELERATOR_KIND, "metadata": {"name": "bad"}, "spec": spec}
+    assert message in kubectl(control, "create", "-f", "-", check=False, text=json.dumps(body))
+
+
+@pytest.fixture(scope="module")
+def limited(control):
+    """The policy, in force, and a namespace that it limits."""
+    kubectl(control, "apply", "--server-side", "-f", str(ROOT / "manifests/base/policies/namespace-limits.yaml"))
+    notes = {
+        f"{names.GROUP}/max-replicas": "3",
+        f"{names.GROUP}/accelerator-classes": "l4, l4-spot",
+        f"{names.GROUP}/max-accelerators": "1",
+    }
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "limited", "annotations": notes}}
+    kubectl(control, "create", "-f", "-", text=json.dumps(body))
+    deadline = time.monotonic() + 30
+    while "allows 3" not in create(control, "limited", replicas=9):
+        assert time.monotonic() < deadline, "the policy is not in force"
+        time.sleep(0.05)
+    yield "limited"
+    kubectl(control, "delete", "-f", str(ROOT / "manifests/base/policies/namespace-limits.yaml"))
+    kubectl(control, "delete", "namespace", "limited", "--wait=false")
+
+
+def create(control, namespace, **spec):
+    metadata = {"generateName": "asked-", "namespace": namespace}
+    body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata}
+    body["spec"] = {"model": {"uri": "pvc://models/tiny"}, **spec}
+    return kubectl(control, "create", "--dry-run=server", "-f", "-", check=False, text=json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"replicas": 3}, "created"),
+        ({"replicas": 4}, "spec: 4 replicas are asked for; namespace limited allows 3"),
+        ({"autoscaling": {"maxReplicas": 3}}, "created"),
+        ({"autoscaling": {"maxReplicas": 5}}, "spec: 5 replicas are asked for; namespace limited allows 3"),
+        ({"resources": {"accelerator": {"count": 1, "classes": ["l4"]}}}, "created"),
+        (
+            {"resources": {"accelerator": {"count": 1, "classes": ["l4", "h100"]}}},
+            "spec.resources.accelerator.classes: namespace limited allows only l4, l4-spot",
+        ),
+        (
+            {"resources": {"accelerator": {"count": 1, "minMemory": "20Gi"}}},
+            "spec.resources.accelerator.classes: namespace limited allows only l4, l4-spot",
+        ),
+        ({"resources": {"accelerator": {"count": 1}}}, "allows only l4, l4-spot"),
+        ({}, "created"),
+    ],
+)
+def test_a_namespace_limits_what_its_owner_may_ask_for(control, limited, spec, message):
+    assert message in create(control, limited, **spec)
+
+
+def test_a_namespace_without_annotations_limits_nothing(control, limited):
+    assert "created" in create(control, "default", replicas=900)
+
+
+@pytest.mark.parametrize("spec", [{"count": 0, "classes": ["l4"]}, {"count": 0, "minMemory": "1Gi"}])
+def test_a_class_without_an_accelerator_is_refused(control, spec):
+    said = create(control, "default", resources={"accelerator": spec})
+    assert "resources.accelerator.count must be above 0 where classes or minMemory are set" in said

@@ -1,0 +1,104 @@
+"""Which accelerator class a service gets, and what of it reaches the pods and the revision."""
+
+import pytest
+
+from fakes.manifests import service
+from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_api.service import Accelerator
+from kvasir_operator.desired.accelerator import choose
+from kvasir_operator.desired.faults import fault
+from kvasir_operator.desired.revision import inputs, revision_id
+from kvasir_operator.desired.template import template
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import observed
+
+L4 = {"memory": "24Gi", "pricePerHour": 80}
+H100 = {"memory": "80Gi", "pricePerHour": 400}
+H100_SPOT = {"memory": "80Gi", "pricePerHour": 120, "spot": True}
+SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1")
+
+
+def known(**classes):
+    return {name: AcceleratorClassSpec.model_validate(spec) for name, spec in classes.items()}
+
+
+def asked(**fields):
+    return Accelerator.model_validate({"count": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "classes", "name", "why"),
+    [
+        ({}, {"l4": L4}, "", ""),
+        ({"count": 0, "classes": ["l4"]}, {"l4": L4}, "", ""),
+        ({"classes": ["h100", "l4"]}, {"l4": L4, "h100": H100}, "h100", "h100 is there"),
+        ({"classes": ["b200", "l4"]}, {"l4": L4}, "l4", "b200 does not exist; l4 is there"),
+        ({"classes": ["l4", "h100"], "minMemory": "40Gi"}, {"l4": L4, "h100": H100}, "h100", "l4 has only 24Gi"),
+        ({"classes": ["spot"]}, {"spot": H100_SPOT}, "spot", "spot is there"),
+        ({"classes": ["b200"]}, {"l4": L4}, "", "b200 does not exist"),
+        ({"minMemory": "10Gi"}, {"l4": L4, "h100": H100}, "l4", "the cheapest with 10Gi of memory, 80 per hour"),
+        ({"minMemory": "40Gi"}, {"l4": L4, "h100": H100, "spot": H100_SPOT}, "h100", "400 per hour"),
+        ({"minMemory": "40Gi", "spot": True}, {"h100": H100, "spot": H100_SPOT}, "spot", "120 per hour"),
+        ({"minMemory": "40Gi"}, {"spot": H100_SPOT}, "", "no AcceleratorClass that is not spot has 40Gi of memory"),
+        ({"minMemory": "1Gi"}, {}, "", "there is none at all"),
+        ({"minMemory": "1Gi"}, {"b": L4, "a": L4}, "a", "cheapest"),
+    ],
+)
+def test_choose(fields, classes, name, why):
+    found = choose(asked(**fields), known(**classes))
+    assert found.name == name
+    assert (why in found.why) if why else not found.why
+
+
+def seen(spec, **accelerator):
+    obj = service(
+        resources={"accelerator": {"count": 1, **accelerator}}, pod={"nodeSelector": {"zone": "a", "gpu": "x"}}
+    )
+    classes = [{"metadata": {"name": "h100"}, "spec": {**H100, **spec}}]
+    return observed(obj, revisions=(), deployments=(), replicas=(), svc=None, classes=classes)
+
+
+POD = {
+    "nodeSelector": {"gpu": "h100"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "runtimeClassName": "nvidia",
+    "priorityClassName": "serving",
+    "annotations": {"example.com/team": "ml"},
+}
+
+
+def test_the_class_shapes_the_pod():
+    world = seen({"resourceName": "nvidia.com/h100", "runtimeImage": "gpu:h100", "pod": POD}, classes=["h100"])
+    made = template(world, "rev", SETTINGS)
+    pod, (container,) = made["spec"], made["spec"]["containers"]
+    assert container["image"] == "gpu:h100"
+    assert container["resources"]["limits"]["nvidia.com/h100"] == "1"
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert pod["nodeSelector"] == {"zone": "a", "gpu": "h100"}
+    assert pod["tolerations"] == POD["tolerations"]
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == ("nvidia", "serving")
+    assert made["metadata"]["annotations"] == {"example.com/team": "ml"}
+
+
+def test_what_shapes_no_pod_makes_no_revision():
+    first = revision_id(inputs(seen({"pod": POD}, classes=["h100"])))
+    assert revision_id(inputs(seen({"pod": POD, "pricePerHour": 1}, classes=["h100"]))) == first
+    assert revision_id(inputs(seen({"pod": POD}, classes=["gone", "h100"]))) == first
+    assert revision_id(inputs(seen({"pod": POD}, minMemory="1Gi"))) == first
+    assert revision_id(inputs(seen({"pod": {**POD, "runtimeClassName": "other"}}, classes=["h100"]))) != first
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"classes": ["b200"]}, "spec.resources.accelerator.classes: b200 does not exist"),
+        (
+            {"minMemory": "100Gi"},
+            "spec.resources.accelerator.minMemory: no AcceleratorClass that is not spot has 100Gi",
+        ),
+        ({"classes": ["h100"]}, None),
+    ],
+)
+def test_a_class_that_cannot_be_had_is_a_fault_of_its_field(fields, message):
+    found = fault(seen({}, **fields), SETTINGS)
+    assert (found is None) if message is None else found.message.startswith(message)
