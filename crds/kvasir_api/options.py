@@ -197,6 +197,13 @@ class ServeOptions(RuntimeOptions):
         ge=0,
         le=1_099_511_627_776,
     )
+    stored_response_bytes: int = option(
+        67_108_864,
+        "Memory for the responses of /v1/responses that clients may fetch or go on from by id; 0 keeps none.",
+        unit="bytes",
+        ge=0,
+        le=1_099_511_627_776,
+    )
     drain_timeout: int = option(
         600, "After SIGTERM, how long running requests may take to finish.", unit="seconds", ge=0, le=86_400
     )

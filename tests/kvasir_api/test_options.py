@@ -25,6 +25,7 @@ CHANGED = {
     "api_key": ("k",),
     "cors_origin": ("*",),
     "max_body_bytes": 2048,
+    "stored_response_bytes": 4096,
     "drain_timeout": 5,
     "log_format": "json",
     "trace": "plans.bin",

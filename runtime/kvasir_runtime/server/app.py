@@ -29,6 +29,7 @@ from kvasir_runtime.server.pod import Pod
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.surfaces.messages import routes as messages
+from kvasir_runtime.server.surfaces.responses import routes as responses
 from kvasir_runtime.server.tokens import DetokenizeBody, TokenizeBody
 
 
@@ -37,6 +38,7 @@ def http_app(pod: Pod) -> ASGIApp:
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_generation(app, pod)
+    responses.add(app, pod)
     messages.add(app, pod)
     _add_tokens(app, pod)
     _add_models(app, pod)

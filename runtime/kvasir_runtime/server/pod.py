@@ -4,6 +4,7 @@ The process fills it in as the start goes on; the apps read it. Everything is us
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import msgspec
 from kvasir_api import openai_errors
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
+from kvasir_api.surfaces import INSTANCE_CHARACTERS
 from kvasir_runtime.client.engine import EngineClient
 from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.metrics import RuntimeMetrics
@@ -36,13 +38,17 @@ class Opened:
 
 @dataclass(slots=True, kw_only=True)
 class Pod:
-    """names: what clients call the model, the first of them in metrics. created: unix seconds of the start."""
+    """names: what clients call the model, the first of them in metrics. created: unix seconds of the start.
+
+    instance: names this process in /state and in the ids of what only it holds.
+    """
 
     options: ServeOptions
     names: tuple[str, ...]
     created: int
     clock: Callable[[], float] = time.monotonic
     opened: Opened | None = None
+    instance: str = field(init=False, default_factory=lambda: secrets.token_hex(INSTANCE_CHARACTERS // 2))
     lifecycle: Lifecycle = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
@@ -88,6 +94,7 @@ class Pod:
             state,
             model=self.names[0],
             revision=self.options.revision,
+            instance=self.instance,
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,

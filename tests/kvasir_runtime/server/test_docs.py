@@ -7,6 +7,7 @@ import pytest
 
 from kvasir_runtime.server import bodies, known, tokens
 from kvasir_runtime.server.surfaces.messages import body as messages
+from kvasir_runtime.server.surfaces.responses import body as responses
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "api.md").read_text()
@@ -23,6 +24,7 @@ def test_every_field_is_on_the_page():
 @pytest.mark.parametrize(
     ("title", "fields"),
     [
+        ("Responses", {*responses.ResponsesBody.model_fields, *responses.HARMLESS, *responses.LABELS}),
         ("Anthropic's messages", {*messages.MessagesBody.model_fields, *messages.HARMLESS, *messages.LABELS}),
     ],
 )

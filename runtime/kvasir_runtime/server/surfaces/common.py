@@ -9,12 +9,16 @@ from typing import Any
 
 import msgspec
 
+from kvasir_api import openai_errors
 from kvasir_runtime.server import bodies, prepare
 from kvasir_runtime.server.bodies import ChatBody
 from kvasir_runtime.server.framing import Piece
 from kvasir_runtime.server.parsing.parts import Content, Part
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.templates import TemplateError
+from kvasir_runtime.server.tokenizer import PromptTooLong
+from kvasir_runtime.server.tokens import MAX_TOKENS
 
 encode = msgspec.json.Encoder().encode
 
@@ -33,6 +37,20 @@ def job_of(body: ChatBody, served: Served, prefix: str, names: Mapping[str, str]
         return prepare.job_of(body, served, prefix, fit=fit)
     except Refused as refused:
         raise renamed(refused, names) from refused
+
+
+def prompt_tokens(body: ChatBody, served: Served, names: Mapping[str, str]) -> int:
+    """Tokens of the prompt that a chat would send. Raises Refused."""
+    param = names.get("messages", "messages")
+    prepare.check_model(body.model, served)
+    try:
+        text = prepare.rendered(body, served.tokenizer)
+        return len(served.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
+    except TemplateError as error:
+        raise Refused(openai_errors.invalid(str(error), param=param, code="chat_template_error")) from error
+    except PromptTooLong as error:
+        message = f"The text has at least {error.least_tokens} tokens; at most {MAX_TOKENS} are counted."
+        raise Refused(openai_errors.invalid(message, param=param, code="invalid_value")) from error
 
 
 def renamed(refused: Refused, names: Mapping[str, str]) -> Refused:

@@ -10,16 +10,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir_api import openai_errors
-from kvasir_runtime.server import bodies, prepare
+from kvasir_runtime.server import bodies
 from kvasir_runtime.server.bodies import MAX_COUNT, MAX_STOPS, ChatBody, Strict
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.surfaces import common
 from kvasir_runtime.server.surfaces.messages.blocks import Ignored, Texts, ThinkingBlock, Turn, chat_messages, joined
-from kvasir_runtime.server.templates import TemplateError
-from kvasir_runtime.server.tokenizer import PromptTooLong
-from kvasir_runtime.server.tokens import MAX_TOKENS
 
 LABELS: Final = frozenset({"metadata", "cache_control", "inference_geo", "user_profile_id", "workspace_id"})
 """Taken with any value: they change nothing of an answer; what of a prompt is cached its prefix decides."""
@@ -179,15 +176,7 @@ def counted(raw: bytes, served: Served) -> dict[str, int]:
     body = bodies.validated(raw, CountBody, HARMLESS, LABELS)
     _check_choice(body.tool_choice)
     chat = common.chat_of(body.as_chat(), NAMES)
-    prepare.check_model(chat.model, served)
-    try:
-        text = prepare.rendered(chat, served.tokenizer)
-        return {"input_tokens": len(served.tokenizer.encode(text, special=False, limit=MAX_TOKENS))}
-    except TemplateError as error:
-        raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
-    except PromptTooLong as error:
-        message = f"The text has at least {error.least_tokens} tokens; at most {MAX_TOKENS} are counted."
-        raise Refused(openai_errors.invalid(message, param="messages", code="invalid_value")) from error
+    return {"input_tokens": common.prompt_tokens(chat, served, NAMES)}
 
 
 def _configured(config: OutputConfig) -> dict[str, Any]:

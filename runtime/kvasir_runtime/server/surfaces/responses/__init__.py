@@ -1,0 +1,1 @@
+"""`/v1/responses`: OpenAI's newer API, with its state in memory."""

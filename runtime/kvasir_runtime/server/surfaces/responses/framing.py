@@ -1,0 +1,155 @@
+"""How an answer is written on `/v1/responses`: one document, or events that are numbered and end in that document.
+
+Made for each answer by the routes; it tells them of the document at every turn, so that it can be kept.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.server.framing import Ending, Piece
+from kvasir_runtime.server.logprobs import Labels, TokenLogprob, of_chat
+from kvasir_runtime.server.parsing.parts import Content, join
+from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.server.surfaces.common import encode, event, parts_of
+from kvasir_runtime.server.surfaces.responses import output
+from kvasir_runtime.server.surfaces.responses.output import Document, Event, Output
+
+Kept = Callable[[Document], None]
+
+
+class Responses:
+    """repeated: what the document says of its request. keep: is called with the last document."""
+
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive = b": waiting\n\n"
+
+    def __init__(
+        self, job: Job, created: int, labels: Labels, *, repeated: Document, keep: Kept = lambda _: None
+    ) -> None:
+        self._job = job
+        self._created = created
+        self._labels = labels
+        self._repeated = repeated
+        self._keep = keep
+        self._output = Output(job.answer_id.removeprefix("resp_"))
+        self._number = 0
+        self._last = Piece(index=0)
+        self._ended = False
+
+    def document(self, status: str = "in_progress", **fields: Any) -> Document:
+        """The response as it is. The items of its output are complete once it ended."""
+        return {
+            "id": self._job.answer_id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._job.model,
+            "output": list(self._output.items),
+            "usage": None,
+            **self._repeated,
+            **fields,
+        }
+
+    def begin(self, _so_far: Ending) -> bytes:
+        """The response without output."""
+        response = {"response": self.document()}
+        return self._told([("response.created", response), ("response.in_progress", response)])
+
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """Events of all parts."""
+        frames = []
+        for piece in pieces:
+            frames.append(self._told(self._grown(piece)))
+            if piece.reason is not None:
+                self._last = piece
+        return b"".join(frames)
+
+    def end(self, ending: Ending) -> bytes:
+        """The last item's end and the whole response."""
+        cut = self._last.reason == "length"
+        opened: list[Event] = []
+        if not self._output.items:  # a response has at least one item, also where the model said nothing
+            opened = list(self._output.take(Content(""), []))
+        closed = [*opened, *self._output.close("incomplete" if cut else "completed")]
+        document = self._finished(ending, cut=cut)
+        return self._told([*closed, (f"response.{document['status']}", {"response": document})])
+
+    def broken(self, error: ApiError) -> bytes:
+        """The response as it is, with why it goes no further."""
+        closed = list(self._output.close("incomplete"))
+        document = self._failed(error)
+        # No event of the API says cancelled: what was told is valid and goes no further, which is incomplete.
+        kind = "response.incomplete" if document["status"] == "cancelled" else "response.failed"
+        return self._told([*closed, (kind, {"response": document})])
+
+    def whole(self, pieces: Sequence[Piece], ending: Ending) -> bytes:
+        """One document."""
+        (piece,) = pieces
+        logprobs = self._logprobs(piece)
+        for part in output.parts_of(join(parts_of(piece))):
+            list(self._output.take(part, logprobs if isinstance(part, Content) else []))
+        cut = piece.reason == "length"
+        list(self._output.close("incomplete" if cut else "completed"))
+        return encode(self._finished(ending, cut=cut))
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """OpenAI's error."""
+        self._failed(error)
+        return openai_errors.response(error)
+
+    def left(self) -> None:
+        """Its client went away: what there is of it is all there will be."""
+        if not self._ended:
+            list(self._output.close("incomplete"))
+            self._end(self.document("cancelled"))
+
+    def _grown(self, piece: Piece) -> Iterable[Event]:
+        logprobs = self._logprobs(piece)
+        for part in parts_of(piece):
+            yield from self._output.take(part, logprobs)
+            if isinstance(part, Content):
+                logprobs = []
+
+    def _logprobs(self, piece: Piece) -> list[TokenLogprob]:
+        return of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
+
+    def _finished(self, ending: Ending, *, cut: bool) -> Document:
+        document = self.document(
+            "incomplete" if cut else "completed",
+            completed_at=None if cut else int(self._created + ending.total_s),
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            usage=_usage(ending),
+        )
+        return self._end(document)
+
+    def _failed(self, error: ApiError) -> Document:
+        if error.code == "request_aborted":
+            return self._end(self.document("cancelled"))
+        return self._end(self.document("failed", error={"code": "server_error", "message": error.message}))
+
+    def _end(self, document: Document) -> Document:
+        self._ended = True
+        self._keep(document)
+        return document
+
+    def _told(self, events: Iterable[Event]) -> bytes:
+        frames = []
+        for kind, document in events:
+            frames.append(event(kind, {"sequence_number": self._number, **document}))
+            self._number += 1
+        return b"".join(frames)
+
+
+def _usage(ending: Ending) -> Document:
+    return {
+        "input_tokens": ending.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": ending.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": ending.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": ending.prompt_tokens + ending.completion_tokens,
+    }
