@@ -18,6 +18,7 @@ class Answer:
     reason: str = ""
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    pooled: bytes = b""
     message: str = ""
     score: float = 0.0
 
@@ -71,6 +72,7 @@ class Serving:
         answer.stop_token_id = event.stop_token_id
         answer.cached_tokens = event.cached_tokens
         answer.message = event.message
+        answer.pooled = event.pooled
         answer.score = event.score
 
 

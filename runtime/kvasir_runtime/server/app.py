@@ -26,6 +26,7 @@ from kvasir_runtime.server.edge import Edge
 from kvasir_runtime.server.generation import Prepared, answering
 from kvasir_runtime.server.jsons import body_schema, json_response
 from kvasir_runtime.server.pod import Pod
+from kvasir_runtime.server.pooling.routes import add_pooling
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.surfaces.messages import routes as messages
@@ -40,6 +41,7 @@ def http_app(pod: Pod) -> ASGIApp:
     _add_generation(app, pod)
     responses.add(app, pod)
     messages.add(app, pod)
+    add_pooling(app, pod)
     _add_tokens(app, pod)
     _add_models(app, pod)
     _add_health(app, pod)

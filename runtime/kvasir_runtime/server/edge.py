@@ -17,11 +17,14 @@ from kvasir_api import openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import State
 from kvasir_runtime.server import orca
+from kvasir_runtime.server.pooling import routes as pooled
 from kvasir_runtime.server.streams import send_document
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLOSED_PREFIXES: Final = ("/v1/", surfaces.OLLAMA + "/")
-CLOSED_PATHS: Final = frozenset({"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request"})
+CLOSED_PATHS: Final = frozenset(
+    {"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request", *pooled.OUTSIDE_V1}
+)
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("kvasir.requests")
@@ -124,7 +127,8 @@ def _request_id(scope: Scope) -> str:
 
 def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
     """One line per request: never a prompt, an answer or a key. Health checks and scrapes are too many to log."""
-    if not log.isEnabledFor(logging.INFO) or not scope["path"].startswith(CLOSED_PREFIXES):
+    generates = scope["path"].startswith(CLOSED_PREFIXES) or scope["path"] in pooled.OUTSIDE_V1
+    if not log.isEnabledFor(logging.INFO) or not generates:
         return
     fields: dict[str, object] = {
         "request_id": scope["state"]["request_id"],

@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
@@ -43,7 +43,7 @@ async def answering(
     """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
     arrived = pod.clock()
     opened = pod.open_or_refuse()
-    _check_queue(pod, opened, 1)
+    check_queue(pod, opened, 1)
     raw = await read_body(request, pod.options.max_body_bytes)
     pod.enter()
     pod.num_preparing += 1
@@ -51,10 +51,11 @@ async def answering(
         loop = asyncio.get_running_loop()
         try:
             prepared = await loop.run_in_executor(pod.threads, prepare, raw, opened.served)
+            prepared = replace(prepared, job=await opened.verdicts.checked(prepared.job))
         finally:
             pod.num_preparing -= 1
         pod.open_or_refuse()
-        _check_queue(pod, opened, len(prepared.job.requests))
+        check_queue(pod, opened, len(prepared.job.requests))
     except BaseException:
         pod.leave()
         raise
@@ -79,7 +80,7 @@ async def answering(
     )
 
 
-def _check_queue(pod: Pod, opened: Opened, num_new: int) -> None:
+def check_queue(pod: Pod, opened: Opened, num_new: int) -> None:
     """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
     refusal = queue_refusal(
         opened.client.state,

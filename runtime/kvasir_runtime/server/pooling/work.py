@@ -1,0 +1,200 @@
+"""What a request for embeddings, a reranking or scores means: which prompts are computed, and what is made of them.
+
+Called in worker threads: `embeddings`, `reranking` and `scores` with the raw body, and the finishing of their Work with
+the engine's events. It decides and refuses; it knows nothing of sockets or of the event loop.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvasir_api import openai_errors
+from kvasir_runtime.server import bodies, prepare
+from kvasir_runtime.server.pooling import inputs, vectors
+from kvasir_runtime.server.pooling.abilities import Embedding, Scoring
+from kvasir_runtime.server.pooling.bodies import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
+from kvasir_runtime.server.pooling.inputs import Cut
+from kvasir_runtime.server.prepare import Served
+from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.wire import Event, Pooling, Request, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """requests: to compute. finish: the answer's document from their last events, in order; created: unix seconds."""
+
+    answer_id: str
+    requests: tuple[Request, ...]
+    finish: Callable[[Sequence[Event], int], bytes]
+
+
+def embeddings(raw: bytes, served: Served) -> Work:
+    """Raises Refused."""
+    body = bodies.validated(raw, EmbeddingBody, HARMLESS)
+    prepare.check_model(body.model, served)
+    ability = served.abilities.embedding
+    if isinstance(ability, str):
+        raise _cannot(f"This model gives no embeddings. {ability}")
+    dimensions = _dimensions(body.dimensions, ability)
+    cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens)
+    prompts = [inputs.single(source, served, cut, param="input") for source in body.input]
+    normalize = ability.normalize if body.normalize is None else body.normalize
+
+    def finish(events: Sequence[Event], _created: int) -> bytes:
+        made = []
+        for index, event in enumerate(events):
+            vector = vectors.embedding(vectors.read(event.pooled), dimensions=dimensions, normalize=normalize)
+            written = vectors.as_base64(vector) if body.encoding_format == "base64" else vector.tolist()
+            document = {"object": "embedding", "index": index, "embedding": written}
+            made.append(msgspec.Raw(msgspec.json.encode(document)))
+        return msgspec.json.encode({"object": "list", "data": made, "model": body.model, "usage": _usage(prompts)})
+
+    return _work(_new_id("embd-"), prompts, Pooling(kind=ability.kind), finish)
+
+
+def reranking(raw: bytes, served: Served) -> Work:
+    """Raises Refused."""
+    body = bodies.validated(raw, RerankBody, HARMLESS)
+    queries = [body.query]
+    prompts, score, pooling = _scored(
+        body, queries, body.documents, served, ("query", "documents"), body.max_tokens_per_doc
+    )
+    answer_id = _new_id("rerank-")
+
+    def finish(events: Sequence[Event], _created: int) -> bytes:
+        found = score(events)
+        best = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n or None]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": found[index]} for index in best]
+        if body.return_documents:
+            results = [{**result, "document": {"text": body.documents[result["index"]]}} for result in results]
+        document = {
+            "id": answer_id,
+            "model": body.model or served.names[0],
+            "results": results,
+            "usage": _usage(prompts),
+        }
+        return msgspec.json.encode(document)
+
+    return _work(answer_id, prompts, pooling, finish)
+
+
+def scores(raw: bytes, served: Served) -> Work:
+    """Raises Refused."""
+    body = bodies.validated(raw, ScoreBody, HARMLESS)
+    prompts, score, pooling = _scored(body, body.text_1, body.text_2, served, ("text_1", "text_2"), None)
+    answer_id = _new_id("score-")
+
+    def finish(events: Sequence[Event], created: int) -> bytes:
+        document = {
+            "id": answer_id,
+            "object": "list",
+            "created": created,
+            "model": body.model or served.names[0],
+            "data": [{"index": i, "object": "score", "score": found} for i, found in enumerate(score(events))],
+            "usage": {**_usage(prompts), "completion_tokens": 0},
+        }
+        return msgspec.json.encode(document)
+
+    return _work(answer_id, prompts, pooling, finish)
+
+
+_Prompts = list[tuple[int, ...]]
+_Score = Callable[[Sequence[Event]], list[float]]
+
+
+def _scored(
+    body: RerankBody | ScoreBody,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    served: Served,
+    params: tuple[str, str],
+    second_keep: int | None,
+) -> tuple[_Prompts, _Score, Pooling]:
+    """Prompts for pairs of texts (one first text goes with each second), and the score of each pair from the events."""
+    if body.model is not None:
+        prepare.check_model(body.model, served)
+    ability = served.abilities.scoring
+    if isinstance(ability, str):
+        raise _cannot(f"This model gives no scores. {ability}")
+    if body.instruction is not None and ability.kind != "judgement":
+        message = "`instruction` has no effect on this model, which is not asked for a judgement."
+        raise Refused(openai_errors.invalid(message, param="instruction", code="unsupported_parameter"))
+    cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens, second_keep=second_keep)
+    pairs = list(zip(firsts if len(firsts) == len(seconds) else list(firsts) * len(seconds), seconds, strict=True))
+    if ability.kind == "similarity":
+        return _similarities(ability, firsts, seconds, served, cut, params)
+    if ability.kind == "judgement":
+        prompts = [
+            inputs.judgement(first, second, body.instruction, served, cut, param=params[1]) for first, second in pairs
+        ]
+    else:
+        prompts = [inputs.pair(first, second, served, cut, param=params[1]) for first, second in pairs]
+    return prompts, lambda events: [_likelihood(ability, event) for event in events], ability.pooling
+
+
+def _likelihood(ability: Scoring, event: Event) -> float:
+    """0..1: of the one label, or of yes over no."""
+    logits = vectors.read(event.pooled)
+    return vectors.sigmoid(float(logits[0]) if ability.kind == "label" else float(logits[1] - logits[0]))
+
+
+def _similarities(
+    ability: Scoring,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    served: Served,
+    cut: Cut,
+    params: tuple[str, str],
+) -> tuple[_Prompts, _Score, Pooling]:
+    """Every text is embedded once."""
+    second_cut = cut if cut.second_keep is None else Cut(keep=cut.second_keep, special=cut.special)
+    prompts = [inputs.single(text, served, cut, param=params[0]) for text in firsts]
+    prompts += [inputs.single(text, served, second_cut, param=params[1]) for text in seconds]
+
+    def score(events: Sequence[Event]) -> list[float]:
+        found = [vectors.read(event.pooled) for event in events]
+        ones, others = found[: len(firsts)], found[len(firsts) :]
+        return [vectors.similarity(ones[index % len(ones)], other) for index, other in enumerate(others)]
+
+    return prompts, score, ability.pooling
+
+
+def _dimensions(asked: int | None, ability: Embedding) -> int | None:
+    if asked is None or asked == ability.size:
+        return None
+    if not ability.shortens:
+        message = (
+            f"The model was not made for embeddings of other than {ability.size} numbers; "
+            "start it with --matryoshka if it was."
+        )
+        raise Refused(openai_errors.invalid(message, param="dimensions", code="unsupported_parameter"))
+    if asked > ability.size or (ability.sizes and asked not in ability.sizes):
+        known = f"one of {', '.join(map(str, ability.sizes))}" if ability.sizes else f"at most {ability.size}"
+        message = f"dimensions {asked} is not possible; expected {known}."
+        raise Refused(openai_errors.invalid(message, param="dimensions", code="invalid_value"))
+    return asked
+
+
+def _work(answer_id: str, prompts: _Prompts, pooling: Pooling, finish: Callable[[Sequence[Event], int], bytes]) -> Work:
+    sampling = Sampling(max_tokens=1)
+    requests = tuple(
+        Request(request_id=f"{answer_id}-{number}", prompt=prompt, sampling=sampling, pooling=pooling)
+        for number, prompt in enumerate(prompts)
+    )
+    return Work(answer_id=answer_id, requests=requests, finish=finish)
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+def _usage(prompts: _Prompts) -> dict[str, int]:
+    count = sum(map(len, prompts))
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+def _cannot(message: str) -> Refused:
+    return Refused(openai_errors.invalid(message, param="model", code="unsupported_model"))

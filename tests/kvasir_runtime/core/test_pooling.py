@@ -1,0 +1,67 @@
+"""Prompts that are pooled: which positions, what ends them, and what they may share; the fake runner checks blocks."""
+
+import pytest
+
+from fakes.runner import FakeRunner
+from fakes.serving import serving
+from kvasir_runtime.wire import Pooling, Request, Sampling
+
+LAST, MEAN = Pooling(kind="last"), Pooling(kind="mean")
+
+
+def pooled(name, prompt, pooling):
+    return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=1), pooling=pooling)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("pooling", "want"), [(LAST, [20]), (MEAN, list(range(1, 21)))])
+def test_a_prompt_gives_one_vector_of_the_wanted_positions(depth, pooling, want):
+    served = serving(depth, max_batch_tokens=6)
+    served.submit(pooled("a", range(1, 21), pooling))
+    served.finish()
+    answer = served.answers["a"]
+    assert (answer.reason, answer.tokens) == ("stop", [])
+    assert answer.pooled == b"".join(token.to_bytes(2, "little") for token in want)
+    assert served.scheduler.pool.num_pinned == 0
+
+
+@pytest.mark.parametrize(("pooling", "cached"), [(LAST, 16), (MEAN, 0)])
+def test_a_mean_takes_nothing_from_the_prefix_cache(pooling, cached):
+    served = serving()
+    served.submit(pooled("a", range(1, 20), pooling))
+    served.finish()
+    served.submit(pooled("b", range(1, 20), pooling))
+    served.finish()
+    assert served.answers["b"].cached_tokens == cached
+    assert served.answers["b"].pooled == served.answers["a"].pooled
+
+
+def test_a_mean_leaves_its_blocks_for_others():
+    served = serving()
+    served.submit(pooled("a", range(1, 20), MEAN))
+    served.finish()
+    served.submit(pooled("b", range(1, 20), LAST))
+    served.finish()
+    assert served.answers["b"].cached_tokens == 16
+
+
+@pytest.mark.parametrize("pooling", [LAST, MEAN])
+def test_a_prompt_may_fill_the_model_and_the_cache(pooling):
+    served = serving(num_blocks=4, max_model_len=16)
+    served.submit(pooled("fits", range(16), pooling), pooled("long", range(17), pooling), pooled("empty", (), pooling))
+    served.finish()
+    assert served.answers["fits"].reason == "stop"
+    assert served.answers["long"].reason == served.answers["empty"].reason == "error"
+    assert "may have 16 here" in served.answers["long"].message
+
+
+def test_a_failed_step_ends_it_with_an_error_and_an_abort_without_an_event():
+    served = serving(runner=FakeRunner(fail_steps=frozenset({1})))
+    served.submit(pooled("a", range(1, 9), MEAN))
+    served.scheduler.abort("a", 0.0)
+    assert not served.scheduler.has_work
+    served.submit(pooled("b", range(1, 9), MEAN))
+    with pytest.raises(RuntimeError):
+        served.step()
+    events = served.scheduler.fail_running("broken", 1.0)
+    assert [event.finish_reason for event in events] == ["error"]
