@@ -221,6 +221,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The engine takes requests. Facts for the banner, the metrics and status; seconds by phase of the start.
 
     hidden_size: length of what is pooled. head: what the model ends in; only one over the vocabulary can generate.
+    quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where all are.
     """
 
     device: str
@@ -237,6 +238,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     hidden_size: int = 0
     head: Literal["vocabulary", "labels", "none"] = "vocabulary"
     num_labels: int = 0
+    quantization: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

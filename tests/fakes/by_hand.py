@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kvasir_api.options import Quantization
 from kvasir_runtime.core.plan import Chunk, Copy, Grow, Join, Plan
 from kvasir_runtime.kernels.ops import CPU, Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -16,6 +17,7 @@ from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.build import assemble
 from kvasir_runtime.runner.runner import Facts, Runner
+from kvasir_runtime.weights import formats as weight_formats
 from kvasir_runtime.weights.load import load
 from kvasir_runtime.wire import Sampling
 
@@ -31,6 +33,7 @@ def runner_of(
     max_sequences: int = 32,
     ops: Ops = CPU,
     device: torch.device = CPU_DEVICE,
+    quantization: Quantization = "none",
 ) -> Runner:
     """A float32 runner without measuring and warming up, and without touching torch's threads."""
     config = read_config(folder)
@@ -39,7 +42,8 @@ def runner_of(
     limit = config.max_position_embeddings
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
-        tensors = load(folder, places, shapes, torch.float32, device, lambda read, total: None)
+        formats = weight_formats.formats(quantization, spec, shapes, places, {})
+        tensors = load(folder, places, shapes, torch.float32, device, lambda read, total: None, formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     facts = Facts(
         device=device.type,

@@ -29,6 +29,7 @@ class FakeFacts:
     max_batch_tokens: int
     eos_token_ids: tuple[int, ...]
     weights_bytes: int = 1000
+    quantization: str = ""
     kv_bytes_per_token: int = 4
     load_s: float = 0.0
     warm_s: float = 0.0

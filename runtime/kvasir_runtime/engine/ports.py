@@ -41,6 +41,9 @@ class Facts(Protocol):
     def weights_bytes(self) -> int: ...
 
     @property
+    def quantization(self) -> str: ...
+
+    @property
     def kv_bytes_per_token(self) -> int: ...
 
     @property

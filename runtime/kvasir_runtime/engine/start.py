@@ -134,6 +134,7 @@ def ready_of(facts: Facts, limits: Limits) -> Ready:
         max_model_len=limits.max_model_len,
         max_sequences=limits.max_sequences,
         weights_bytes=facts.weights_bytes,
+        quantization=facts.quantization,
         kv_bytes_per_token=facts.kv_bytes_per_token,
         load_s=facts.load_s,
         warm_s=facts.warm_s,

@@ -3,7 +3,8 @@
     for t, o in tokens, range(out_features):
         out[t, o] = bias[o] + sum(x[t, i] * weight[o, i] for i)
 
-weight: (out_features, in_features); bias: (out_features,) or None, weight's dtype
+weight: (out_features, in_features), or Quantized (see there: then x's type is the compute type, and it may be bfloat16
+or float32); bias: (out_features,) or None, weight's dtype
 x: (tokens, in_features), weight's dtype, contiguous, at least one token; out: (tokens, out_features)
 Sums in float32; one rounding of the result in 16-bit types. The builder may repack the weight: the caller should
 drop its own reference.
@@ -19,16 +20,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.quantized import Quantized
+
 Linear = Callable[[Tensor], Tensor]
+Weight = Tensor | Quantized
 
 
-def reference(weight: Tensor, bias: Tensor | None) -> Linear:
+def reference(weight: Weight, bias: Tensor | None) -> Linear:
     """The product with the weight as it is."""
+    if isinstance(weight, Quantized):
+        return quantized.reference(weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
-def cpu(weight: Tensor, bias: Tensor | None) -> Linear:
+def unpacked(weight: Weight, bias: Tensor | None) -> Linear:
+    """The product by torch alone, a quantised weight in x's own type: for devices whose vendor's library is quick."""
+    return quantized.plain(weight, bias) if isinstance(weight, Quantized) else reference(weight, bias)
+
+
+def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     """The product with the weight in oneDNN's own layout, where this build of torch and this CPU have it."""
+    if isinstance(weight, Quantized):
+        return quantized.plain(weight, bias)
     if not packs(weight.dtype):
         return reference(weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 -- torch has no public name
@@ -72,3 +86,4 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
             x = torch.randn(tokens, inputs, generator=generator).to(dtype)
             yield weight, None, x
             yield weight, torch.randn(outputs, generator=generator).to(dtype), x
+    yield from quantized.cases(generator)

@@ -25,7 +25,7 @@ from kvasir_runtime.kernels import (
     split_qkv,
     write_kv,
 )
-from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.linear import Linear, Weight
 from kvasir_runtime.kernels.native import library
 from kvasir_runtime.kernels.native.table import native
 from kvasir_runtime.kernels.spans import Spans
@@ -37,7 +37,7 @@ class Ops:
 
     name: str
     embedding: Callable[[Tensor, Tensor], Tensor]
-    linear: Callable[[Tensor, Tensor | None], Linear]
+    linear: Callable[[Weight, Tensor | None], Linear]
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]

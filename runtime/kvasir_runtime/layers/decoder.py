@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.linear import Linear, Weight
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers import rotary
@@ -47,23 +47,25 @@ class Decoder:
     """A model ready to run: (batch, cache) -> logits."""
 
     def __init__(
-        self, spec: DecoderSpec, ops: Ops, tensors: MutableMapping[str, Tensor], *, num_positions: int
+        self, spec: DecoderSpec, ops: Ops, tensors: MutableMapping[str, Weight], *, num_positions: int
     ) -> None:
         """Take the tensors out of the mapping one by one, so that a repacked weight exists twice only for a moment.
 
-        tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in.
+        tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
+        layers may be quantised, and a quantised head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed.
         """
         self.spec = spec
         self._ops = ops
-        self._embedding = tensors.pop("embedding")
+        self._embedding = _plain(tensors, "embedding")
         dtype, device = self._embedding.dtype, self._embedding.device
         self._cos, self._sin = (t.to(device) for t in rotary.tables(spec.rope, spec.head_dim, num_positions, dtype))
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
-        self._norm = tensors.pop("norm")
+        self._norm = _plain(tensors, "norm")
         self._head: Linear | None = None
         if spec.head != "none":
-            self._head = ops.linear(tensors.pop("head.weight") if spec.head_rows else self._embedding, None)
+            has_own = spec.head_rows or "head.weight" in tensors  # a quantised copy of a table that is both
+            self._head = ops.linear(tensors.pop("head.weight") if has_own else self._embedding, None)
         if tensors:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
 
@@ -109,23 +111,31 @@ class Decoder:
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, cos, sin, cache, batch.slots)
         return ops.attention(query, cache, batch.spans, spec.head_dim**-0.5, layer.window)
 
-    def _layer(self, index: int, window: int, tensors: MutableMapping[str, Tensor]) -> _Layer:
+    def _layer(self, index: int, window: int, tensors: MutableMapping[str, Weight]) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
         qk_norm = None
         if spec.qk_norm:
-            query, key = (tensors.pop(prefix + name) for name in ("query_norm", "key_norm"))
+            query, key = (_plain(tensors, prefix + name) for name in ("query_norm", "key_norm"))
             qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
         def linear(name: str) -> Linear:
-            return ops.linear(tensors.pop(f"{prefix}{name}.weight"), tensors.pop(f"{prefix}{name}.bias", None))
+            bias = _plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
+            return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
         return _Layer(
             window=window,
-            attention_norm=tensors.pop(prefix + "attention_norm"),
+            attention_norm=_plain(tensors, prefix + "attention_norm"),
             qkv=linear("qkv"),
             qk_norm=qk_norm,
             output=linear("output"),
-            mlp_norm=tensors.pop(prefix + "mlp_norm"),
+            mlp_norm=_plain(tensors, prefix + "mlp_norm"),
             gate_up=linear("gate_up"),
             down=linear("down"),
         )
+
+
+def _plain(tensors: MutableMapping[str, Weight], name: str) -> Tensor:
+    tensor = tensors.pop(name)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is quantised; only weights of linear layers may be")
+    return tensor

@@ -3,7 +3,6 @@
 Raises StartError with one line for everything that a person can put right.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ import torch
 
 from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import source
+from kvasir_runtime import gguf, source
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import Compiler
@@ -27,6 +26,8 @@ from kvasir_runtime.runner import capacity, host, placement
 from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
+from kvasir_runtime.weights import formats as weight_formats
+from kvasir_runtime.weights import gguftensors
 from kvasir_runtime.weights.load import OnRead, load
 from kvasir_runtime.wire import Pooling, Progress, Sampling
 
@@ -49,12 +50,15 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     if device.type == "cpu":
         host.use(host.num_threads())
     shapes, ops = parameter_shapes(spec), ops_for(device)
-    weights_bytes = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    places = family.places(spec)
+    kinds = gguftensors.kinds(folder) if gguf.is_gguf(folder) else {}
+    formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds)
+    weights_bytes = weight_formats.num_bytes(shapes, formats, dtype.itemsize)
     _check_room(weights_bytes, device, folder)
     if not options.kv_cache_tokens:
         _check_forecast(options, folder, device, dtype, weights_bytes)
     with torch.inference_mode():
-        tensors = load(folder, family.places(spec), shapes, dtype, device, _reporter(on_progress, start))
+        tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     loaded = time.monotonic()
     on_progress(Progress(phase="warming", progress_fraction=0.0))
@@ -71,7 +75,8 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
         vocab_size=spec.vocab_size,
         eos_token_ids=read_eos_token_ids(folder, config),
         weights_bytes=weights_bytes,
-        kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+        quantization=weight_formats.described(formats),
+        kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, _scale_bytes(cache_dtype)),
         load_s=loaded - start,
         warm_s=0.0,
         hidden_size=spec.hidden_size,

@@ -46,6 +46,7 @@ class Facts:
     hidden_size: int = 0
     head: Head = "vocabulary"
     num_labels: int = 0
+    quantization: str = ""
 
     @property
     def capacity_tokens(self) -> int:

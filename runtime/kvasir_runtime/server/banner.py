@@ -29,7 +29,7 @@ def banner(ready: Ready, start: Start) -> str:
     rows = [
         ("model", f"{', '.join(start.names)} ({start.folder})"),
         ("device", f"{ready.device}, {ready.kernels} kernels, {ready.dtype}"),
-        ("weights", size(ready.weights_bytes)),
+        ("weights", f"{size(ready.weights_bytes)}{f', {ready.quantization}' if ready.quantization else ''}"),
         (
             "KV cache",
             f"{ready.capacity_tokens:,} tokens in blocks of {ready.block_size} ({size(cache_bytes)})",

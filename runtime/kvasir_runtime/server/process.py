@@ -225,5 +225,5 @@ class ServeProcess:
 
 def _fingerprint(name: str, ready: Ready) -> str:
     """Changes with whatever may change what a seed gives."""
-    text = f"{__version__} {name} {ready.device} {ready.kernels} {ready.dtype}"
+    text = f"{__version__} {name} {ready.device} {ready.kernels} {ready.dtype} {ready.quantization}"
     return f"kvasir-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -10,6 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels.quantized import Format, Quantized, packed
+
 _PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -19,6 +21,26 @@ def decoded(kind: str, raw: Tensor) -> Tensor:
         return raw.view(_PLAIN[kind])
     num_bytes, decode = _BLOCKS[kind]
     return decode(raw.view(-1, num_bytes)).reshape(-1)
+
+
+def kept(kind: str, raw: Tensor, rows: int) -> Quantized:
+    """Rows of Q8_0, Q4_0 or Q4_K in the format that holds the same numbers and scales: exactly what `decoded` gives."""
+    blocks = raw.view(-1, _BLOCKS[kind][0])
+    if kind == "Q8_0":
+        values, scales = blocks[:, 2:].view(torch.int8).reshape(rows, -1), _half(blocks, 0)
+        return Quantized(format=Format(bits=8), values=values, scales=scales.reshape(rows, -1), minima=None)
+    if kind == "Q4_0":
+        q, scales = _nibbles(blocks[:, 2:], 16), _half(blocks, 0)
+        minima = 8 * scales
+    else:
+        q, (scales, minima) = _nibbles(blocks[:, 16:], 32), _scales(blocks)
+    wide = kind == "Q4_K"
+    return Quantized(
+        format=Format(bits=4, wide=wide),
+        values=packed(q.reshape(rows, -1)),
+        scales=scales.reshape(rows, -1),
+        minima=minima.reshape(rows, -1),
+    )
 
 
 def _q8_0(blocks: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -14,8 +15,13 @@ from torch import Tensor
 
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.kernels.quantized import Format
 from kvasir_runtime.models.family import Place
 from kvasir_runtime.weights import gguftensors, tensorfiles
+from kvasir_runtime.weights.formats import HEAD, TABLE
+from kvasir_runtime.weights.quantize import quantize
 from kvasir_runtime.weights.stored import Stored
 
 OnRead = Callable[[int, int], None]
@@ -32,10 +38,13 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     on_read: OnRead,
-) -> dict[str, Tensor]:
+    formats: Mapping[str, Format] = MappingProxyType({}),
+) -> dict[str, Weight]:
     """Tensors of the given shapes on a device, filled from the checkpoint in a directory or a GGUF file.
 
-    places: which rows of which tensor each name of the checkpoint fills. Raises ModelError naming file and tensor.
+    places: which rows of which tensor each name of the checkpoint fills. formats: of those that are quantised while
+    they are read; a head that is the table of embeddings is made as a copy of it. Raises ModelError naming file and
+    tensor.
     """
     files = [model] if gguf.is_gguf(model) else tensorfiles.files(model)
     found = {stored.name: stored.num_bytes for path in files for stored in _checked(path, places)}
@@ -43,22 +52,35 @@ def load(
     if missing:
         raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
     total, read = sum(found.values()), 0
-    tensors = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+    tensors: dict[str, Weight] = {
+        name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items() if name not in formats
+    }
+    for name, format_ in formats.items():
+        rows, columns = shapes.get(name, shapes[TABLE])
+        tensors[name] = quantized.empty(format_, rows, columns, device)
+    copies = {TABLE: [HEAD]} if HEAD in formats and HEAD not in shapes else {}
     for path in files:
         with _opened(path) as inside:
             for stored in inside:
                 if stored.name not in places:
                     continue
-                _fill(tensors, places[stored.name], stored)
+                place = places[stored.name]
+                for name in (place.tensor, *copies.get(place.tensor, ())):
+                    _fill(tensors[name], place.first_row, stored)
                 read += stored.num_bytes
                 on_read(read, total)
     return tensors
 
 
-def _fill(tensors: Mapping[str, Tensor], place: Place, stored: Stored) -> None:
-    into = tensors[place.tensor]
+def _fill(into: Weight, first_row: int, stored: Stored) -> None:
     for first, count in _pieces(stored):
-        into[place.first_row + first : place.first_row + first + count].copy_(stored.rows(first, count))
+        if isinstance(into, Tensor):
+            into[first_row + first : first_row + first + count].copy_(stored.rows(first, count))
+        elif stored.kept is not None and stored.format == into.format:
+            into.rows(first_row + first, count).copy_(stored.kept(first, count))
+        else:
+            rows = stored.rows(first, count).to(into.scales.device)
+            into.rows(first_row + first, count).copy_(quantize(rows, into.format))
 
 
 def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:

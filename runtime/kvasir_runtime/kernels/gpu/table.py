@@ -8,7 +8,7 @@ from kvasir_runtime.kernels.ops import Ops
 TRITON = Ops(
     name="triton",
     embedding=embedding.reference,
-    linear=linear.reference,
+    linear=linear.unpacked,
     rms_norm=rms_norm.launch,
     rope=rope.launch,
     write_kv=write_kv.launch,

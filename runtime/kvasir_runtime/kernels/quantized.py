@@ -1,0 +1,159 @@
+"""Weights in 8 or 4 bits with a scale for each group of columns, and a product with them in plain torch.
+
+    for o, i in rows, columns:  g = i // group
+        weight[o, i] = scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
+
+values: 8 bits: (rows, columns) int8. 4 bits: (rows, columns / 2) uint8, numbers 0..15, an even column in the low half
+scales, minima: (rows, columns / group) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
+Activations are not quantised here: x stays what it is, sums are in float32, and the result is rounded once.
+
+`linear` takes a Quantized in place of a weight; whoever packs it drops it afterwards. `weights` makes it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GROUP: Final = 32
+"""Columns that share a scale: that of llama.cpp's Q8_0, Q4_0 and Q4_K, so that their numbers are taken as they are."""
+_TILE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """bits: 8 or 4. group: columns that share a scale. wide: scales and minima in float32 instead of float16.
+
+    Only Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly.
+    """
+
+    bits: int
+    group: int = GROUP
+    wide: bool = False
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """Of scales and minima."""
+        return torch.float32 if self.wide else torch.float16
+
+    def fits(self, columns: int) -> bool:
+        """Whether rows of so many columns are whole groups."""
+        return columns % self.group == 0
+
+    def num_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of a weight in this format, as Quantized holds it."""
+        each = self.scale_dtype.itemsize * (1 if self.bits == 8 else 2)
+        return rows * columns * self.bits // 8 + rows * (columns // self.group) * each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """A weight in a format; see the module for layout and meaning."""
+
+    format: Format
+    values: Tensor
+    scales: Tensor
+    minima: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) of the weight."""
+        return self.scales.shape[0], self.scales.shape[1] * self.format.group
+
+    def rows(self, first: int, count: int) -> "Quantized":
+        """A view of some rows."""
+        minima = None if self.minima is None else self.minima[first : first + count]
+        return Quantized(
+            format=self.format,
+            values=self.values[first : first + count],
+            scales=self.scales[first : first + count],
+            minima=minima,
+        )
+
+    def copy_(self, other: "Quantized") -> None:
+        """Overwrite with another of the same format and shape."""
+        self.values.copy_(other.values)
+        self.scales.copy_(other.scales)
+        if self.minima is not None and other.minima is not None:
+            self.minima.copy_(other.minima)
+
+
+def empty(format: Format, rows: int, columns: int, device: torch.device) -> Quantized:  # noqa: A002 -- its name
+    """Room for a weight. Raises ValueError where columns are no whole groups."""
+    if not format.fits(columns):
+        raise ValueError(f"{columns} columns are no whole groups of {format.group}")
+    groups = (rows, columns // format.group)
+    values = (rows, columns) if format.bits == 8 else (rows, columns // 2)
+    return Quantized(
+        format=format,
+        values=torch.empty(values, dtype=torch.int8 if format.bits == 8 else torch.uint8, device=device),
+        scales=torch.empty(groups, dtype=format.scale_dtype, device=device),
+        minima=None if format.bits == 8 else torch.empty(groups, dtype=format.scale_dtype, device=device),
+    )
+
+
+def numbers(weight: Quantized) -> Tensor:
+    """q of the formula: (rows, columns) int8."""
+    if weight.format.bits == 8:
+        return weight.values
+    both = torch.stack((weight.values & 15, weight.values >> 4), dim=2)
+    return both.view(weight.shape).view(torch.int8)
+
+
+def packed(q: Tensor) -> Tensor:
+    """The values of 4-bit numbers 0..15: (rows, columns) -> (rows, columns / 2) uint8."""
+    pairs = q.to(torch.uint8).view(q.shape[0], -1, 2)
+    return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
+
+
+def dequantized(weight: Quantized, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The weight itself: (rows, columns), computed in float32, then rounded to dtype."""
+    rows, columns = weight.shape
+    grouped = numbers(weight).view(rows, -1, weight.format.group).float() * weight.scales.float().unsqueeze(2)
+    if weight.minima is not None:
+        grouped -= weight.minima.float().unsqueeze(2)
+    return grouped.view(rows, columns).to(dtype)
+
+
+def reference(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The formula in float32."""
+
+    def product(x: Tensor) -> Tensor:
+        out = F.linear(x.float(), dequantized(weight), None if bias is None else bias.float())
+        return out.to(x.dtype)
+
+    return product
+
+
+def plain(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The same in x's type, a tile of rows at a time: for devices without kernels of ours. Saves memory, not time."""
+    rows, columns = weight.shape
+    step = max(_TILE // columns, 1)
+
+    def product(x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], rows)
+        for first in range(0, rows, step):
+            tile = dequantized(weight.rows(first, min(step, rows - first)), x.dtype)
+            out[:, first : first + step] = F.linear(x, tile)
+        return out if bias is None else out.add_(bias)
+
+    return product
+
+
+def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
+    """A quantised weight, a bias or None, and an x to call the result with."""
+    for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
+        for bits, wide in ((8, False), (4, False), (4, True)):
+            weight = empty(Format(bits=bits, wide=wide), rows, columns, torch.device("cpu"))
+            low, high = (-127, 128) if bits == 8 else (0, 256)
+            weight.values.copy_(torch.randint(low, high, weight.values.shape, generator=generator))
+            weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * (0.1 / 2**bits))
+            if weight.minima is not None:
+                weight.minima.copy_(weight.scales.float() * (7 + torch.rand(weight.scales.shape, generator=generator)))
+            for dtype in (torch.float32, torch.bfloat16):
+                x = torch.randn(tokens, columns, generator=generator).to(dtype)
+                yield weight, None, x
+                yield weight, torch.randn(rows, generator=generator).to(dtype), x

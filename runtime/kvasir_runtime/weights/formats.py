@@ -1,0 +1,79 @@
+"""Which weights are held in 8 or 4 bits: decided from sizes and, for GGUF, from what the file holds. Called by `build`.
+
+Quantised are the matrices of the layers and the head. In 8 bits the head is as the others; in 4 bits it keeps 8, since
+all of a layer stack's work is read through it. The table of embeddings stays in the compute type: a step reads a few
+rows of it only; where head and table are one, the head is a quantised copy. Norms and biases stay as they are, and so
+does a matrix whose columns are no whole groups.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from kvasir_api.options import Quantization
+from kvasir_runtime.kernels.quantized import Format
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.family import Place
+
+HEAD, TABLE = "head.weight", "embedding"
+KEPT: Final = {"Q8_0": Format(bits=8), "Q4_0": Format(bits=4), "Q4_K": Format(bits=4, wide=True)}
+"""Types of GGUF files whose numbers and scales are taken over as they are."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def formats(
+    quantization: Quantization,
+    spec: DecoderSpec,
+    shapes: Shapes,
+    places: Mapping[str, Place],
+    kinds: Mapping[str, str],
+) -> dict[str, Format]:
+    """The format of every weight that is held in one, by the decoder's name for it.
+
+    kinds: for a GGUF file, the type of each tensor of the checkpoint; with auto a weight stays in its format if all of
+    its parts have the same one.
+    """
+    if quantization == "none" or (quantization == "auto" and not kinds):
+        return {}
+    candidates = _matrices(spec, shapes)
+    kept = _kept(candidates, places, kinds)
+    if quantization == "auto":
+        wanted = kept
+    else:
+        layer, head = (Format(bits=8), Format(bits=8)) if quantization == "int8" else (Format(bits=4), Format(bits=8))
+        wanted = {name: head if name == HEAD else layer for name in candidates}
+        # What the file holds in as many bits already is taken as it is.
+        wanted |= {name: format_ for name, format_ in kept.items() if format_.bits == wanted[name].bits}
+    return {name: format_ for name, format_ in wanted.items() if format_.fits(candidates[name][1])}
+
+
+def num_bytes(shapes: Shapes, chosen: Mapping[str, Format], element_bytes: int) -> int:
+    """Bytes of all weights, a quantised copy of the table included."""
+    plain = sum(math.prod(shape) for name, shape in shapes.items() if name not in chosen) * element_bytes
+    sizes = {name: shapes.get(name, shapes[TABLE]) for name in chosen}
+    return plain + sum(format_.num_bytes(*sizes[name]) for name, format_ in chosen.items())
+
+
+def described(chosen: Mapping[str, Format]) -> str:
+    """For a banner: int8, or int4, int8; "" where nothing is quantised."""
+    return ", ".join(f"int{bits}" for bits in sorted({format_.bits for format_ in chosen.values()}))
+
+
+def _matrices(spec: DecoderSpec, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Weights that may be quantised, and their shapes; the head too where it is the table."""
+    found = {name: shape for name, shape in shapes.items() if name.endswith(".weight") and name != HEAD}
+    if spec.head == "vocabulary":
+        found[HEAD] = shapes.get(HEAD, shapes[TABLE])
+    return found
+
+
+def _kept(
+    candidates: Mapping[str, tuple[int, ...]], places: Mapping[str, Place], kinds: Mapping[str, str]
+) -> dict[str, Format]:
+    parts: dict[str, set[str]] = {}
+    for name, place in places.items():
+        parts.setdefault(place.tensor, set()).add(kinds.get(name, ""))
+    parts.setdefault(HEAD, parts.get(TABLE, set()))
+    whole = {name: next(iter(parts[name])) for name in candidates if len(parts.get(name, ())) == 1}
+    return {name: KEPT[kind] for name, kind in whole.items() if kind in KEPT}

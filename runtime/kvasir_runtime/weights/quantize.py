@@ -1,0 +1,75 @@
+"""From floating-point rows to 8- or 4-bit numbers, with the scales that lose least. Called by `load`, piece by piece.
+
+8 bits: symmetric, the largest of a group becomes 127. 4 bits: a scale and a minimum for each group, found by a search
+over ranges that cut off a little at both ends, each refined by least squares; the best of them by squared error is kept
+(after the idea of Frantar and others' and of ggml's own quantisers: few numbers far out must not widen all steps).
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.quantized import Format, Quantized
+
+RANGES: Final = (1.0, 0.9, 0.8)
+"""Shares of a group's range that are tried for 4 bits: 1.3 to 2 % less error than the first alone, more add nothing."""
+_PIECE: Final = 1 << 18
+"""Elements that are searched at a time, so that the search stays in the processor's caches."""
+
+
+def quantize(rows: Tensor, format: Format) -> Quantized:  # noqa: A002 -- its name
+    """(rows, columns) in any floating type to a format; columns must be whole groups."""
+    weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
+    step = max(_PIECE // rows.shape[1], 1)
+    for first in range(0, rows.shape[0], step):
+        part = rows[first : first + step].float()
+        into = weight.rows(first, part.shape[0])
+        grouped = part.view(part.shape[0], -1, format.group)
+        if format.bits == 8:
+            _symmetric(grouped, into)
+        else:
+            _ranged(grouped, into)
+    return weight
+
+
+def _symmetric(grouped: Tensor, into: Quantized) -> None:
+    into.scales.copy_(grouped.abs().amax(dim=2) / 127)
+    scale = into.scales.float().clamp(min=1e-30).unsqueeze(2)  # as it was rounded: the numbers must fit to that one
+    into.values.copy_((grouped / scale).round_().clamp_(-127, 127).view(into.values.shape))
+
+
+def _ranged(grouped: Tensor, into: Quantized) -> None:
+    low, high = grouped.amin(dim=2, keepdim=True), grouped.amax(dim=2, keepdim=True)
+    best: tuple[Tensor, ...] = ()
+    for share in RANGES:
+        cut = (high - low) * ((1 - share) / 2)
+        scale, base = ((high - low) * (share / 15)).clamp(min=1e-30), low + cut
+        q = _nearest(grouped, scale, base)
+        scale, base = _least_squares(grouped, q, scale, base)
+        q = _nearest(grouped, scale, base)
+        error = (torch.addcmul(base, q, scale) - grouped).square_().sum(dim=2, keepdim=True)
+        found = (error, scale, base)
+        best = tuple(torch.where(error < best[0], *pair) for pair in zip(found, best, strict=True)) if best else found
+    assert into.minima is not None
+    into.scales.copy_(best[1].squeeze(2))
+    into.minima.copy_(-best[2].squeeze(2))
+    # Once more with scale and minimum as they were rounded.
+    scale, base = into.scales.float().clamp(min=1e-30).unsqueeze(2), -into.minima.float().unsqueeze(2)
+    into.values.copy_(quantized.packed(_nearest(grouped, scale, base).view(grouped.shape[0], -1)))
+
+
+def _nearest(grouped: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+    return ((grouped - base) / scale).round_().clamp_(0, 15)
+
+
+def _least_squares(grouped: Tensor, q: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and base that fit the numbers q best; as they were where q is the same everywhere in a group."""
+    count = grouped.shape[2]
+    mean_q, mean_w = q.mean(dim=2, keepdim=True), grouped.mean(dim=2, keepdim=True)
+    spread = (q * q).mean(dim=2, keepdim=True) - mean_q * mean_q
+    slope = ((q * grouped).mean(dim=2, keepdim=True) - mean_q * mean_w) / spread.clamp(min=1e-9)
+    usable = (spread * count > 0.5) & (slope > 0)
+    slope = torch.where(usable, slope, scale)
+    return slope, torch.where(usable, mean_w - slope * mean_q, base)

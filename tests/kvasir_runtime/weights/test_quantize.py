@@ -1,0 +1,202 @@
+"""Quantised weights: the error is bounded, the right weights are chosen, and the engine computes with them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import checkpoints, ggufs
+from fakes.by_hand import Hand, Stream, runner_of
+from fakes.checkpoints import Shape
+from fakes.oracle import Oracle
+from kvasir_api.options import Quantization, ServeOptions
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.quantized import Format, Quantized
+from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.models.config import read_config
+from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.runner.build import build
+from kvasir_runtime.weights import formats, gguftensors
+from kvasir_runtime.weights.load import load
+from kvasir_runtime.weights.quantize import quantize
+
+SHAPE = Shape(hidden_size=64, intermediate_size=96, num_layers=2)
+LAYER = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight")
+
+
+def rows(kind: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(64, 256, generator=generator) * 0.02
+    if kind == "far out":
+        normal[:, ::50] *= 20
+    return normal + 0.05 if kind == "shifted" else normal
+
+
+@pytest.mark.parametrize("kind", ["normal", "far out", "shifted"])
+def test_eight_bits_are_off_by_half_a_step_at_most(kind: str) -> None:
+    weight = rows(kind)
+    found = quantize(weight, Format(bits=8))
+    error = (quantized.dequantized(found) - weight).abs().view(64, -1, 32)
+    assert bool((error <= found.scales.float().unsqueeze(2) * 0.501 + 1e-4 * weight.abs().max()).all())
+    assert int(found.values.abs().max()) == 127
+
+
+@pytest.mark.parametrize(("kind", "most"), [("normal", 0.075), ("far out", 0.105), ("shifted", 0.03)])
+def test_four_bits_lose_less_than_the_plain_range(kind: str, most: float) -> None:
+    weight = rows(kind)
+    found = quantized.dequantized(quantize(weight, Format(bits=4)))
+    grouped = weight.view(64, -1, 32)
+    low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
+    step = (high - low) / 15
+    plain = (((grouped - low) / step).round() * step + low).view(64, 256)
+
+    def error(other: torch.Tensor) -> float:
+        return float((other - weight).norm() / weight.norm())
+
+    assert error(found) < 0.98 * error(plain)
+    assert error(found) < most
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_groups_of_one_value_are_exact(bits: int) -> None:
+    weight = torch.tensor([0.0, 0.5, -0.25]).repeat_interleave(32).view(1, 96)
+    assert torch.allclose(quantized.dequantized(quantize(weight, Format(bits=bits))), weight, atol=1e-3)
+
+
+def test_rows_are_quantised_alone_so_that_pieces_may_be_of_any_size() -> None:
+    weight = rows("normal")
+    whole, part = quantize(weight, Format(bits=4)), quantize(weight[7:13], Format(bits=4))
+    assert torch.equal(whole.rows(7, 6).values, part.values)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kind", "layer", "head"),
+    [
+        ("none", "", None, None),
+        ("auto", "", None, None),
+        ("int8", "", 8, 8),
+        ("int4", "", 4, 8),
+        ("auto", "Q8_0", 8, 8),
+        ("auto", "Q4_0", 4, 4),
+        ("auto", "Q6_K", None, None),
+        ("none", "Q8_0", None, None),
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_and_head_are_quantised(
+    tmp_path: Path, quantization: Quantization, kind: str, layer: int | None, head: int | None, tied: bool
+) -> None:
+    folder = checkpoints.write(tmp_path, replace(SHAPE, tied=tied))
+    config = read_config(folder)
+    spec = family_of(config).spec(config)
+    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
+    kinds = dict.fromkeys(places, kind) if kind else {}
+    found = formats.formats(quantization, spec, shapes, places, kinds)
+    wanted = {f"layers.{index}.{name}": layer for index in range(2) for name in LAYER} | {"head.weight": head}
+    assert {name: format_.bits for name, format_ in found.items()} == {k: v for k, v in wanted.items() if v}
+
+
+def test_merged_weight_of_two_types_is_not_kept() -> None:
+    folder_spec = family_of_shape(SHAPE)
+    spec, shapes, places = folder_spec
+    kinds = dict.fromkeys(places, "Q4_K") | {"model.layers.1.self_attn.v_proj.weight": "Q6_K"}
+    found = formats.formats("auto", spec, shapes, places, kinds)
+    assert "layers.0.qkv.weight" in found
+    assert "layers.1.qkv.weight" not in found
+
+
+def test_columns_that_are_no_whole_groups_stay(tmp_path: Path) -> None:
+    spec, shapes, places = family_of_shape(replace(SHAPE, intermediate_size=90))
+    found = formats.formats("int8", spec, shapes, places, {})
+    assert "layers.0.down.weight" not in found
+    assert "layers.0.gate_up.weight" in found
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_answers_are_those_of_the_rounded_weights(tmp_path: Path, quantization: Quantization, family: str) -> None:
+    shape = replace(SHAPE, family=family, tied=family == "qwen2")
+    folder = checkpoints.write(tmp_path / "model", shape)
+    judged = rounded(folder, tmp_path / "judged", quantization)
+    stream = Stream(prompt=tuple(range(3, 60)))
+    Hand(runner_of(folder, quantization=quantization)).run([stream], 16)
+    assert judged.wrong_tokens(stream.prompt, stream.answer) == []
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_kept_weights_are_what_decoding_gives(tmp_path: Path, kind: str, tied: bool) -> None:
+    shape = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, intermediate_size=256, tied=tied)
+    path = ggufs.write(checkpoints.write(tmp_path / "model", shape), tmp_path / "m.gguf", kind=kind)
+    kept, plain = loaded(path, "auto"), loaded(path, "none")
+    for name, weight in plain.items():
+        found = kept[name]
+        assert isinstance(weight, torch.Tensor)
+        if name == "embedding" or not name.endswith(".weight"):
+            assert isinstance(found, torch.Tensor)
+            assert torch.equal(found, weight)
+        else:
+            assert isinstance(found, Quantized)
+            assert torch.equal(quantized.dequantized(found), weight)
+    if tied:
+        head = kept["head.weight"]
+        assert isinstance(head, Quantized)
+        assert torch.equal(quantized.dequantized(head), plain["embedding"])
+
+
+@pytest.mark.parametrize(
+    ("quantization", "held", "name"),
+    # 1,179,648 parameters in layers, 81,920 in the head and as many in the table, 1,280 in norms.
+    [("none", 2_689_536, ""), ("int8", 1_506_816, "int8"), ("int4", 990_720, "int4, int8")],
+)
+def test_facts_count_the_bytes_that_are_held(tmp_path: Path, quantization: Quantization, held: int, name: str) -> None:
+    shape = Shape(
+        hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, intermediate_size=512, dtype=torch.bfloat16
+    )
+    folder = checkpoints.write(tmp_path, shape)
+    options = ServeOptions(
+        model=str(folder), quantization=quantization, kv_cache_tokens=512, dtype="bfloat16", device="cpu"
+    )
+    facts = build(options, lambda _: None).facts
+    assert facts.weights_bytes == held
+    assert facts.quantization == name
+
+
+def family_of_shape(shape: Shape):
+    """Spec, shapes and places without a file."""
+    import msgspec
+
+    from kvasir_runtime.models.config import ModelConfig
+
+    config = msgspec.convert(checkpoints.config_json(shape), ModelConfig)
+    spec = family_of(config).spec(config)
+    return spec, parameter_shapes(spec), family_of(config).places(spec)
+
+
+def loaded(path: Path, quantization: Quantization) -> dict[str, torch.Tensor | Quantized]:
+    config = read_config(path)
+    spec = family_of(config).spec(config)
+    shapes, places = parameter_shapes(spec), family_of(config).places(spec)
+    chosen = formats.formats(quantization, spec, shapes, places, gguftensors.kinds(path))
+    return load(path, places, shapes, torch.float32, torch.device("cpu"), lambda read, total: None, chosen)
+
+
+def rounded(folder: Path, target: Path, quantization: Quantization) -> Oracle:
+    """transformers with a checkpoint whose matrices went through our formats and back."""
+    from safetensors.torch import load_file
+
+    layer, head = Format(bits=8 if quantization == "int8" else 4), Format(bits=8)
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    if config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    for name, weight in weights.items():
+        if name.endswith("proj.weight") or name == "lm_head.weight":
+            format_ = head if name == "lm_head.weight" else layer
+            weights[name] = quantized.dequantized(quantize(weight, format_))
+    target.mkdir()
+    checkpoints.write_weights(target, weights)
+    (target / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    return Oracle(target)
