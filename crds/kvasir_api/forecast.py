@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_SCALE_BYTES: Final = 4
+"""Of the float32 beside each 8-bit row of one token and head."""
+
 ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 """Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
 gate-up (2x intermediate), its product, and the float32 copies that norms make."""
@@ -38,8 +41,9 @@ class Shape:
         return self.parameters * BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[dtype]
+        """Bytes of keys and values of one token over all layers. dtype: as above, or int8."""
+        row = self.head_dim + KV_SCALE_BYTES if dtype == "int8" else self.head_dim * BYTES[dtype]
+        return 2 * self.layers * self.kv_heads * row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +110,16 @@ def fit(
     max_model_len: int,
     max_batch_tokens: int,
     process_bytes: int = 0,
+    kv_cache_dtype: str = "auto",
 ) -> Fit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
-    the model's own longest). process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
+    the model's own longest). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
     """
+    cached = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     longest = max_model_len or model.max_positions
-    weights, per_token = model.weights_bytes(dtype), model.kv_bytes_per_token(dtype)
+    weights, per_token = model.weights_bytes(dtype), model.kv_bytes_per_token(cached)
     activations = (
         max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
     )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KvCacheDtype = Literal["auto", "int8"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 BlockSize = Literal[8, 16, 32, 64, 128]
@@ -80,6 +81,10 @@ class RuntimeOptions(Options):
     )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT
+    )
+    kv_cache_dtype: KvCacheDtype = option(
+        "auto",
+        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, a scale for each token and head included (processors only).",
     )
     kv_cache_tokens: int = option(
         0,
@@ -189,13 +194,6 @@ class ServeOptions(RuntimeOptions):
     )
     max_body_bytes: int = option(
         16_777_216, "Largest request body; longer ones get 413.", unit="bytes", ge=1024, le=1_073_741_824
-    )
-    stored_response_bytes: int = option(
-        67_108_864,
-        "Memory for the responses of /v1/responses that clients may fetch or go on from by id; 0 keeps none.",
-        unit="bytes",
-        ge=0,
-        le=1_099_511_627_776,
     )
     stored_response_bytes: int = option(
         67_108_864,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels import int8
 from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops, native_ops, ops_for
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.kernels.spans import Spans
@@ -35,8 +36,13 @@ def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None
     assert cases
     device = torch.device("cpu") if table in (CPU, NATIVE) else DEVICE
     for case in cases:
-        if table in (CPU, NATIVE) or not INTERPRETED or can_be_interpreted(case):
+        if table in (CPU, NATIVE) or not (has_int8(case) or (INTERPRETED and not can_be_interpreted(case))):
             assert_same(outcome(REFERENCE, operation, case), outcome(table, operation, moved(case, device)))
+
+
+def has_int8(case: tuple[object, ...]) -> bool:
+    """Caches in 8 bits are for processors only."""
+    return any(isinstance(arg, Tensor) and arg.dtype == torch.int8 for arg in case)
 
 
 def can_be_interpreted(case: tuple[object, ...]) -> bool:
@@ -79,7 +85,9 @@ def assert_same(wanted: list[Tensor], got: list[Tensor]) -> None:
     for want, have in zip(wanted, got, strict=True):
         assert want.shape == have.shape
         assert want.dtype == have.dtype
-        if want.is_floating_point():
+        if want.dtype == torch.int8:  # a cache in 8 bits: a number at the edge may round either way
+            torch.testing.assert_close(int8.dequantise(have), int8.dequantise(want), atol=8e-2, rtol=2e-2)
+        elif want.is_floating_point():
             atol, rtol = TOLERANCE[want.dtype]
             torch.testing.assert_close(have, want, atol=atol, rtol=rtol)
         else:

@@ -39,6 +39,24 @@ def test_published_sizes_are_met_exactly(config: dict[str, object], parameters: 
     assert shape.dtype == "bfloat16"
 
 
+def test_an_8_bit_cache_holds_nearly_twice_as_many_tokens() -> None:
+    model = forecast.shape(LLAMA_8B)
+    assert model.kv_bytes_per_token("int8") == 2 * 32 * 8 * (128 + 4)
+    wide, narrow = (
+        forecast.fit(
+            model,
+            memory_bytes=24 * 2**30,
+            memory_fraction=0.9,
+            dtype="bfloat16",
+            max_model_len=8192,
+            max_batch_tokens=0,
+            kv_cache_dtype=cached,
+        )
+        for cached in ("auto", "int8")
+    )
+    assert narrow.kv_tokens / wide.kv_tokens == pytest.approx(256 / 132, rel=1e-3)
+
+
 @pytest.mark.parametrize(("gib", "verdict"), [(80, "Fits"), (16, "TooSmall")])
 def test_verdict_follows_memory(gib: int, verdict: str) -> None:
     fit = forecast.fit(

@@ -10,6 +10,7 @@ from kvasir_api.options import RuntimeOptions, ServeOptions
 CHANGED = {
     "dtype": "float32",
     "max_model_len": 4096,
+    "kv_cache_dtype": "int8",
     "kv_cache_tokens": 1024,
     "memory_percent": 85,
     "block_size": 32,

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.dtype": ("auto", "float32"),
     "runtime.quantization": ("auto", "int8"),
     "runtime.maxModelLen": (0, 512),
+    "runtime.kvCacheDtype": ("auto", "int8"),
     "runtime.kvCacheTokens": (0, 512),
     "runtime.memoryPercent": (90, 80),
     "runtime.blockSize": (16, 32),

@@ -68,6 +68,7 @@ def made(
             max_model_len=longest,
             max_batch_tokens=options.max_batch_tokens or BATCH_TOKENS[device],
             process_bytes=forecast.PROCESS_BYTES[device],
+            kv_cache_dtype=options.kv_cache_dtype,
         ),
     )
 

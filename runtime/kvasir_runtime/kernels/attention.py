@@ -7,7 +7,8 @@
             out[t, h] = sum(softmax(score)[j] * value[s, j, h / group] for j in seen)
 
 query: (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in spans
-cache: (2, num_blocks, block_size, kv_heads, head_dim); position j of s lies in block block_tables[s, j / block_size]
+cache: (2, num_blocks, block_size, kv_heads, head_dim); position j of s lies in block block_tables[s, j / block_size];
+       query's dtype, or int8 with rows as kernels.int8 has them
 out:   (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything
 Softmax and sums in float32. Error: 2e-6 in float32, 2 units of the last place in 16-bit types.
 Source: Kwon et al. 2023 (paging); Dao et al. 2022 (online softmax, inside torch's operator).
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvasir_runtime.kernels import int8
 from kvasir_runtime.kernels.linear import product
 from kvasir_runtime.kernels.spans import Spans
 
@@ -31,7 +33,9 @@ def reference(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: 
     for index, part in enumerate(query.split(list(spans.query_lens))):
         end = spans.kv_lens[index]
         blocks = spans.block_tables[index, : -(-end // block_size)]
-        keys, values = cache.index_select(1, blocks).flatten(1, 2)[:, :end].float().repeat_interleave(group, dim=2)
+        cached = cache.index_select(1, blocks).flatten(1, 2)[:, :end]
+        wide = int8.dequantise(cached) if cache.dtype == torch.int8 else cached.float()
+        keys, values = wide.repeat_interleave(group, dim=2)
         scores = torch.einsum("qhd,khd->hqk", part.float(), keys) * scale
         scores = scores.masked_fill(~spans.mask(index, window, 0), float("-inf"))
         out.append(torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values))
@@ -39,7 +43,12 @@ def reference(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: 
 
 
 def cpu(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -> Tensor:
-    """As reference, with ways of its own for long chunks and single tokens; consecutive blocks are read in place."""
+    """As reference, with ways of its own for long chunks and single tokens; consecutive blocks are read in place.
+
+    An int8 cache takes the reference.
+    """
+    if cache.dtype == torch.int8:
+        return reference(query, cache, spans, scale, window)
     out, start = [], 0
     for index, num_queries in enumerate(spans.query_lens):
         part = query[start : start + num_queries]
@@ -125,7 +134,8 @@ def _cached(cache: Tensor, spans: Spans, index: int, first: int) -> tuple[Tensor
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """Prefill, chunks, decode, all three mixed; grouped heads; short and long windows; scattered and consecutive."""
+    """Prefill, chunks, decode, all three mixed; grouped heads; short and long windows; scattered and consecutive;
+    caches of the same type and of 8 bits."""
     shapes = (
         ((1,), (1,)),
         ((5,), (5,)),
@@ -137,7 +147,10 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     for query_lens, kv_lens in shapes:
         for heads, kv_heads, window in ((4, 4, 0), (6, 2, 0), (4, 1, 6), (4, 2, 100)):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                yield _case(generator, query_lens, kv_lens, heads, kv_heads, window, dtype)
+                query, cache, spans, scale, seen = _case(generator, query_lens, kv_lens, heads, kv_heads, window, dtype)
+                yield query, cache, spans, scale, seen
+                if dtype != torch.float16:
+                    yield query, int8.quantise(cache), spans, scale, seen
 
 
 def _case(
@@ -148,7 +161,7 @@ def _case(
     kv_heads: int,
     window: int,
     dtype: torch.dtype,
-) -> tuple[object, ...]:
+) -> tuple[Tensor, Tensor, Spans, float, int]:
     block_size, head_dim, columns = 8, 16, -(-max(kv_lens) // 8)
     num_blocks = 7 + columns * (len(kv_lens) + 1)
     cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator).to(dtype)

@@ -77,9 +77,9 @@ class DecoderSpec:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
-        return 2 * self.num_layers * self.kv_dim * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of KV cache that one token takes over all layers. scale_bytes: beside each head's numbers."""
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from kvasir_runtime import gguf, source
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import Compiler
+from kvasir_runtime.kernels.int8 import SCALE_BYTES
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -57,6 +58,7 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     _check_room(weights_bytes, device, folder)
     if not options.kv_cache_tokens:
         _check_forecast(options, folder, device, dtype, weights_bytes)
+    cache_dtype = placement.choose_cache_dtype(options.kv_cache_dtype, dtype, device)
     with torch.inference_mode():
         tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
@@ -83,13 +85,13 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
         head=spec.head,
         num_labels=spec.num_labels,
     )
-    memory = _measured(model, ops, facts, device, dtype)
+    memory = _measured(model, ops, facts, device, cache_dtype)
     if not options.kv_cache_tokens:
         block_bytes = facts.kv_bytes_per_token * facts.block_size
         facts = replace(facts, num_blocks=capacity.cache_blocks(memory, options.memory_fraction, block_bytes))
     limit = capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens)
     facts = replace(facts, max_model_len=limit, warm_s=time.monotonic() - loaded)
-    return assemble(model, ops, facts, device, dtype, grammars_of(folder, facts))
+    return assemble(model, ops, facts, device, cache_dtype, grammars_of(folder, facts))
 
 
 def grammars_of(folder: Path, facts: Facts) -> Compiler:
@@ -106,12 +108,13 @@ def grammars_of(folder: Path, facts: Facts) -> Compiler:
 def assemble(
     model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype, grammars: Compiler | None = None
 ) -> Runner:
-    """A runner with a cache and rows of the sizes that facts name. grammars: for requests that are guided.
+    """A runner with a cache of dtype and rows of the sizes that facts name. grammars: for requests that are guided.
 
     The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
-    shape = (spec.num_layers, 2, facts.num_blocks, facts.block_size, spec.num_kv_heads, spec.head_dim)
+    row = spec.head_dim + _scale_bytes(dtype)
+    shape = (spec.num_layers, 2, facts.num_blocks, facts.block_size, spec.num_kv_heads, row)
     try:
         cache = torch.empty(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
@@ -124,9 +127,12 @@ def assemble(
         device=device,
     )
     controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, device=device)
-    return Runner(
-        model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts, grammars=grammars
-    )
+    return Runner(model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts, grammars=grammars)
+
+
+def _scale_bytes(cache_dtype: torch.dtype) -> int:
+    """Bytes beside the numbers of a head in the cache."""
+    return SCALE_BYTES if cache_dtype == torch.int8 else 0
 
 
 def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> capacity.Memory:
@@ -209,6 +215,7 @@ def _check_forecast(
         dtype=name,
         asked=options.max_model_len,
         block_size=options.block_size,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
 
 

@@ -38,7 +38,14 @@ def cache_blocks(memory: Memory, fraction: float, block_bytes: int) -> int:
 
 
 def check_forecast(
-    model: forecast.Shape, *, limit_bytes: int, fraction: float, dtype: str, asked: int, block_size: int
+    model: forecast.Shape,
+    *,
+    limit_bytes: int,
+    fraction: float,
+    dtype: str,
+    asked: int,
+    block_size: int,
+    kv_cache_dtype: str = "auto",
 ) -> None:
     """Refuse before loading what `cache_blocks` and `fitting_limit` would refuse after it for certain.
 
@@ -53,6 +60,7 @@ def check_forecast(
         dtype=dtype,
         max_model_len=least,
         max_batch_tokens=0,
+        kv_cache_dtype=kv_cache_dtype,
     )
     if judged.verdict == "TooSmall":
         raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from kvasir_api.options import Device, Dtype
+from kvasir_api.options import Device, Dtype, KvCacheDtype
 from kvasir_runtime.errors import CapacityError, ModelError
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,6 +31,15 @@ def choose_dtype(wanted: Dtype, checkpoint: str | None, device: torch.device) ->
     if wanted == "auto" and device.type == "cpu" and dtype != torch.float32:
         return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
     return dtype
+
+
+def choose_cache_dtype(wanted: KvCacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of the KV cache of an option; auto is that of the model. Raises ModelError for int8 but on a CPU."""
+    if wanted == "auto":
+        return dtype
+    if device.type != "cpu":
+        raise ModelError(f"kv_cache_dtype int8 is computed on a CPU only, this is {device.type}")
+    return torch.int8
 
 
 def device_name(device: torch.device) -> str:

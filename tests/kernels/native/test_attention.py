@@ -1,4 +1,4 @@
-"""Attention in C++ beyond the small cases of the table: long sequences, wide heads, windows, neighbours in the batch."""
+"""Attention in C++ beyond the small cases of the table: long sequences, wide heads, windows, company in the batch."""
 
 import ctypes
 

@@ -48,6 +48,27 @@ def test_facts_follow_options_and_config(folder: Path) -> None:
     assert facts.weights_bytes == 4 * sum(t.numel() for t in checkpoints.random_weights(Shape()).values())
 
 
+def test_an_8_bit_cache_is_counted_with_its_scales_and_answers(folder: Path) -> None:
+    runner = built(folder, kv_cache_tokens=512, dtype="float32", kv_cache_dtype="int8")
+    assert runner.facts.kv_bytes_per_token == 2 * 2 * 2 * (16 + 4)
+    tokens = (5, 6, 7)
+    join = Join(
+        row=0,
+        request_id="a",
+        tokens=tokens,
+        prompt_tokens=3,
+        computed_tokens=0,
+        blocks=(0,),
+        sampling=Sampling(temperature=0.0, max_tokens=1),
+    )
+    plan = Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
+    wanted = built(folder, kv_cache_tokens=512, dtype="float32")
+    (mine,), (theirs,) = (each.collect(each.launch(plan)).sampled for each in (runner, wanted))
+    assert mine.tokens == theirs.tokens
+    with pytest.raises(ModelError, match="kv_cache_dtype int8 is computed on a CPU only, this is cuda"):
+        placement.choose_cache_dtype("int8", torch.bfloat16, torch.device("cuda"))
+
+
 def test_progress_rises_to_ready(folder: Path) -> None:
     said: list[Progress] = []
     built(folder, said, kv_cache_tokens=512)
