@@ -71,6 +71,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     torch_dtype: str | None = None
     dtype: str | None = None
     eos_token_id: int | tuple[int, ...] | None = None
+    is_causal: bool | None = None
+    num_labels: Count | None = None
+    id2label: dict[str, str] | None = None
+
+    @property
+    def labels(self) -> int:
+        """Labels of a classification head; files that say nothing mean two."""
+        return self.num_labels or len(self.id2label or ()) or 2
 
     @property
     def width_of_head(self) -> int:
@@ -93,6 +101,8 @@ def read_config(model: Path) -> ModelConfig:
     config = _converted(path) if gguf.is_gguf(model) else _decode(path, ModelConfig)
     if config.quantization_config is not None:
         raise ModelError(f"{path}: quantised checkpoints (quantization_config) are not supported yet")
+    if config.is_causal is False:
+        raise ModelError(f"{path}: attention in both directions (is_causal false) is not supported")
     if config.hidden_act not in ("silu", "swish"):
         raise ModelError(f"{path}: hidden_act {config.hidden_act} is not supported; expected silu")
     if config.num_attention_heads % config.key_value_heads:
@@ -183,6 +193,7 @@ def _converted(path: Path) -> ModelConfig:
         raise ModelError(f"{path}: {error}") from error
 
 
+def _decode(path: Path, kind: type[_T]) -> _T:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ModelError(f"{path} has more than {_MAX_FILE_BYTES} bytes")
