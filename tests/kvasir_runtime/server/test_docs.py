@@ -2,10 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from kvasir_api.options import ReasoningParser, ToolCallParser
 from kvasir_runtime.server import bodies, known, tokens
+from kvasir_runtime.server.parsing import formats
+from kvasir_runtime.server.pooling import bodies as pooled
 from kvasir_runtime.server.surfaces.messages import body as messages
 from kvasir_runtime.server.surfaces.responses import body as responses
 
@@ -19,6 +23,13 @@ def test_every_field_is_on_the_page():
     fields |= {*known.COMPLETION, *known.CHAT, *known.TOKENIZE}
     fields |= {*tokens.TokenizeBody.model_fields, *tokens.DetokenizeBody.model_fields}
     assert fields - NAMED - {"stream_options"} == set()
+
+
+def test_every_field_of_a_body_that_is_pooled_is_on_its_page():
+    page = (ROOT / "docs" / "embeddings.md").read_text()
+    kinds = (pooled.EmbeddingBody, pooled.RerankBody, pooled.ScoreBody)
+    fields = {field for kind in kinds for field in kind.model_fields}
+    assert fields | {*pooled.HARMLESS} <= set(re.findall(r"`([a-z_0-9]+)`", page))
 
 
 @pytest.mark.parametrize(
@@ -38,3 +49,20 @@ def test_every_error_code_is_on_the_page():
     codes = {code for path in sources for code in re.findall(r'code(?:: str)? ?= ?"(\w+)"', path.read_text())}
     assert len(codes) > 12
     assert codes - NAMED - {"unavailable"} == set()
+
+
+def test_the_page_about_tools_has_the_tables_of_the_formats():
+    page = (ROOT / "docs" / "tools.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE)
+    tools = [(name, tools.models) for name, tools in formats.TOOLS.items()]
+    tags = [(name, tags.models) for name, tags in formats.REASONING.items()]
+    both = (formats.HARMONY, "gpt-oss")
+    assert rows == [*tools, both, *tags, both]
+    for of in formats.REASONING.values():
+        assert f"`{of.begin[0]}`" in page
+        assert f"`{of.end[0]}`" in page
+
+
+def test_every_format_can_be_chosen():
+    assert set(get_args(ToolCallParser)) == {"auto", "none", formats.HARMONY, *formats.TOOLS}
+    assert set(get_args(ReasoningParser)) == {"auto", "none", formats.HARMONY, *formats.REASONING}
