@@ -148,6 +148,19 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         labels=_MODEL,
         buckets=DURATION_BUCKETS,
     ),
+    Metric(
+        name="kvasir_grammar_compile_seconds",
+        kind="histogram",
+        help="Trying out a grammar that was not known yet.",
+        labels=_MODEL,
+        buckets=LATENCY_BUCKETS,
+    ),
+    Metric(
+        name="kvasir_grammars_refused_total",
+        kind="counter",
+        help="Grammars that were tried out and refused.",
+        labels=_MODEL,
+    ),
 )
 
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
-from llguidance.gbnf_to_lark import any_to_lark
 
 from kvasir_runtime.guide import tags
 from kvasir_runtime.guide.errors import GrammarError
@@ -33,10 +32,7 @@ def rewritten(grammar: Grammar, specials: Mapping[str, int]) -> Grammar:
     if grammar.kind == "structural_tag":
         return Grammar(kind="lark", text=tags.lark(_json(grammar.text), specials), after=grammar.after)
     if grammar.kind == "lark":
-        try:
-            return Grammar(kind="lark", text=any_to_lark(grammar.text), after=grammar.after)
-        except Exception as error:  # the converter raises whatever it stumbles over
-            raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
+        return Grammar(kind="lark", text=tags.as_lark(grammar.text), after=grammar.after)
     return grammar
 
 

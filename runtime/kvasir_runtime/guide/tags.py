@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from kvasir_runtime.guide.errors import GrammarError
 
@@ -43,15 +44,27 @@ def lark(document: Any, specials: Mapping[str, int]) -> str:
 
     Raises GrammarError that names what is missing or unknown.
     """
-    if not isinstance(document, dict):
-        raise GrammarError("a structural tag must be an object")
-    form = document["format"] if "format" in document else _of_structures(document)
     writer = _Writer(specials)
-    start = writer.rule(form, "format", 0)
+    start = writer.rule(form_of(document), "format", 0)
     text = "\n".join(["%llguidance {}", f"start: {start}", f"TEXT: {ANY}", *writer.rules])
     if not writer.others:
         return text
     return json.dumps({"grammars": [{"lark_grammar": text}, *writer.others]}, ensure_ascii=False)
+
+
+def as_lark(text: str) -> str:
+    """Lark as it is, GBNF translated. Raises GrammarError. It may take long for hostile texts."""
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter raises whatever it stumbles over
+        raise GrammarError(f"it is neither Lark nor GBNF: {error}") from error
+
+
+def form_of(document: Any) -> Any:
+    """The format of a structural tag in either shape. Raises GrammarError."""
+    if not isinstance(document, dict):
+        raise GrammarError("a structural tag must be an object")
+    return document["format"] if "format" in document else _of_structures(document)
 
 
 def _of_structures(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,10 +101,11 @@ class _Writer:
                 schema = with_whitespace(form.get("json_schema"))
                 return self._named(f"%json {json.dumps(schema, ensure_ascii=False)}")
             case "regex":
-                return self._named(f"/{regex_to_lark(_text(form, 'pattern', where))}/")
+                pattern = regex_to_lark(_text(form, "pattern", where, empty=True))
+                return self._named(f"/{pattern}/" if pattern else '""')
             case "grammar":
                 name = f"other_{len(self.others)}"
-                self.others.append({"name": name, "lark_grammar": _text(form, "grammar", where)})
+                self.others.append({"name": name, "lark_grammar": as_lark(_text(form, "grammar", where))})
                 return self._named(f"@{name}")
             case "any_text":
                 return "TEXT"
@@ -101,6 +115,8 @@ class _Writer:
                 elements = _list(form, "elements", where)
                 parts = [self.rule(one, f"{where}.elements[{i}]", depth + 1) for i, one in enumerate(elements)]
                 return self._named(" | ".join(parts))
+            case "structural_tag":
+                return self.rule(form_of(form), where, depth + 1)
             case "tag":
                 return self._tag(form, "", where, depth)
             case "triggered_tags":

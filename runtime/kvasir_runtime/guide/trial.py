@@ -7,13 +7,13 @@ import json
 import time
 from typing import Final
 
-import msgspec
 import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from kvasir_runtime.guide import finite, grammars
 from kvasir_runtime.guide.errors import GrammarError, one_line
+from kvasir_runtime.guide.talk import Verdict
 from kvasir_runtime.guide.vocabulary import Vocabulary
 from kvasir_runtime.wire import Grammar
 
@@ -21,13 +21,6 @@ NUM_WALKS: Final = 3
 WALK_TOKENS: Final = 48
 WALKS_S: Final = 0.3
 DEAD_END: Final = "NoExtension"
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """error: why it is refused, "" if it is not. grammar: what is sent to the engine in its place."""
-
-    error: str = ""
-    grammar: Grammar | None = None
 
 
 def verdict(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:

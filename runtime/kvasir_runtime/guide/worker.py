@@ -10,7 +10,6 @@ import os
 import resource
 import selectors
 import signal
-import struct
 import sys
 import time
 from pathlib import Path
@@ -20,31 +19,12 @@ import msgspec
 
 from kvasir_runtime.guide import trial, vocabulary
 from kvasir_runtime.guide.errors import GrammarError
-from kvasir_runtime.guide.trial import Verdict
+from kvasir_runtime.guide.talk import CPU_S, HEAD, LOADED, MEMORY_BYTES, WALL_S, Ask, Told, Verdict, framed
 from kvasir_runtime.guide.vocabulary import Vocabulary
 from kvasir_runtime.wire import Grammar
 
-MEMORY_BYTES: Final = 256 << 20
-CPU_S: Final = 3
-WALL_S: Final = 10.0
 NUM_AT_ONCE: Final = 2
-HEAD: Final = struct.Struct("<I")
 STDIN, STDOUT = 0, 1
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """number: of the question, for its answer."""
-
-    number: int
-    grammar: Grammar
-
-
-class Told(msgspec.Struct, frozen=True):
-    """The answer to a question; number -1 tells that the vocabulary is loaded, or in verdict.error why it is not."""
-
-    number: int
-    verdict: Verdict
-    seconds: float = 0.0
 
 
 def main(arguments: list[str]) -> int:
@@ -54,9 +34,9 @@ def main(arguments: list[str]) -> int:
     try:
         loaded = vocabulary.load(Path(arguments[0]), int(arguments[1]))
     except GrammarError as error:
-        _tell(Told(-1, Verdict(error=" ".join(str(error).split())[:400])))
+        _tell(Told(LOADED, Verdict(error=" ".join(str(error).split())[:400])))
         return 1
-    _tell(Told(-1, Verdict()))
+    _tell(Told(LOADED, Verdict()))
     return _Trials(loaded).run()
 
 
@@ -170,8 +150,7 @@ def _death(status: int) -> str:
 
 
 def _tell(told: Told) -> None:
-    said = msgspec.msgpack.encode(told)
-    said = HEAD.pack(len(said)) + said
+    said = framed(told)
     while said:
         said = said[os.write(STDOUT, said) :]
 

@@ -133,7 +133,8 @@ class LLM:
         if self._closed:
             raise EngineError("this LLM is closed")
         asked = (params or SamplingParams()).model_dump(exclude_defaults=True)
-        return [self._session.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
+        jobs = [self._session.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
+        return self._run(self._session.checked(jobs))
 
     def _pieces(self, job: Job) -> Iterator[str]:
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()

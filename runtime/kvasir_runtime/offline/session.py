@@ -21,6 +21,7 @@ from kvasir_runtime.server.choices import Choice, choices_of
 from kvasir_runtime.server.pooling.abilities import abilities
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.verdicts import Verdicts
 from kvasir_runtime.wire import FinishReason, Progress, Ready
 
 NAME: Final = "offline"
@@ -58,6 +59,7 @@ class Session:
         self._on_progress = on_progress
         self._client: EngineClient | None = None
         self._served: Served | None = None
+        self._verdicts: Verdicts | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> Ready:
@@ -76,10 +78,13 @@ class Session:
             raise EngineError(str(error)) from error
         longest = min(ready.max_model_len, ready.capacity_tokens)
         self._served = Served(names=(NAME,), tokenizer=loaded, max_context=longest, abilities=able, ready=ready)
+        self._verdicts = Verdicts(folder, loaded.vocab_size)
         return ready
 
     async def close(self) -> None:
         """End the engine process and everything that waits for it."""
+        if self._verdicts is not None:
+            await self._verdicts.close()
         if self._client is not None:
             self._client.shutdown()
         await self._child.stop()
@@ -95,6 +100,17 @@ class Session:
             return prepare.job(raw, self._served, chat=chat)
         except Refused as refused:
             raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
+
+    async def checked(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs with their grammars tried out. Raises PromptError."""
+        assert self._verdicts is not None, "the session is not open"
+        made = []
+        for number, job in enumerate(jobs):
+            try:
+                made.append(await self._verdicts.checked(job))
+            except Refused as refused:
+                raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
+        return made
 
     async def answers(self, jobs: Sequence[Job], on_output: Callable[[Output], None], num_at_once: int) -> list[Output]:
         """Outputs in the order of jobs, at most num_at_once of them in the engine at a time. Raises EngineError."""

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import quoted
-from kvasir_runtime.server import known, searches
+from kvasir_runtime.server import guidedfields, known, searches
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import RESERVED
 
@@ -160,6 +160,13 @@ class SamplingParams(Strict):
     use_beam_search: bool = False
     length_penalty: float = Field(1.0, ge=-10, le=10)
     early_stopping: Annotated[bool | Literal["never"], BeforeValidator(searches.early_stopping)] = False
+    guided_json: guidedfields.Schema = None
+    guided_regex: guidedfields.Pattern | None = None
+    guided_choice: guidedfields.Choices = []
+    guided_grammar: guidedfields.Pattern | None = None
+    guided_whitespace_pattern: guidedfields.Pattern | None = None
+    guided_decoding_backend: guidedfields.Backend | None = None
+    structured_outputs: guidedfields.Structured = {}
 
 
 class Body(SamplingParams):
@@ -169,6 +176,7 @@ class Body(SamplingParams):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: str = Field("", max_length=256)
+    response_format: guidedfields.ResponseFormat = {}
 
 
 class CompletionBody(Body):

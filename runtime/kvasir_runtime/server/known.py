@@ -43,13 +43,7 @@ LABELS: Final = frozenset(
 _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "spaces_between_special_tokens": (_one_of(True), "true"),
     "priority": (_number(0), "0"),
-    "guided_json": (_one_of(), "null"),
-    "guided_regex": (_one_of(), "null"),
-    "guided_choice": (_one_of(), "null"),
-    "guided_grammar": (_one_of(), "null"),
-    "structured_outputs": (_one_of(), "null"),
     "service_tier": (_one_of("auto", "default"), '"auto" or "default"'),
-    "response_format": (_one_of({"type": "text"}), '{"type": "text"}'),
 }
 
 COMPLETION: Final = {

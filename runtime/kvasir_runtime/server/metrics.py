@@ -55,6 +55,8 @@ class RuntimeMetrics:
         self._first = _histogram(declared["kvasir_time_to_first_token_seconds"], self._registry, model_name)
         self._gap = _histogram(declared["kvasir_inter_token_seconds"], self._registry, model_name)
         self._duration = _histogram(declared["kvasir_request_duration_seconds"], self._registry, model_name)
+        self._grammar_s = _histogram(declared["kvasir_grammar_compile_seconds"], self._registry, model_name)
+        self._grammars_refused = _counter(declared["kvasir_grammars_refused_total"], self._registry)
         self._http_requests = _counter(declared["http_requests_total"], self._registry)
         self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
         self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
@@ -89,6 +91,12 @@ class RuntimeMetrics:
     def step(self, computed_tokens: int) -> None:
         """The engine computed a step."""
         self._aliases.observe("iteration_tokens_total", computed_tokens)
+
+    def grammar(self, seconds: float, refused: bool) -> None:
+        """A grammar that was not known was tried out."""
+        self._grammar_s.observe(seconds)
+        if refused:
+            self._grammars_refused.labels(self._model_name).inc()
 
     def http(self, handler: str, method: str, status: int, elapsed_s: float) -> None:
         """An HTTP request was answered. handler and method come from small sets, whatever clients send."""

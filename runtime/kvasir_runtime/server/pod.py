@@ -22,6 +22,7 @@ from kvasir_runtime.server.metrics import RuntimeMetrics
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.running import Running
+from kvasir_runtime.server.verdicts import Verdicts
 
 PREPARE_THREADS = 4
 
@@ -34,6 +35,7 @@ class Opened:
     client: EngineClient
     max_sequences: int
     fingerprint: str
+    verdicts: Verdicts
 
 
 @dataclass(slots=True, kw_only=True)

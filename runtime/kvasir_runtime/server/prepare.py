@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kvasir_api import hashes, openai_errors
-from kvasir_runtime.server import bodies, searches
+from kvasir_runtime.server import bodies, guided, searches
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message, Turn
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
@@ -68,6 +68,7 @@ class Job:
     special: bool = False
     token_ids: bool = False
     as_token_ids: bool = False
+    guided_by: str = ""
 
     @property
     def num_drawn(self) -> int:
@@ -92,6 +93,10 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     _check_ids(prompts, body, served.tokenizer.vocab_size)
     drawn = body.n if body.use_beam_search else max(body.n, getattr(body, "best_of", None) or 1)
     sampling = _sampling(body, served.tokenizer, drawn)
+    asked = guided.asked_of(body)
+    if asked is not None:
+        guided.check_total(asked, len(prompts) * drawn)
+        sampling = msgspec.structs.replace(sampling, grammar=asked.grammar)
     answer_id = prefix + secrets.token_hex(12)
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
     salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
@@ -134,6 +139,7 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         special=not body.skip_special_tokens,
         token_ids=body.return_token_ids,
         as_token_ids=body.return_tokens_as_token_ids,
+        guided_by="" if asked is None else asked.field,
     )
 
 

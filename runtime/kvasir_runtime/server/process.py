@@ -26,6 +26,7 @@ from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.ops import ops_app
 from kvasir_runtime.server.pod import Opened, Pod
 from kvasir_runtime.server.prepare import Served
+from kvasir_runtime.server.verdicts import Verdicts
 from kvasir_runtime.wire import Progress, Ready
 
 LAST_WORDS_S: Final = 0.2
@@ -75,6 +76,8 @@ class ServeProcess:
                 server.should_exit = True
                 server.force_exit = self._stop.is_set()
             await asyncio.wait(serving, timeout=FLUSH_S)
+            if self._pod.opened is not None:
+                await self._pod.opened.verdicts.close()
             await self._end_engine()
             self._console.close()
 
@@ -130,6 +133,7 @@ class ServeProcess:
             client=self._client,
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
+            verdicts=Verdicts(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )
         pod.metrics.opened(ready, self._options)
         gc.collect()

@@ -34,7 +34,8 @@ def chat_of(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
 def job_of(body: ChatBody, served: Served, prefix: str, names: Mapping[str, str], *, fit: bool = False) -> Job:
     """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
     try:
-        return prepare.job_of(body, served, prefix, fit=fit)
+        job = prepare.job_of(body, served, prefix, fit=fit)
+        return replace(job, guided_by=names.get(job.guided_by, job.guided_by))
     except Refused as refused:
         raise renamed(refused, names) from refused
 

@@ -1,0 +1,198 @@
+"""Asks a worker process whether a grammar can be served, and remembers what it said.
+
+Used on the event loop before a request goes to the engine, by the server and by the offline API. The worker is started
+with the first grammar and loads the model's vocabulary; the grammars of everybody who needs none cost nothing.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvasir_api import openai_errors
+from kvasir_runtime.guide.talk import HEAD, LOADED, WALL_S, Ask, Told, Verdict, framed
+from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.wire import Grammar
+
+WORKER_COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.guide.worker")
+MAX_BYTES: Final = 8 << 20
+ENTRY_BYTES: Final = 256
+MAX_WAITING: Final = 64
+ANSWER_S: Final = 60 + 2 * WALL_S
+"""Until the worker has said something: it may have to load, and to try others first."""
+ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""The worker forks, which a second thread would not survive."""
+
+
+class Verdicts:
+    """folder: of the model. vocab_size: of its logits. observe: told the seconds of each trial, and if it failed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        observe: Callable[[float, bool], None] = lambda _seconds, _refused: None,
+    ) -> None:
+        self._command = (*command, str(folder), str(vocab_size))
+        self._observe = observe
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._bytes = 0
+        self._asked: dict[bytes, asyncio.Future[Verdict]] = {}
+        self._pending: dict[int, asyncio.Future[Verdict]] = {}
+        self._number = 0
+        self._worker: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+        self._broken = ""
+
+    async def checked(self, job: Job) -> Job:
+        """The job with grammars as the engine takes them. Raises Refused, naming the field that asked."""
+        grammar = next((one.sampling.grammar for one in job.requests if one.sampling.grammar is not None), None)
+        if grammar is None:
+            return job
+        verdict = await self._verdict(grammar)
+        if verdict.error:
+            message = f"The grammar of {job.guided_by or 'the request'} is refused: {verdict.error}."
+            raise Refused(openai_errors.invalid(message, param=job.guided_by or None, code="invalid_grammar"))
+        made = verdict.grammar
+        if made is None:
+            return job
+        replaced = msgspec.structs.replace
+        requests = [replaced(one, sampling=replaced(one.sampling, grammar=made)) for one in job.requests]
+        return replace(job, requests=tuple(requests))
+
+    async def close(self) -> None:
+        """End the worker."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await self._end_worker()
+
+    async def _verdict(self, grammar: Grammar) -> Verdict:
+        """From memory, from somebody who is asking the same already, or from the worker."""
+        key = _key(grammar)
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        asked = self._asked.get(key)
+        if asked is None:
+            if len(self._asked) >= MAX_WAITING:
+                raise Refused(openai_errors.overloaded("Too many grammars are being compiled.", retry_after_s=2.0))
+            asked = self._asked[key] = asyncio.ensure_future(self._ask(key, grammar))
+            asked.add_done_callback(lambda done: self._answered(key, done))
+        # Whoever came first may leave; the others still want to know.
+        return await asyncio.shield(asked)
+
+    def _answered(self, key: bytes, done: asyncio.Future[Verdict]) -> None:
+        del self._asked[key]
+        if not done.cancelled():
+            done.exception()  # somebody may have left before it came
+
+    async def _ask(self, key: bytes, grammar: Grammar) -> Verdict:
+        """Once more where the worker died, which is no fault of this grammar's: those die in forks of it."""
+        for last in (False, True):
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    told = await self._told(grammar)
+            except (TimeoutError, OSError, EOFError) as error:
+                await self._end_worker()
+                if last:
+                    raise Refused(openai_errors.internal()) from error
+                continue
+            self._remember(key, grammar, told)
+            return told
+        raise AssertionError("unreachable")
+
+    async def _told(self, grammar: Grammar) -> Verdict:
+        async with self._starting:
+            if self._worker is None and not self._broken:
+                await self._start()
+        if self._broken:
+            return Verdict(error=self._broken)
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        self._number += 1
+        number = self._number
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        try:
+            self._worker.stdin.write(framed(Ask(number, grammar)))
+            await self._worker.stdin.drain()
+            return await future
+        finally:
+            self._pending.pop(number, None)
+
+    async def _start(self) -> None:
+        """Raises EOFError where it ends before it is loaded."""
+        self._worker = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **ONE_THREAD},
+            start_new_session=True,
+        )
+        assert self._worker.stdout is not None
+        first = await _read(self._worker.stdout)
+        if first.number == LOADED and first.verdict.error:
+            self._broken = first.verdict.error
+            await self._end_worker()
+            return
+        self._reader = asyncio.create_task(self._read_all(self._worker.stdout))
+
+    async def _read_all(self, stdout: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                told = await _read(stdout)
+                self._observe(told.seconds, bool(told.verdict.error))
+                future = self._pending.get(told.number)
+                if future is not None and not future.done():
+                    future.set_result(told.verdict)
+        except (EOFError, OSError, msgspec.MsgspecError):
+            await self._end_worker()
+            for future in self._pending.values():
+                if not future.done():
+                    future.set_exception(EOFError("the worker ended"))
+
+    async def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            worker.kill()
+        await worker.wait()
+
+    def _remember(self, key: bytes, grammar: Grammar, verdict: Verdict) -> None:
+        if verdict.grammar == grammar:
+            verdict = Verdict()  # it is sent as it came
+        self._known[key] = verdict
+        self._bytes += _size(verdict)
+        while self._bytes > MAX_BYTES:
+            _, oldest = self._known.popitem(last=False)
+            self._bytes -= _size(oldest)
+
+
+async def _read(stdout: asyncio.StreamReader) -> Told:
+    """Raises EOFError at the end."""
+    (length,) = HEAD.unpack(await stdout.readexactly(HEAD.size))
+    return msgspec.msgpack.decode(await stdout.readexactly(length), type=Told)
+
+
+def _key(grammar: Grammar) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
+
+
+def _size(verdict: Verdict) -> int:
+    """Bytes that remembering it takes, about."""
+    return ENTRY_BYTES + len(verdict.error) + (0 if verdict.grammar is None else len(verdict.grammar.text))
