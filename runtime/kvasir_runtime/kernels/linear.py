@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.native import linear as packing
+from kvasir_runtime.kernels.native.library import Library
 from kvasir_runtime.kernels.quantized import Quantized
 
 Linear = Callable[[Tensor], Tensor]
@@ -53,6 +55,17 @@ def cpu(weight: Weight, bias: Tensor | None) -> Linear:
         return out
 
     return linear
+
+
+def native(library: Library) -> Callable[[Weight, Tensor | None], Linear]:
+    """The builder that takes our own kernels for the weights that they are made for, and `cpu` for others."""
+
+    def build(weight: Weight, bias: Tensor | None) -> Linear:
+        if isinstance(weight, Tensor) and packing.takes(library, weight):
+            return packing.packed(library, weight.contiguous(), bias)
+        return cpu(weight, bias)
+
+    return build
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

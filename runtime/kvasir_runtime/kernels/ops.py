@@ -87,6 +87,7 @@ def native_ops() -> Ops:
         CPU,
         name=f"cpu {found.isa}",
         embedding=made.embedding,
+        linear=linear.native(found),
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,

@@ -51,6 +51,8 @@ struct State {
   int stopping = 0;
   pid_t owner = 0;
   pthread_t workers[MAX_THREADS];
+  bool pinned = false;
+  cpu_set_t allowed, callers;  // while pinned: all CPUs granted, and those where no worker is
   Claims claims[MAX_THREADS];
   Buffer own[MAX_THREADS][SLOTS];
   Buffer shared[SLOTS];
@@ -132,6 +134,31 @@ void* grown(Buffer& buffer, int64_t bytes) {
   return buffer.data;
 }
 
+// Each worker gets a CPU of its own where there is one for each, because the kernel wakes a thread on the CPU of whoever
+// woke it when all are busy: caller and worker would take turns on one while another process has the other. With fewer
+// threads than CPUs (a quota) nothing is bound, since other processes of the same size would choose the same ones.
+void pin_workers() {
+  pool.pinned = false;
+  if (sched_getaffinity(0, sizeof pool.allowed, &pool.allowed) || CPU_COUNT(&pool.allowed) != pool.size) return;
+  pool.callers = pool.allowed;
+  for (int cpu = CPU_SETSIZE - 1, tid = pool.size - 1; tid > 0 && cpu >= 0; --cpu) {
+    if (!CPU_ISSET(cpu, &pool.allowed)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    if (pthread_setaffinity_np(pool.workers[tid--], sizeof one, &one)) return;
+    CPU_CLR(cpu, &pool.callers);
+  }
+  pool.pinned = pool.size > 1;
+}
+
+// The caller steps aside when it runs where a worker does. It is not bound: threads that it makes would be bound as well.
+void step_aside() {
+  const int cpu = sched_getcpu();
+  if (cpu < 0 || CPU_ISSET(cpu, &pool.callers)) return;
+  if (sched_setaffinity(0, sizeof pool.callers, &pool.callers) == 0) sched_setaffinity(0, sizeof pool.allowed, &pool.allowed);
+}
+
 void stop_locked() {
   if (pool.size > 1 && pool.owner == getpid()) {
     pool.stopping = 1;
@@ -155,7 +182,9 @@ int start_locked(int wanted) {
          pthread_create(&pool.workers[started], nullptr, work, reinterpret_cast<void*>(intptr_t(started))) == 0) {
     ++started;
   }
-  return pool.size = started;
+  pool.size = started;
+  pin_workers();
+  return started;
 }
 
 }  // namespace
@@ -167,6 +196,7 @@ void run(Region fn, void* args, const Need* needs, int num_needs) {
   const int nth = pool.size;
   pool.fn = fn;
   pool.args = args;
+  if (pool.pinned) step_aside();
   if (nth > 1) change(pool.epoch, pool.epoch_sleepers);
   fn(0, nth, args);
   const int phase = arrive(0, nth);

@@ -1,6 +1,7 @@
 // How large the structs are that Python fills, so that a test finds a field which only one side has.
 #define KVASIR_ISA sizes
 #include "glue.h"
+#include "linear.h"
 
 #define KVASIR_SIZE(name) \
   extern "C" __attribute__((visibility("default"))) int kvasir_sizeof_##name() { return sizeof(kvasir::name); }
@@ -12,3 +13,5 @@ KVASIR_SIZE(SplitArgs)
 KVASIR_SIZE(GateArgs)
 KVASIR_SIZE(GatherArgs)
 KVASIR_SIZE(ArgmaxArgs)
+KVASIR_SIZE(Linear)
+KVASIR_SIZE(Product)

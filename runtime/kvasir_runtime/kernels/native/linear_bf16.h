@@ -1,0 +1,135 @@
+// The product with a bfloat16 weight: AVX-512 BF16 dot products, float32 sums.
+//
+// One or few rows read the weight once, as fast as memory gives it. Many rows are computed from a panel that lies in the
+// second-level cache while the panel after it is fetched.
+#pragma once
+
+#include "linear_tile.h"
+
+#ifdef __AVX512BF16__
+namespace KVASIR_ISA {
+
+// Lines of the panel that comes next, fetched evenly while this one is used.
+struct Ahead {
+  const uint8_t* next;
+  const uint8_t* end;
+  int64_t per_chunk;
+};
+
+constexpr int64_t CHUNK = 8;      // pairs of k between two looks at what to fetch
+constexpr int64_t BLOCK_K = 2048;  // of k: 256 KiB of a panel
+
+KVASIR_INLINE __m512bh line_of(const uint8_t* w) { return (__m512bh)_mm512_loadu_si512(w); }
+
+KVASIR_INLINE __m512bh pair_of(const uint16_t* x) {
+  int32_t both;
+  __builtin_memcpy(&both, x, 4);
+  return (__m512bh)_mm512_set1_epi32(both);
+}
+
+// acc += x[0..MR)[2 * pairs] * w[NR tiles]; `step` bytes from one pair's lines to the next.
+template <int MR, int NR>
+KVASIR_INLINE void dots(__m512 (&acc)[MR][NR], const uint16_t* x, int64_t ldx, const uint8_t* w, int64_t step, int64_t pairs) {
+  for (int64_t p = 0; p < pairs; ++p, w += step, x += 2) {
+    __m512bh b[NR];
+    for (int j = 0; j < NR; ++j) b[j] = line_of(w + 64 * j);
+    for (int i = 0; i < MR; ++i) {
+      const __m512bh a = pair_of(x + i * ldx);
+      for (int j = 0; j < NR; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], b[j], a);
+    }
+  }
+}
+
+struct Strip {
+  const uint16_t* x;
+  int64_t ldx;
+  const uint8_t* w;
+  int64_t step;
+  int64_t pairs;
+  bool odd;  // one value of k is left after the pairs
+  float* partial;  // (MR, NR, 16) sums of the blocks of k so far
+  bool begins, ends;
+};
+
+template <int MR, int NR>
+void strip(const Strip& s, Ahead& ahead, const Linear& weight, const Product& product, int64_t m, int64_t tile) {
+  __m512 acc[MR][NR];
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NR; ++j) acc[i][j] = s.begins ? _mm512_setzero_ps() : _mm512_loadu_ps(s.partial + (i * NR + j) * TILE);
+  const uint16_t* x = s.x;
+  const uint8_t* w = s.w;
+  int64_t pairs = s.pairs;
+  for (; pairs >= CHUNK; pairs -= CHUNK, x += 2 * CHUNK, w += CHUNK * s.step) {
+    for (int64_t line = 0; line < ahead.per_chunk && ahead.next < ahead.end; ++line, ahead.next += 64)
+      _mm_prefetch(ahead.next, _MM_HINT_T1);
+    dots<MR, NR>(acc, x, s.ldx, w, s.step, CHUNK);
+  }
+  dots<MR, NR>(acc, x, s.ldx, w, s.step, pairs);
+  if (s.odd) {
+    x += 2 * pairs;
+    w += pairs * s.step;
+    for (int i = 0; i < MR; ++i) {
+      const __m512bh a = (__m512bh)_mm512_set1_epi32(x[i * s.ldx]);
+      for (int j = 0; j < NR; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], line_of(w + 64 * j), a);
+    }
+  }
+  if (s.ends) return finish<bfloat16>(acc, weight, product, m, tile);
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NR; ++j) _mm512_storeu_ps(s.partial + (i * NR + j) * TILE, acc[i][j]);
+}
+
+template <int NR>
+void strip_of(int rows, const Strip& s, Ahead& ahead, const Linear& w, const Product& p, int64_t m, int64_t tile) {
+  switch (rows) {
+    case 1: return strip<1, NR>(s, ahead, w, p, m, tile);
+    case 2: return strip<2, NR>(s, ahead, w, p, m, tile);
+    case 3: return strip<3, NR>(s, ahead, w, p, m, tile);
+    case 4: return strip<4, NR>(s, ahead, w, p, m, tile);
+    case 5: return strip<5, NR>(s, ahead, w, p, m, tile);
+    default: return strip<6, NR>(s, ahead, w, p, m, tile);
+  }
+}
+
+// Rows [begin, end) times the tiles [tile, tile + tiles) of one panel.
+inline void task_bf16(int tid, const Linear& w, const Product& p, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+  const uint16_t* x = static_cast<const uint16_t*>(p.x);
+  const int64_t all_pairs = w.k / 2, lines = (w.k + 1) / 2, panel = tile / PANEL_TILES;
+  const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), step = width * 64;
+  const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64;
+  const uint8_t* end_of_weight = w.weight + w.tiles * lines * 64;
+  base += (tile - panel * PANEL_TILES) * 64;
+  const int64_t strips = ceil_div(end - begin, STRIP), blocks = ceil_div(w.k, BLOCK_K);
+  const int64_t block_pairs = ceil_div(ceil_div(all_pairs, blocks), CHUNK) * CHUNK;
+  float* partial = blocks > 1 ? (float*)kvasir::own_scratch(tid, kvasir::SLOT_LINEAR, strips * STRIP * PANEL_TILES * TILE * 4) : nullptr;
+  for (int64_t block = 0, first = 0; block < blocks; ++block, first += block_pairs) {
+    const int64_t pairs = least(block_pairs, all_pairs - first);
+    const bool ends = block + 1 == blocks;
+    // One pass reads memory as it goes, and the processor's own prefetchers do that best; more passes leave time for it.
+    const uint8_t* next = base + (first + pairs) * step;
+    Ahead ahead{next, next + least(pairs * step, end_of_weight - next), strips > 1 ? ceil_div(CHUNK * width, strips) : 0};
+    for (int64_t i = 0, m = begin; i < strips; ++i) {
+      const int64_t until = begin + (end - begin) * (i + 1) / strips;
+      const Strip s{x + m * w.k + 2 * first, w.k, base + first * step, step, pairs, ends && (w.k & 1),
+                    partial + i * STRIP * PANEL_TILES * TILE, first == 0, ends};
+      switch (tiles) {
+        case 1: strip_of<1>(until - m, s, ahead, w, p, m, tile); break;
+        case 2: strip_of<2>(until - m, s, ahead, w, p, m, tile); break;
+        case 3: strip_of<3>(until - m, s, ahead, w, p, m, tile); break;
+        default: strip_of<4>(until - m, s, ahead, w, p, m, tile); break;
+      }
+      m = until;
+    }
+  }
+}
+
+inline void linear_bf16(int tid, int nth, const Linear& w, const Product& p) {
+  const Cut c = cut(w, p.rows, nth);
+  for (int64_t task; (task = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
+    const int64_t block = task / c.parts, tile = task % c.parts * c.part_tiles;
+    const int64_t begin = p.rows * block / c.blocks, end = p.rows * (block + 1) / c.blocks;
+    task_bf16(tid, w, p, begin, end, tile, least(c.part_tiles, w.tiles - tile));
+  }
+}
+
+}  // namespace KVASIR_ISA
+#endif

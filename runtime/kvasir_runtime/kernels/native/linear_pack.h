@@ -1,0 +1,56 @@
+// Brings weights into the layout of linear.h, and takes rows back out of it.
+#pragma once
+
+#include "linear.h"
+
+namespace KVASIR_ISA {
+
+// Source row of lane `lane` of tile `tile`, or -1 for padding. rows: of the source.
+KVASIR_INLINE int64_t row_of(int64_t tile, int64_t lane, int64_t rows, bool gated) {
+  if (!gated) return tile * 16 + lane < rows ? tile * 16 + lane : -1;
+  const int64_t column = tile / 2 * 16 + lane;
+  return column < rows / 2 ? column + (tile & 1) * (rows / 2) : -1;
+}
+
+struct Pack {
+  const uint16_t* source;  // (rows, k) bfloat16
+  int64_t rows, k, tiles;
+  bool gated;
+  uint32_t* target;
+};
+
+// bfloat16: a line holds one pair of k for the 16 outputs of a tile.
+inline void pack_bf16(int tid, int nth, const Pack& a) {
+  const int64_t lines = (a.k + 1) / 2, panels = (a.tiles + 3) / 4;
+  for (int64_t panel; (panel = kvasir::claim(tid, nth, panels)) >= 0;) {
+    const int64_t width = panel * 4 + 4 <= a.tiles ? 4 : a.tiles - panel * 4;
+    uint32_t* base = a.target + panel * 4 * lines * 16;
+    // Blocks of 32 pairs: what is read of 64 rows and written stays in the first-level cache.
+    for (int64_t begin = 0; begin < lines; begin += 32) {
+      const int64_t end = begin + 32 < lines ? begin + 32 : lines;
+      for (int64_t lane = 0; lane < width * 16; ++lane) {
+        const int64_t row = row_of(panel * 4 + lane / 16, lane % 16, a.rows, a.gated);
+        const uint16_t* source = a.source + row * a.k;
+        for (int64_t line = begin; line < end; ++line) {
+          uint32_t both = 0;
+          if (row >= 0) both = source[2 * line] | (2 * line + 1 < a.k ? uint32_t(source[2 * line + 1]) << 16 : 0);
+          base[line * width * 16 + lane] = both;
+        }
+      }
+    }
+  }
+}
+
+// out[i] = row ids[i] of a packed bfloat16 weight: a line each holds two of its values.
+inline void rows_bf16(int tid, int nth, const kvasir::Linear& w, const int64_t* ids, int64_t count, uint16_t* out) {
+  const int64_t lines = (w.k + 1) / 2;
+  for (int64_t i; (i = kvasir::claim(tid, nth, count)) >= 0;) {
+    const int64_t tile = ids[i] / 16, panel = tile / 4, width = panel * 4 + 4 <= w.tiles ? 4 : w.tiles - panel * 4;
+    const uint8_t* from = w.weight + (panel * 4 * lines + tile % 4) * 64 + ids[i] % 16 * 4;
+    uint16_t* to = out + i * w.k;
+    for (int64_t pair = 0; pair < w.k / 2; ++pair) __builtin_memcpy(to + 2 * pair, from + pair * width * 64, 4);
+    if (w.k & 1) __builtin_memcpy(to + w.k - 1, from + (lines - 1) * width * 64, 2);
+  }
+}
+
+}  // namespace KVASIR_ISA

@@ -1,0 +1,43 @@
+// A decoder's forward pass over one ragged batch, from token ids to the hidden states that the head sees, in one region.
+#pragma once
+
+#include "glue.h"
+#include "linear.h"
+
+namespace kvasir {
+
+// qk_norm may be null. gate_up is gated.
+struct StepLayer {
+  const void *attention_norm, *qk_norm, *mlp_norm;
+  const Linear *qkv, *output, *gate_up, *down;
+  int64_t window;
+};
+
+// embedding: (vocabulary, hidden), or null where rows of the packed `head` are taken.
+// layer_bytes, value_offset: of the cache, from layer to layer and from a key to its value.
+struct StepModel {
+  const StepLayer* layers;
+  const void* embedding;
+  const Linear* head;
+  const void *norm, *cos, *sin;
+  uint8_t* cache;
+  int64_t layer_bytes, value_offset;
+  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
+  float eps, scale;
+  Type type, cache_type;
+};
+
+// What a step spends its time on, in the order of `KINDS` in native/step.py.
+enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, STEP_KINDS };
+
+// rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
+// ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
+struct StepBatch {
+  int64_t tokens, num_rows;
+  const int64_t *token_ids, *positions, *slots, *rows;
+  Sequences sequences;
+  void* out;
+  int64_t* ticks;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,193 @@
+// The layers one after another. Kernels claim their work, and a barrier stands where one reads what another wrote.
+#include "step.h"
+
+#ifdef __AVX512BF16__
+namespace KVASIR_ISA {
+namespace {
+
+using kvasir::Product;
+using kvasir::StepBatch;
+using kvasir::StepKind;
+using kvasir::StepModel;
+
+struct Step {
+  const StepModel& model;
+  const StepBatch& batch;
+};
+
+KVASIR_INLINE int64_t element_bytes(const StepModel& m) { return m.type == kvasir::FLOAT32 ? 4 : 2; }
+
+// Where the activations of a step lie in SLOT_STEP, each (tokens, width). stream is the residual stream.
+struct Buffers {
+  char *stream, *normed, *qkv, *attended, *gated, *end;
+};
+
+Buffers buffers(const StepModel& m, int64_t tokens, char* memory) {
+  const auto take = [&](int64_t width) {
+    char* got = memory;
+    memory += (tokens * width * element_bytes(m) + 63) / 64 * 64;
+    return got;
+  };
+  Buffers b;
+  b.stream = take(m.hidden);
+  b.normed = take(m.hidden);
+  b.qkv = take((m.heads + 2 * m.kv_heads) * m.head_dim);
+  b.attended = take(m.heads * m.head_dim);
+  b.gated = take(m.intermediate);
+  b.end = memory;
+  return b;
+}
+
+kvasir::AttentionArgs attention_args(const Step& s, const Buffers& b, int64_t layer) {
+  const StepModel& m = s.model;
+  kvasir::AttentionArgs a{};
+  a.query = b.qkv;
+  a.token_stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
+  a.out = b.attended;
+  a.cache = m.cache + layer * m.layer_bytes;
+  a.value_offset = m.value_offset;
+  a.sequences = &s.batch.sequences;
+  a.heads = m.heads;
+  a.kv_heads = m.kv_heads;
+  a.head_dim = m.head_dim;
+  a.block_size = m.block_size;
+  a.window = m.layers[layer].window;
+  a.scale = m.scale;
+  a.query_type = m.type;
+  a.cache_type = m.cache_type;
+  return a;
+}
+
+kvasir::SplitArgs split_args(const Step& s, const Buffers& b, int64_t layer) {
+  const StepModel& m = s.model;
+  kvasir::SplitArgs a{};
+  a.qkv = b.qkv;
+  a.norm = m.layers[layer].qk_norm;
+  a.cos = m.cos;
+  a.sin = m.sin;
+  a.positions = s.batch.positions;
+  a.slots = s.batch.slots;
+  a.cache = m.cache + layer * m.layer_bytes;
+  a.value_offset = m.value_offset;
+  a.tokens = s.batch.tokens;
+  a.heads = m.heads;
+  a.kv_heads = m.kv_heads;
+  a.head_dim = m.head_dim;
+  a.eps = m.eps;
+  a.type = m.type;
+  a.cache_type = m.cache_type;
+  return a;
+}
+
+KVASIR_INLINE bool all_in_order(const StepBatch& batch) {
+  if (batch.num_rows != batch.tokens) return false;
+  for (int64_t i = 0; i < batch.num_rows; ++i) {
+    if (batch.rows[i] != i) return false;
+  }
+  return true;
+}
+
+KVASIR_INLINE int64_t now() { return static_cast<int64_t>(__builtin_ia32_rdtsc()); }
+
+// One thread's way through the layers.
+struct Pass {
+  int tid, nth;
+  const Step& step;
+  Buffers b;
+  int64_t rows, last;
+
+  void done(StepKind kind) {
+    kvasir::barrier(tid, nth);
+    if (tid || !step.batch.ticks) return;
+    const int64_t then = last;
+    last = now();
+    step.batch.ticks[kind] += last - then;
+  }
+
+  void embed() {
+    const StepModel& m = step.model;
+    if (m.embedding) {
+      gather(tid, nth, {m.embedding, step.batch.token_ids, b.stream, rows, m.hidden * element_bytes(m)});
+    } else {
+      linear_rows(tid, nth, *m.head, step.batch.token_ids, rows, reinterpret_cast<uint16_t*>(b.stream));
+    }
+    done(kvasir::EMBEDDING);
+  }
+
+  void normed(const void* weight, void* out) {
+    const StepModel& m = step.model;
+    norm(tid, nth, {b.stream, nullptr, weight, nullptr, out, rows, m.hidden, m.eps, m.type});
+    done(kvasir::NORM);
+  }
+
+  void product(const kvasir::Linear* weight, const void* x, void* out, const void* residual, StepKind kind) {
+    linear(tid, nth, *weight, Product{x, out, residual, rows, step.model.type});
+    done(kind);
+  }
+
+  // Only the wanted rows go on: nothing later reads the others.
+  void trim() {
+    const StepModel& m = step.model;
+    rows = step.batch.num_rows;
+    gather(tid, nth, {b.stream, step.batch.rows, b.normed, rows, m.hidden * element_bytes(m)});
+    done(kvasir::EMBEDDING);
+    gather(tid, nth, {b.attended, step.batch.rows, b.qkv, rows, m.heads * m.head_dim * element_bytes(m)});
+    done(kvasir::EMBEDDING);
+    char* old = b.stream;
+    b.stream = b.normed;
+    b.normed = old;
+    b.attended = b.qkv;
+  }
+
+  void run() {
+    const StepModel& m = step.model;
+    embed();
+    for (int64_t i = 0; i < m.num_layers; ++i) {
+      const kvasir::StepLayer& layer = m.layers[i];
+      normed(layer.attention_norm, b.normed);
+      product(layer.qkv, b.normed, b.qkv, nullptr, kvasir::QKV);
+      split_qkv(tid, nth, split_args(step, b, i));
+      done(kvasir::SPLIT);
+      attention(tid, nth, attention_args(step, b, i));
+      done(kvasir::ATTENTION);
+      if (i == m.num_layers - 1 && !all_in_order(step.batch)) trim();
+      product(layer.output, b.attended, b.stream, b.stream, kvasir::OUTPUT);
+      normed(layer.mlp_norm, b.normed);
+      product(layer.gate_up, b.normed, b.gated, nullptr, kvasir::GATE_UP);
+      product(layer.down, b.gated, b.stream, b.stream, kvasir::DOWN);
+    }
+    normed(m.norm, step.batch.out);
+  }
+};
+
+KVASIR_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+}  // namespace
+}  // namespace KVASIR_ISA
+
+KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBatch* batch) {
+  using namespace KVASIR_ISA;
+  Step step{*model, *batch};
+  const Buffers b = buffers(*model, batch->tokens, nullptr);
+  int64_t partials = 0, scratch = 0;
+  for (int64_t i = 0; i < model->num_layers; ++i) {
+    const kvasir::StepLayer& layer = model->layers[i];
+    const kvasir::Linear* weights[] = {layer.qkv, layer.output, layer.gate_up, layer.down};
+    for (const kvasir::Linear* weight : weights) {
+      scratch = most(scratch, linear_bytes(*weight, batch->tokens));
+    }
+    if (i && layer.window == model->layers[i - 1].window) continue;
+    partials = most(partials, attention_bytes(attention_args(step, b, i)));
+  }
+  const kvasir::Need needs[] = {{kvasir::SLOT_STEP, b.end - static_cast<char*>(nullptr)},
+                                {kvasir::SLOT_ATTENTION, partials},
+                                {kvasir::SLOT_LINEAR, scratch}};
+  kvasir::run(
+      [](int tid, int nth, void* p) {
+        const Step& s = *static_cast<const Step*>(p);
+        auto* memory = static_cast<char*>(kvasir::shared_scratch(kvasir::SLOT_STEP));
+        Pass{tid, nth, s, buffers(s.model, s.batch.tokens, memory), s.batch.tokens, now()}.run();
+      },
+      &step, needs, 3);
+}
+#endif
