@@ -4,12 +4,14 @@ Used by the streams, once per step and request: plain structs, no validation, no
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.server import chatparts
+from kvasir_runtime.server.chatparts import Delta, Message
 from kvasir_runtime.server.framing import Ending, Piece
 from kvasir_runtime.server.logprobs import ChatLogprobs, Labels, TextLogprobs, of_chat, of_prompt, of_text
 from kvasir_runtime.server.prepare import Job
@@ -34,13 +36,6 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: CachedTokens
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a chunk adds to a chat message."""
-
-    role: str | None = None
-    content: str | None = None
-
-
 class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A choice in a chat chunk."""
 
@@ -61,14 +56,6 @@ class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole chat message."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,12 +152,14 @@ class Chunks:
             prompt = job.requests[piece.index].prompt
         if not job.chat:
             return self._frame([_text_choice(job, piece, self._labels, prompt)])
+        if not (piece.parts or piece.reason or piece.said or piece.ids):
+            return b""  # it may still become a call
         self._answer.prompt_token_ids = prompt
         made = ChatPiece(
             index=piece.index,
-            delta=Delta(content=piece.text) if piece.text else Delta(),
+            delta=chatparts.delta(piece.parts),
             logprobs=of_chat(piece.said, self._labels, job.logprobs) if piece.said else None,
-            finish_reason=piece.reason,
+            finish_reason=chatparts.reason(piece),
             token_ids=piece.ids if job.token_ids else msgspec.UNSET,
         )
         return self._frame([made])
@@ -219,9 +208,9 @@ def _whole_choices(job: Job, pieces: Sequence[Piece], labels: Labels) -> list[Ch
     return [
         ChatChoice(
             index=piece.index,
-            message=Message(content=piece.text),
+            message=chatparts.message(piece.parts),
             logprobs=of_chat(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
-            finish_reason=piece.reason,
+            finish_reason=chatparts.reason(piece),
             token_ids=piece.ids if job.token_ids else msgspec.UNSET,
         )
         for piece in pieces

@@ -13,9 +13,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import quoted
-from kvasir_runtime.server import guidedfields, known, searches
+from kvasir_runtime.server import guidedfields, known, searches, toolbody
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import RESERVED
+from kvasir_runtime.server.toolbody import Effort, ToolCalls, ToolChoice, Tools
 
 MAX_CHOICES: Final = 16
 MAX_PROMPTS: Final = 128
@@ -113,6 +114,7 @@ def _counts(items: Sized, limit: int) -> dict[str, int]:
     return {"count": len(items), "limit": limit}
 
 
+Prompt = str | list[str] | list[int] | list[list[int]]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 ChatSwitches = Annotated[dict[str, Any], Field(max_length=16), AfterValidator(_switches)]
 
@@ -142,15 +144,17 @@ class SamplingParams(Strict):
     top_k: int = Field(0, ge=-1, le=MAX_COUNT)
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])] = []
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    logit_bias: Annotated[list[tuple[int, float]], BeforeValidator(_biases)] = []
-    bad_words: Annotated[list[str], BeforeValidator(_bad_words)] = []
+    logit_bias: Annotated[
+        list[tuple[int, float]], BeforeValidator(_biases, json_schema_input_type=dict[str, float])
+    ] = []
+    bad_words: Annotated[list[str], BeforeValidator(_bad_words, json_schema_input_type=list[str])] = []
     allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_IDS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
@@ -159,7 +163,7 @@ class SamplingParams(Strict):
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
     use_beam_search: bool = False
     length_penalty: float = Field(1.0, ge=-10, le=10)
-    early_stopping: Annotated[bool | Literal["never"], BeforeValidator(searches.early_stopping)] = False
+    early_stopping: searches.EarlyStopping = False
     guided_json: guidedfields.Schema = None
     guided_regex: guidedfields.Pattern | None = None
     guided_choice: guidedfields.Choices = []
@@ -185,7 +189,7 @@ class CompletionBody(Body):
     max_tokens may be 0 where the prompt is echoed: then it is only scored.
     """
 
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    prompt: Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=Prompt)]
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool = False
@@ -193,17 +197,31 @@ class CompletionBody(Body):
     add_special_tokens: bool = True
 
 
+class TextPart(Strict):
+    """A part of a message, as /openapi.json shows it."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(Strict):
     """One message of a chat. Fields that say nothing (null, []), as in answers sent back as history, are dropped."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    # What an assistant called or thought stands in for a text.
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["role"]))
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart])]
     name: str | None = Field(None, max_length=256)
+    tool_calls: ToolCalls | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _said(cls, value: Any) -> Any:
-        return {k: v for k, v in value.items() if v is not None and v != []} if isinstance(value, dict) else value
+        return toolbody.said(value) if isinstance(value, dict) else value
 
 
 class ChatBody(Body):
@@ -216,6 +234,11 @@ class ChatBody(Body):
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tools: Tools = []
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool = True
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
 
 
@@ -250,6 +273,7 @@ def chat(raw: Raw) -> ChatBody:
     if body.best_of is not None and body.best_of != body.n and not body.use_beam_search:
         raise _refused("best_of needs use_beam_search true in a chat", "best_of", "unsupported_parameter")
     check_turn(body)
+    toolbody.check(body.tools, body.tool_choice)
     both = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(both) > 1:
         raise _refused("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
@@ -274,6 +298,10 @@ class Turn(Protocol):
     @property
     def chat_template_kwargs(self) -> dict[str, Any]:
         """Switches of the template."""
+
+    @property
+    def tools(self) -> Sequence[toolbody.Tool]:
+        """Functions that the template shows."""
 
 
 def check_turn(body: Turn) -> None:

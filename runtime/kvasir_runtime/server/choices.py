@@ -4,11 +4,14 @@ Pure but for the tokenizer it is given; driven by the streams once per event, so
 beside a text, logprobs and token ids, is taken after each event; it is kept only where it was asked for.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Sequence
 
 from kvasir_runtime.server.detokenize import REPLACEMENT, Decode, Detokenizer
 from kvasir_runtime.server.logprobs import Said
+from kvasir_runtime.server.parsing import parser
+from kvasir_runtime.server.parsing.parser import Parser
 from kvasir_runtime.server.parsing.parts import Content, Part
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.stops import StopMatcher
@@ -18,11 +21,23 @@ from kvasir_runtime.wire import Event, FinishReason, Logprobs, Request
 
 def choices_of(job: Job, tokenizer: Tokenizer) -> "list[Choice]":
     """The choices that are drawn for a job, in the order of its requests."""
-    decode: Decode = (lambda ids: tokenizer.decode(ids, special=True)) if job.special else tokenizer.decode
+    decode = _decode(job, tokenizer)
     return [
         Choice(request, job, decode, echo=job.echoes[index // job.num_drawn] if job.echoes else None)
         for index, request in enumerate(job.requests)
     ]
+
+
+def _decode(job: Job, tokenizer: Tokenizer) -> Decode:
+    """Without special tokens unless they are wanted, but for the marks that the readers of parts look for."""
+    if job.special:
+        return lambda ids: tokenizer.decode(ids, special=True)
+    if job.parsing is None:
+        return tokenizer.decode
+    marks = parser.marks(job.parsing.tools, job.parsing.reasoning)
+    specials = tokenizer.special_tokens.items()
+    hidden = frozenset(token_id for token_id, name in specials if not any(name in mark for mark in marks))
+    return lambda ids: tokenizer.decode([token_id for token_id in ids if token_id not in hidden], special=True)
 
 
 def shown(job: Job, choices: "Sequence[Choice]") -> list[int]:
@@ -39,8 +54,7 @@ def shown(job: Job, choices: "Sequence[Choice]") -> list[int]:
 class Choice:
     """One choice. stopped says that a stop string ended it, so the engine has to be told; open, that it goes on.
 
-    called: it completed calls of functions. cumulative: logarithm of the probability of the answer. prompt_logprobs: as
-    the engine gave them.
+    cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them.
     """
 
     __slots__ = (
@@ -51,13 +65,13 @@ class Choice:
         "_job",
         "_lead",
         "_min_tokens",
+        "_parser",
         "_parts",
         "_prompt",
         "_said",
         "_sent",
         "_stops",
         "cached_tokens",
-        "called",
         "cumulative",
         "num_tokens",
         "open",
@@ -79,6 +93,7 @@ class Choice:
         self._said: deque[Said] = deque()
         self._ids: list[int] = []
         self._parts: list[Part] = []
+        self._parser = None if job.parsing is None else Parser(job.parsing, lambda: _call_id(job))
         self._detokenized = self._sent = 0
         self.prompt_logprobs: list[Logprobs] = []
         self.cumulative = 0.0
@@ -86,7 +101,6 @@ class Choice:
         self.cached_tokens = 0
         self.open = True
         self.stopped = False
-        self.called = False
 
     def accept(self, event: Event) -> tuple[str, FinishReason | None]:
         """The text that an event adds and, on the last, why it ended. An event after the end adds nothing."""
@@ -102,7 +116,15 @@ class Choice:
         else:
             lead = ""
         text, reason = self._answer(event)
-        return self._released(lead + text), reason
+        text = self._released(lead + text, ended=reason is not None)
+        if self._parser is not None and self._parser.full and reason is None:
+            self.open, self.stopped, reason = False, True, "stop"
+        return text, reason
+
+    @property
+    def called(self) -> bool:
+        """It completed calls of functions."""
+        return self._parser is not None and self._parser.called
 
     def parts(self) -> list[Part]:
         """What was found in the text of a chat and not given yet."""
@@ -157,9 +179,12 @@ class Choice:
         self._detokenized += len(lead)
         return lead
 
-    def _released(self, text: str) -> str:
+    def _released(self, text: str, *, ended: bool = False) -> str:
         self._sent += len(text)
-        if self._job.chat and text:
+        if self._parser is not None:
+            self._parts += self._parser.push(text)
+            self._parts += self._parser.finish() if ended else ()
+        elif self._job.chat and text:
             self._parts.append(Content(text))
         return text
 
@@ -201,6 +226,11 @@ class Choice:
             return rest, False
         text = self._stops.push(rest)
         return text + self._stops.flush(), self._stops.matched is not None
+
+
+def _call_id(job: Job) -> str:
+    assert job.parsing is not None, "there is nothing to look for"
+    return parser.call_id(job.parsing.tools, secrets.choice)
 
 
 def _before(token_id: int, piece: str, decode: Decode) -> int:

@@ -35,7 +35,6 @@ LABELS: Final = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "parallel_tool_calls",
     }
 )
 """Documented to leave the answer as it is; any value is taken and none is kept."""
@@ -49,17 +48,15 @@ _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 COMPLETION: Final = {
     **_SHARED,
     "suffix": (_one_of(""), "null"),
+    "parallel_tool_calls": (_one_of(True, False), "true or false"),
 }
 CHAT: Final = {
     **_SHARED,
-    "tools": (_empty, "[]"),
-    "tool_choice": (_one_of("none", "auto"), '"none" or "auto"'),
     "functions": (_empty, "[]"),
     "function_call": (_one_of("none", "auto"), '"none" or "auto"'),
     "modalities": (_one_of(["text"]), '["text"]'),
     "audio": (_one_of(), "null"),
     "prediction": (_one_of(), "null"),
-    "reasoning_effort": (_one_of("none"), '"none"'),
     "verbosity": (_one_of("medium"), '"medium"'),
     "web_search_options": (_one_of(), "null"),
     "moderation": (_one_of(), "null"),
@@ -69,6 +66,6 @@ CHAT: Final = {
     "echo": (_one_of(False), "false"),
 }
 TOKENIZE: Final = {
-    **{name: CHAT[name] for name in ("chat_template", "tools", "documents")},
+    **{name: CHAT[name] for name in ("chat_template", "documents")},
 }
 """Name: which values ask for nothing, and how the refusal of any other names them."""

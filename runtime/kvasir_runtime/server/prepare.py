@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from kvasir_api import hashes, openai_errors
-from kvasir_runtime.server import bodies, guided, searches
-from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Message, Turn
+from kvasir_runtime.server import bodies, calling, guided, searches, toolbody
+from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Turn
+from kvasir_runtime.server.parsing.parser import Parsing
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
 from kvasir_runtime.server.tokenizer import PromptTooLong, Tokenizer
@@ -30,13 +31,14 @@ MAX_PROMPT_TOKENS = 1_000_000
 class Served:
     """What requests are checked against: the names of the model, its tokenizer, and its longest context in tokens.
 
-    ready: what the engine said of itself; None where nobody asked it.
+    ready: what the engine said of itself; None where nobody asked it. written: the formats of calls and thoughts.
     """
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     max_context: int
     ready: Ready | None = None
+    written: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Job:
     num_choices: of each prompt that are shown, the best of those drawn. logprobs, prompt_logprobs: how many of the
     likeliest tokens are shown at each place, -1 for no logprobs at all. echoes: texts of the prompts, where they are
     repeated before the answers. continues: the answer goes on with the text of its prompt. only_prompt: the engine must
-    draw a token, but none was asked for. special: special tokens are shown. token_ids: they are shown too.
+    draw a token, but none was asked for. special: special tokens are shown. token_ids: they are shown too. parsing:
+    what to look for in the answers of a chat. guided_by: the field that asks for their grammar.
     """
 
     answer_id: str
@@ -68,6 +71,7 @@ class Job:
     special: bool = False
     token_ids: bool = False
     as_token_ids: bool = False
+    parsing: Parsing | None = None
     guided_by: str = ""
 
     @property
@@ -88,7 +92,11 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     """
     chat = isinstance(body, ChatBody)
     check_model(body.model, served)
-    prompts, texts = _chat_prompt(body, served) if isinstance(body, ChatBody) else _text_prompts(body, served)
+    parsing: Parsing | None = None
+    if isinstance(body, ChatBody):
+        prompts, texts, parsing = _chat_prompt(body, served)
+    else:
+        prompts, texts = _text_prompts(body, served)
     limits = [_max_tokens(body, len(prompt), served, fit=fit) for prompt in prompts]
     _check_ids(prompts, body, served.tokenizer.vocab_size)
     drawn = body.n if body.use_beam_search else max(body.n, getattr(body, "best_of", None) or 1)
@@ -139,6 +147,7 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         special=not body.skip_special_tokens,
         token_ids=body.return_token_ids,
         as_token_ids=body.return_tokens_as_token_ids,
+        parsing=parsing,
         guided_by="" if asked is None else asked.field,
     )
 
@@ -206,32 +215,29 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     return tuple(ids for ids in found if ids)
 
 
-def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]], list[str]]:
+def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]], list[str], Parsing | None]:
     tokenizer = served.tokenizer
     try:
-        text = rendered(body, tokenizer)
+        text = rendered(body, tokenizer, served.written[1])
         prompt = _cut(tokenizer.encode(text, special=False, limit=_longest(body, served)), body, served)
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
     except PromptTooLong as error:
         raise _too_long(body, error, served.max_context) from error
-    source = body.model_dump(include={"messages", "chat_template_kwargs"}, exclude_none=True)
-    return [prompt], [hashes.request_text(source)]
+    shaping = {"messages", "tools", "chat_template_kwargs"}
+    source = body.model_dump(include=shaping, exclude_none=True, exclude_unset=True)
+    return [prompt], [hashes.request_text(source)], calling.parsing_of(body, served.written, text)
 
 
-def rendered(body: Turn, tokenizer: Tokenizer) -> str:
-    """The prompt of a chat. Raises TemplateError."""
-    said = as_said(body.messages or ())
+def rendered(body: Turn, tokenizer: Tokenizer, reasoning: str = "") -> str:
+    """The prompt of a chat. reasoning: how the model marks its thoughts. Raises TemplateError and Refused."""
+    calling.check_shown(body.tools, tokenizer)
+    variables = calling.switches(body, tokenizer, reasoning)
+    said, tools = calling.as_said(body.messages or (), reasoning), toolbody.shown(body.tools)
     if body.continue_final_message:
-        return tokenizer.continued(said, body.chat_template_kwargs)
+        return tokenizer.continued(said, variables, tools=tools)
     add = body.add_generation_prompt is not False
-    return tokenizer.rendered(said, body.chat_template_kwargs, add_generation_prompt=add)
-
-
-def as_said(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates know them: developer is the newer word for system."""
-    said = [message.model_dump(exclude_none=True) for message in messages]
-    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in said]
+    return tokenizer.rendered(said, variables, tools=tools, add_generation_prompt=add)
 
 
 def _text_prompts(body: CompletionBody, served: Served) -> tuple[list[tuple[int, ...]], list[str]]:

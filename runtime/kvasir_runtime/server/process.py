@@ -22,6 +22,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server import listen, tokenizer
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.banner import Start
+from kvasir_runtime.server.calling import formats_of
 from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.ops import ops_app
 from kvasir_runtime.server.pod import Opened, Pod
@@ -129,6 +130,7 @@ class ServeProcess:
                 tokenizer=loaded,
                 max_context=min(ready.max_model_len, ready.capacity_tokens),
                 ready=ready,
+                written=formats_of(loaded.template, self._options.tool_call_parser, self._options.reasoning_parser),
             ),
             client=self._client,
             max_sequences=ready.max_sequences,

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -37,12 +37,18 @@ class Generation(Extension):
 
 
 class ChatTemplate:
-    """One compiled template. special_tokens: bos_token, eos_token and so on, as the tokenizer's files name them."""
+    """One compiled template. special_tokens: bos_token, eos_token and so on, as the tokenizer's files name them.
+
+    switches: the names that it looks at.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.switches = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template is not valid: {error}") from error
 
@@ -51,6 +57,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt, ending where the assistant's answer begins, or after the last message.
@@ -62,7 +69,7 @@ class ChatTemplate:
             **self._special_tokens,
             **(variables or {}),
             "messages": list(messages),
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

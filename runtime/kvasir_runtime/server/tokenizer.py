@@ -87,6 +87,15 @@ class Tokenizer:
         return frozenset(self.encoder.get_added_tokens_decoder())
 
     @functools.cached_property
+    def special_tokens(self) -> Mapping[int, str]:
+        """Added tokens that texts leave out."""
+        return {
+            token_id: token.content
+            for token_id, token in self.encoder.get_added_tokens_decoder().items()
+            if token.special
+        }
+
+    @functools.cached_property
     def spelling(self) -> Literal["byte-level", "byte-fallback", "other"]:
         """How the vocabulary writes bytes, as its decoder tells."""
         state = bytes(self.encoder.decoder.__getstate__()) if self.encoder.decoder is not None else b""
@@ -99,16 +108,23 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt for chat messages as a text. Raises TemplateError."""
         if self.template is None:
             raise TemplateError("the model has no chat template; use /v1/completions")
-        return self.template.render(messages, variables, add_generation_prompt=add_generation_prompt)
+        return self.template.render(messages, variables, tools=tools, add_generation_prompt=add_generation_prompt)
 
-    def continued(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def continued(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt that ends in the last message, for an answer that goes on with it. Raises TemplateError."""
-        rendered = self.rendered(messages, variables, add_generation_prompt=False)
+        rendered = self.rendered(messages, variables, tools=tools, add_generation_prompt=False)
         return templates.opened(rendered, str(messages[-1]["content"]))
 
 

@@ -16,6 +16,7 @@ from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
 from kvasir_runtime.server.tokenizer import PromptTooLong
+from kvasir_runtime.server.toolbody import Tools
 
 MAX_TOKENS: Final = 1_000_000
 """A text that must have more is not tokenized: it would keep a worker thread busy for seconds."""
@@ -32,6 +33,7 @@ class TokenizeBody(Strict):
     chat_template_kwargs: ChatSwitches = Field({})
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tools: Tools = Field([])
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeBody":
@@ -55,7 +57,7 @@ def tokenize(raw: bytes, served: Served) -> dict[str, Any]:
     try:
         if body.messages is not None:
             bodies.check_turn(body)
-            text = prepare.rendered(body, tokenizer)
+            text = prepare.rendered(body, tokenizer, served.written[1])
             ids = tokenizer.encode(text, special=bool(body.add_special_tokens), limit=MAX_TOKENS)
         else:
             ids = tokenizer.encode(body.prompt or "", special=body.add_special_tokens is not False, limit=MAX_TOKENS)

@@ -209,7 +209,7 @@ def test_null_means_absent_for_every_field(table):
     [
         {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "x", "prompt_cache_key": "k"},
         {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}},
-        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [], "parallel_tool_calls": True, "include_reasoning": True},
         {"response_format": {"type": "text"}, "store": False, "service_tier": "auto"},
         {"logprobs": False, "top_logprobs": 0},
         {"modalities": ["text"]},

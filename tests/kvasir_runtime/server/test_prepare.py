@@ -88,6 +88,10 @@ OF_CHAT = {
     "logprobs": (True, lambda j: (j.requests[0].sampling.logprobs, j.logprobs), (0, 0)),
     "top_logprobs": (4, None, None),
     "best_of": (3, None, None),
+    **dict.fromkeys(
+        ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "include_reasoning"),
+        (None, None, None),  # in test_calling.py
+    ),
     "add_generation_prompt": (False, decoded, "<user>plan\n"),
     "continue_final_message": (True, lambda j: (decoded(j), j.continues), ("<user>plan", True)),
 }

@@ -30,19 +30,31 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def types(schema: Any) -> set[str]:
-    """The JSON types that a schema names; {"string"} where it names none, as a text is what was written."""
-    if not isinstance(schema, Mapping):
+def types(schema: Any, root: Mapping[str, Any] = {}, depth: int = 0) -> set[str]:
+    """The JSON types that a schema names; {"string"} where it names none, as a text is what was written.
+
+    root: where its references lead.
+    """
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return {"string"}
+    if isinstance(schema.get("$ref"), str):
+        return types(_referred(root, schema["$ref"]), root, depth + 1)
     named = schema.get("type")
     found = {named} if isinstance(named, str) else {kind for kind in named or () if isinstance(kind, str)}
     for combination in ("anyOf", "oneOf"):
         for other in schema.get(combination) or ():
-            found |= types(other) if isinstance(other, Mapping) else set()
+            found |= types(other, root, depth + 1) if isinstance(other, Mapping) else set()
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if not found and isinstance(values, list):
         found = {kind for value in values for kind in [_kind(value)] if kind}
     return found or {"string"}
+
+
+def _referred(root: Mapping[str, Any], reference: str) -> Any:
+    found: Any = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def typed(text: str, wanted: Collection[str]) -> str:

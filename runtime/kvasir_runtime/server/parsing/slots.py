@@ -6,7 +6,7 @@ The table of formats is made of these; readers run the machines, grammars are de
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kvasir_runtime.server.parsing import literals, steps
 from kvasir_runtime.server.parsing.steps import NoCall, Steps, json_string, json_value, literal, one_of, skipped
@@ -101,7 +101,7 @@ class Parameters:
                 raise NoCall
             seen.add(key)
             taking.put(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            yield from self._value(taking, taking.parameters.get(key))
+            yield from self._value(taking, taking.types(key))
             count += 1
             c = ""
 
@@ -118,9 +118,8 @@ class Parameters:
             raise NoCall
         return found.strip()
 
-    def _value(self, taking: Taking, schema: Any) -> Steps:
+    def _value(self, taking: Taking, types: set[str]) -> Steps:
         """A line break at each end belongs to the format. Strings are told as they come, the rest when it is whole."""
-        types = literals.types(schema)
         whole: list[str] = []
         put = whole.append
         if types == {"string"}:

@@ -6,6 +6,7 @@ A call is told as soon as its name and the beginning of its arguments are known;
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kvasir_runtime.server.parsing import literals
 from kvasir_runtime.server.parsing.parts import Arguments, Call, Done, Part
 from kvasir_runtime.server.parsing.steps import NoCall
 
@@ -37,11 +38,11 @@ class Taking:
         """Of the call that was told last."""
         return self._num_told - 1
 
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The schemas of the named function's parameters, by name."""
-        found = self.offered[self._name].get("properties")
-        return found if isinstance(found, Mapping) else {}
+    def types(self, parameter: str) -> set[str]:
+        """The JSON types of a parameter of the named function."""
+        schema = self.offered[self._name]
+        properties = schema.get("properties")
+        return literals.types(properties.get(parameter) if isinstance(properties, Mapping) else None, schema)
 
     def named(self, name: str) -> None:
         """Raises NoCall for a function that was not offered."""
