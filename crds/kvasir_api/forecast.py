@@ -12,6 +12,10 @@ BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
 """Of the float32 beside each 8-bit row of one token and head."""
 
+QUANTIZED_SIXTEENTHS: Final = {"int8": (17, 17), "int4": (10, 17)}
+"""Sixteenths of a byte that a weight of a layer and of the head takes: 8 or 4 bits, and in each group of 32 a float16 scale, with 4
+bits a float16 minimum besides; the head has 8 bits in both."""
+
 ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 """Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
 gate-up (2x intermediate), its product, and the float32 copies that norms make."""
@@ -23,7 +27,10 @@ PROCESS_BYTES: Final = {"cpu": 560 << 20, "cuda": 640 << 20}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder. parameters counts every weight once (tied embeddings once)."""
+    """Sizes of a decoder. parameters counts every weight once (tied embeddings once).
+
+    matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
+    """
 
     layers: int
     hidden: int
@@ -34,11 +41,21 @@ class Shape:
     vocabulary: int
     max_positions: int
     parameters: int
+    matrices: int
+    head: int
+    tied: bool
     dtype: str
 
-    def weights_bytes(self, dtype: str) -> int:
-        """Bytes of all weights in dtype (float32, bfloat16, float16)."""
-        return self.parameters * BYTES[dtype]
+    def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
+        """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantised (auto, none, int8, int4).
+
+        auto counts none: what a GGUF file keeps takes less than that.
+        """
+        if quantization not in QUANTIZED_SIXTEENTHS:
+            return self.parameters * BYTES[dtype]
+        layers, head = QUANTIZED_SIXTEENTHS[quantization]
+        plain = self.parameters - self.matrices - (0 if self.tied else self.head)
+        return plain * BYTES[dtype] + (self.matrices * layers + self.head * head) // 16
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values of one token over all layers. dtype: as above, or int8."""
@@ -70,7 +87,8 @@ def shape(config: Mapping[str, Any]) -> Shape:
     family = str(config.get("model_type", ""))
     bias = query + 2 * key if (config.get("attention_bias") or family == "qwen2") else 0
     norms = 2 * hidden + (2 * head_dim if family == "qwen3" else 0)
-    layer = hidden * (2 * query + 2 * key) + 3 * hidden * intermediate + bias + norms
+    matrices = hidden * (2 * query + 2 * key) + 3 * hidden * intermediate
+    layer = matrices + bias + norms
     generates = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("ForCausalLM",))
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") or not generates else 2)
     return Shape(
@@ -83,6 +101,9 @@ def shape(config: Mapping[str, Any]) -> Shape:
         vocabulary=vocabulary,
         max_positions=_count(config, "max_position_embeddings", 2048),
         parameters=layers * layer + embeddings + hidden,
+        matrices=layers * matrices,
+        head=vocabulary * hidden if generates else 0,
+        tied=bool(config.get("tie_word_embeddings")),
         dtype=_dtype(config),
     )
 
@@ -111,6 +132,7 @@ def fit(
     max_batch_tokens: int,
     process_bytes: int = 0,
     kv_cache_dtype: str = "auto",
+    quantization: str = "auto",
 ) -> Fit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
@@ -119,7 +141,7 @@ def fit(
     """
     cached = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     longest = max_model_len or model.max_positions
-    weights, per_token = model.weights_bytes(dtype), model.kv_bytes_per_token(cached)
+    weights, per_token = model.weights_bytes(dtype, quantization), model.kv_bytes_per_token(cached)
     activations = (
         max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
     )

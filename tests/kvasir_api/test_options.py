@@ -11,6 +11,7 @@ CHANGED = {
     "dtype": "float32",
     "max_model_len": 4096,
     "kv_cache_dtype": "int8",
+    "quantization": "int4",
     "kv_cache_tokens": 1024,
     "memory_percent": 85,
     "block_size": 32,

@@ -16,7 +16,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.banner import size
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-TAKEN = frozenset({"dtype", "max_model_len", "memory_percent", "max_batch_tokens"})
+TAKEN = frozenset({"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Plan:
     supported: bool
     parameters: int
     dtype: str
+    quantization: str
     device: str
     memory_bytes: int
     memory_fraction: float
@@ -56,6 +57,7 @@ def made(
         supported=any(architecture in family.architectures for family in FAMILIES),
         parameters=shape.parameters,
         dtype=dtype,
+        quantization=options.quantization,
         device=device,
         memory_bytes=memory_bytes,
         memory_fraction=options.memory_fraction,
@@ -69,6 +71,7 @@ def made(
             max_batch_tokens=options.max_batch_tokens or BATCH_TOKENS[device],
             process_bytes=forecast.PROCESS_BYTES[device],
             kv_cache_dtype=options.kv_cache_dtype,
+            quantization=options.quantization,
         ),
     )
 
@@ -80,13 +83,17 @@ def table(plan: Plan) -> str:
     rows = [
         ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters)"),
         ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {plan.memory_fraction:.0%} of it to be used"),
-        ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}"),
+        ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}{_and_bits(plan.quantization)}"),
         ("process", f"{size(forecast.PROCESS_BYTES[plan.device])}, and {size(fit.activation_bytes)} in a step"),
         ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}"),
         ("concurrency", f"{fit.concurrency:.2f} requests of {plan.max_model_len:,} tokens"),
         ("verdict", verdict(plan)),
     ]
     return "\n".join(f"{name:<13}{value}" for name, value in rows)
+
+
+def _and_bits(quantization: str) -> str:
+    return f" and {quantization}" if quantization in forecast.QUANTIZED_SIXTEENTHS else ""
 
 
 def count(number: int) -> str:

@@ -205,7 +205,7 @@ def _check_forecast(
         model = forecast.shape(read_document(folder))
     except ValueError:
         return
-    if model.weights_bytes(name) > weights_bytes:
+    if model.weights_bytes(name, options.quantization) > weights_bytes:
         return
     limit = host.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
     capacity.check_forecast(
@@ -216,6 +216,7 @@ def _check_forecast(
         asked=options.max_model_len,
         block_size=options.block_size,
         kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
     )
 
 

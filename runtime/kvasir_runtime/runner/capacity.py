@@ -46,6 +46,7 @@ def check_forecast(
     asked: int,
     block_size: int,
     kv_cache_dtype: str = "auto",
+    quantization: str = "auto",
 ) -> None:
     """Refuse before loading what `cache_blocks` and `fitting_limit` would refuse after it for certain.
 
@@ -61,6 +62,7 @@ def check_forecast(
         max_model_len=least,
         max_batch_tokens=0,
         kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
     )
     if judged.verdict == "TooSmall":
         raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")

@@ -146,3 +146,20 @@ def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
         assert json.loads(given.output)["fit"] == json.loads(wanted.output)["fit"]
     path.write_bytes(b"GGUF")
     assert "truncated" in run(path, "--memory", "4Gi").output
+
+
+@pytest.mark.parametrize(("quantization", "shown"), [("int8", "8.41 GiB in bfloat16 and int8"), ("int4", "5.56 GiB in bfloat16 and int4")])
+def test_quantised_weights_are_smaller(model, quantization, shown):
+    # 6,979,321,856 parameters in layers' matrices, 525,336,576 each in head and table, 266,240 in norms.
+    result = run(model, "--memory", "80Gi", "--device", "cuda", "--quantization", quantization)
+    assert shown in result.output
+
+
+def test_forecast_counts_what_the_engine_holds(tmp_path):
+    shape = checkpoints.Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, intermediate_size=512)
+    config = forecast.shape(checkpoints.config_json(shape))
+    assert config.weights_bytes("bfloat16", "int8") == 1_506_816  # as tests/kvasir_runtime/weights/test_quantize.py has
+    assert config.weights_bytes("bfloat16", "int4") == 990_720
+    tied = forecast.shape(checkpoints.config_json(shape) | {"tie_word_embeddings": True})
+    assert tied.weights_bytes("bfloat16", "int8") == 1_506_816
+    assert tied.weights_bytes("bfloat16", "none") == 2_689_536 - 2 * 320 * 256
