@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from kvasir_api import __version__, openai_errors, surfaces
@@ -25,6 +26,7 @@ from kvasir_runtime.server.bodyread import read_body
 from kvasir_runtime.server.edge import Edge
 from kvasir_runtime.server.generation import Prepared, answering
 from kvasir_runtime.server.jsons import body_schema, json_response
+from kvasir_runtime.server.openapi import described
 from kvasir_runtime.server.pod import Pod
 from kvasir_runtime.server.pooling.routes import add_pooling
 from kvasir_runtime.server.prepare import Served
@@ -45,6 +47,7 @@ def http_app(pod: Pod) -> ASGIApp:
     _add_tokens(app, pod)
     _add_models(app, pod)
     _add_health(app, pod)
+    app.openapi = lambda: described(app, pod.names)  # type: ignore[method-assign]
     edged: ASGIApp = Edge(app, api_keys=pod.options.api_key, snapshot=pod.snapshot, measure=pod.metrics.http)
     if pod.options.cors_origin:
         edged = CORSMiddleware(
@@ -150,6 +153,10 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, Refused)
         return error_response(error.error, request.url.path)
 
+    @app.exception_handler(Exception)
+    async def failed(request: Request, _: Exception) -> Response:
+        return error_response(openai_errors.internal(), request.url.path)  # the edge logs it
+
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -162,7 +169,15 @@ def _add_errors(app: FastAPI) -> None:
             case status:
                 answer = error_response(openai_errors.invalid(HTTPStatus(status).phrase, status=status), path)
         answer.headers.update(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            answer.headers["allow"] = ", ".join(sorted(_methods(app, request)))
         return answer
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """What a path takes, by all of its routes; the framework names those of the first alone."""
+    routes = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}
 
 
 def error_response(error: ApiError, path: str) -> Response:

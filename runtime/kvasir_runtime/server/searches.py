@@ -5,9 +5,10 @@ Called by bodies.py for every body, and by prepare.py for those with beams. Name
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from kvasir_api import openai_errors
@@ -17,6 +18,16 @@ from kvasir_runtime.wire import Beam, Ready, Request
 if TYPE_CHECKING:
     from kvasir_runtime.server.bodies import Body
 
+
+def early_stopping(value: Any) -> Any:
+    """By hand, as unions give unreadable errors."""
+    if isinstance(value, bool) or value == "never":
+        return value
+    raise PydanticCustomError("early_stopping", 'must be true, false or "never"')
+
+
+_Early = bool | Literal["never"]
+EarlyStopping = Annotated[_Early, BeforeValidator(early_stopping, json_schema_input_type=_Early)]
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (0, 1),
     "top_p": (1,),
@@ -32,13 +43,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Fields that change a draw, and the values that ask for nothing. A seed is harmless: every search gives the same."""
 PLAIN: Final[dict[str, Any]] = {"length_penalty": 1, "early_stopping": False}
-
-
-def early_stopping(value: Any) -> Any:
-    """By hand, as unions give unreadable errors."""
-    if isinstance(value, bool) or value == "never":
-        return value
-    raise PydanticCustomError("early_stopping", 'must be true, false or "never"')
 
 
 def check(body: "Body") -> None:

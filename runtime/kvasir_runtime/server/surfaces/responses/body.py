@@ -67,7 +67,7 @@ class AllowedTools(Strict):
 
 def _kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else "mode" if isinstance(value, str) else None
-    return kind if kind in {"mode", "function", "allowed_tools"} else None
+    return kind if isinstance(kind, str) and kind in {"mode", "function", "allowed_tools"} else None
 
 
 ToolChoice = Annotated[
@@ -156,14 +156,20 @@ class InputBody(Strict):
         return document
 
     def _tools(self) -> dict[str, Any]:
-        tools, choice = self.tools, self.tool_choice
-        if isinstance(choice, AllowedTools):
-            allowed = {tool.name for tool in choice.tools}
-            tools, choice = [tool for tool in tools if tool.name in allowed], choice.mode
-        if not tools:
-            return {"tool_choice": choice} if choice not in {"auto", "none"} else {}
-        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
-        given: dict[str, Any] = {"tools": [tool.as_chat() for tool in tools], "tool_choice": named}
+        choice = self.tool_choice
+        if not self.tools:
+            return (
+                {"tool_choice": choice if isinstance(choice, str) else "required"}
+                if choice not in {"auto", "none"}
+                else {}
+            )
+        named: Any = choice
+        if isinstance(choice, NamedTool):
+            named = {"type": "function", "function": {"name": choice.name}}
+        elif isinstance(choice, AllowedTools):
+            tools = [tool.model_dump() for tool in choice.tools]
+            named = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+        given: dict[str, Any] = {"tools": [tool.as_chat() for tool in self.tools], "tool_choice": named}
         return given if self.parallel_tool_calls else given | {"parallel_tool_calls": False}
 
 
@@ -185,8 +191,7 @@ class ResponsesBody(InputBody):
         """The same as a chat's body."""
         document = super().as_chat(conversation) | {
             "stream": self.stream,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
+            **self.model_dump(include={"temperature", "top_p"}, exclude_unset=True),
         }
         if self.max_output_tokens is not None:
             document["max_tokens"] = self.max_output_tokens

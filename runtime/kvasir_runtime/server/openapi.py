@@ -1,0 +1,273 @@
+"""/openapi.json: what FastAPI knows of the routes, completed by what is true of all of them.
+
+Called by the http app. FastAPI finds the routes, so that a new one is described without being named here: its errors
+follow from its surface, its body and its parameters, and null is allowed wherever it means absent. Answers are
+described where a document is declared in ANSWERS or by the route itself; else they are any JSON object.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from kvasir_api import surfaces
+from kvasir_runtime.server.answers import ChatChoice, TextPiece, Usage
+
+Document = dict[str, Any]
+REFS: Final = "#/components/schemas/"
+EVENTS: Final = {"openai": "text/event-stream", "anthropic": "text/event-stream", "ollama": "application/x-ndjson"}
+ERRORS: Final = {
+    400: "The request is wrong; the message says where.",
+    401: "A key is asked for here, and none that is known came.",
+    404: "Nothing has this name.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or compressed.",
+    429: "Too many requests wait; Retry-After says when to come back.",
+    500: "The engine could not serve this request.",
+    503: "Nothing is served now; Retry-After says when to come back.",
+}
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+class AnthropicDetail(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """Anthropic's shape."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+
+
+class OllamaError(msgspec.Struct):
+    """Ollama's shape."""
+
+    error: str
+
+
+class Chat(msgspec.Struct, kw_only=True):
+    """A whole answer of a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer of a completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextPiece]
+    usage: Usage
+
+
+class Tokens(msgspec.Struct):
+    """A text in token ids."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Prompt(msgspec.Struct):
+    """Token ids as text."""
+
+    prompt: str
+
+
+class Model(msgspec.Struct):
+    """A name of the model. max_model_len: null while it loads."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class Models(msgspec.Struct):
+    """All names of the model."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Aborted(msgspec.Struct):
+    """How many requests were running under the ids."""
+
+    num_aborted: int
+
+
+class Health(msgspec.Struct):
+    """Whether requests are taken: ok, or the phase of the start."""
+
+    status: str
+
+
+class Version(msgspec.Struct):
+    """Of Kvasir."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """What runs and waits."""
+
+    server_load: int
+    running: int
+    waiting: int
+
+
+ANSWERS: Final[dict[str, Any]] = {
+    "/v1/completions": Completion,
+    "/v1/chat/completions": Chat,
+    "/tokenize": Tokens,
+    "/detokenize": Prompt,
+    "/v1/models": Models,
+    "/v1/models/{name}": Model,
+    "/abort_requests": Aborted,
+    "/abort_request": Aborted,
+    "/health": Health,
+    "/version": Version,
+    "/load": Load,
+}
+UNREADY: Final = frozenset({"/health", "/ping"})
+"""Answer 503 with their own document while nothing is served."""
+_SHAPES: Final = {"openai": Error, "anthropic": AnthropicError, "ollama": OllamaError}
+
+
+def described(app: FastAPI, names: Sequence[str]) -> Document:
+    """The document. names: of the model, the only values that a field for it takes."""
+    made = get_openapi(title=app.title, version=app.version, description="A runtime of Kvasir.", routes=app.routes)
+    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    types = [*ANSWERS.values(), *_SHAPES.values()]
+    (_, answers) = msgspec.json.schema_components(types, ref_template=REFS + "{name}")
+    schemas |= answers
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            streams = False
+            for content in _contents(operation.get("requestBody", {})):
+                content["schema"] = _lifted(content["schema"], schemas)
+                streams |= _widened(content["schema"], names)
+            _answered(path, operation, streams=streams)
+    for name in list(schemas):
+        if name not in answers:
+            schemas[name] = _nullable(schemas[name])
+    return made
+
+
+def _contents(holder: Mapping[str, Any]) -> Iterator[Document]:
+    yield from holder.get("content", {}).values()
+
+
+def _lifted(schema: Document, schemas: Document) -> Document:
+    """The schema with its own definitions moved to where the document's references point."""
+    defined = schema.pop("$defs", {})
+    for name, one in defined.items():
+        schemas.setdefault(name, _moved(one))
+    moved: Document = _moved(schema)
+    return moved
+
+
+def _moved(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_moved(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        name: item.replace("#/$defs/", REFS) if name == "$ref" and isinstance(item, str) else _moved(item)
+        for name, item in node.items()
+    }
+
+
+def _widened(schema: Document, names: Sequence[str]) -> bool:
+    """Null for whatever may be absent, and the names of the model. Whether the body may ask for a stream."""
+    properties = schema.get("properties", {})
+    if "model" in properties:
+        properties["model"] = {"type": "string", "enum": list(names)}
+    schema.update(_nullable(schema))
+    return "stream" in properties
+
+
+def _nullable(schema: Document) -> Document:
+    required = set(schema.get("required", ()))
+    properties = {
+        name: one if name in required else {"anyOf": [one, {"type": "null"}]}
+        for name, one in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": properties} if properties else schema
+
+
+def _answered(path: str, operation: Document, *, streams: bool) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)  # FastAPI's own; nothing is validated by it
+    surface = surfaces.of(path)
+    success = responses["200"]
+    success["description"] = "The answer."
+    success["content"] = _success(path, success, EVENTS[surface] if streams else "")
+    if not success["content"]:
+        del success["content"]
+    if path in UNREADY:
+        responses["503"] = {**success, "description": "Nothing is served now."}
+        return
+    for status in _statuses(path, operation):
+        shape = {"$ref": REFS + _SHAPES[surface].__name__}
+        content = {"application/json": {"schema": shape}}
+        responses[str(status)] = {"description": ERRORS[status], "content": content}
+
+
+def _success(path: str, given: Document, events: str) -> Document:
+    if path == "/ping":
+        return {}
+    if path == "/metrics":
+        return {"text/plain": {"schema": {"type": "string"}}}
+    known = ANSWERS.get(path)
+    schema = {"$ref": REFS + known.__name__} if known else {"type": "object"}
+    stated = given.get("content", {}).get("application/json", {}).get("schema")
+    made: Document = {"application/json": {"schema": stated or schema}}
+    if events:
+        made[events] = {"schema": {"type": "string"}}
+    return made
+
+
+def _statuses(path: str, operation: Document) -> list[int]:
+    """Errors that an operation may end in."""
+    if "requestBody" in operation:
+        return list(ERRORS)
+    if operation.get("parameters") or "{" in path:
+        return [400, 401, 404, 500, 503]
+    return [401] if path.startswith("/v1/") else []
