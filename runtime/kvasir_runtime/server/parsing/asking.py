@@ -17,6 +17,8 @@ from kvasir_runtime.wire import Grammar
 Form = dict[str, Any]
 OBJECT: Final = {"type": "object"}
 BLANKS: Final = {"type": "regex", "pattern": "[ \\n]{0,4}"}
+NOTHING: Final = {"type": "regex", "pattern": ""}
+ANY: Final = {"type": "any_text"}
 
 
 class Function(NamedTuple):
@@ -33,35 +35,34 @@ def required(parsing: Parsing, functions: Sequence[Function]) -> Grammar:
         return _grammar(_channels(functions))
     row = formats.TOOLS[parsing.tools].rows[0]
     calls = _sections(row, functions, single=parsing.single)
-    tags = formats.REASONING.get(parsing.reasoning)
-    place = place_of(parsing.prompt, tags) if tags is not None else "after"
-    if tags is None or place == "after":
-        return _grammar(calls)
-    end = tags.end[0]
-    if place == "thinking" or tags.implied:
-        return _grammar(_sequence(BLANKS, calls), after=end)
-    thoughts = [_tag(begin, {"type": "any_text"}, end) for begin in tags.begin]
-    return _grammar(_or([calls, _sequence(_or(thoughts), BLANKS, calls)]))
+    return _after_thoughts(parsing, calls, _sequence(BLANKS, calls))
 
 
 def strict(parsing: Parsing, functions: Sequence[Function]) -> Grammar:
     """Any text; where a call begins, its arguments fit the function's schema if it is strict."""
     loose = [one if one.strict else Function(one.name, OBJECT) for one in functions]
     if parsing.tools == HARMONY:
-        tags = [_tag(*_message(one)) for one in loose]
-        triggers = ["to=" + harmony.FUNCTIONS]
-        tags = [{**tag, "begin": tag["begin"][tag["begin"].index(triggers[0]) :]} for tag in tags]
-        return _grammar({"type": "triggered_tags", "triggers": triggers, "tags": tags})
+        return _grammar(_channels(loose, final=True))
     row = formats.TOOLS[parsing.tools].rows[0]
     tags = [_section(row, one) for one in loose]
     heads = {_head(row, one) for one in loose}
     form: Form = {"type": "triggered_tags", "triggers": sorted(heads), "tags": tags}
     if parsing.single:
         form["stop_after_first"] = True
-    known = formats.REASONING.get(parsing.reasoning)
-    if known is not None and place_of(parsing.prompt, known) == "thinking":
-        return _grammar(form, after=known.end[0])
-    return _grammar(form)
+    return _after_thoughts(parsing, form, form)
+
+
+def _after_thoughts(parsing: Parsing, first: Form, later: Form) -> Grammar:
+    """A form at the beginning of an answer, or another after thoughts, where the model has them."""
+    tags = formats.REASONING.get(parsing.reasoning)
+    place = place_of(parsing.prompt, tags) if tags is not None else "after"
+    if tags is None or place == "after":
+        return _grammar(first)
+    end = tags.end[0]
+    if place == "thinking" or tags.implied:
+        return _grammar(later, after=end)
+    thoughts = [_tag(begin, ANY, end) for begin in tags.begin]
+    return _grammar(_or([first, _sequence(_or(thoughts), later)]))
 
 
 def _grammar(form: Form, *, after: str = "") -> Grammar:
@@ -118,11 +119,19 @@ def _item(row: Row, function: Function) -> Form:
     return _tag(before, content, after)
 
 
-def _channels(functions: Sequence[Function]) -> Form:
-    """A message to one of the functions, after analysis or at once."""
-    calls = _or([_tag(*_message(one)) for one in functions])
-    analysis = _tag(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", {"type": "any_text"}, harmony.CLOSING[0])
-    return _or([calls, _sequence(analysis, _text(f"{harmony.START}assistant"), calls)])
+def _channels(functions: Sequence[Function], *, final: bool = False) -> Form:
+    """A message to one of the functions, after analysis, after words to the user, or at once. final: or only words."""
+    ends: list[Form] = [_tag(*_message(one)) for one in functions]
+    if final:
+        ends.append(_tag(f"{harmony.CHANNEL}final{harmony.MESSAGE}", ANY, ""))
+
+    def before(channel: str, rest: Form) -> Form:
+        message = _tag(f"{harmony.CHANNEL}{channel}{harmony.MESSAGE}", ANY, harmony.CLOSING[0])
+        return _sequence(message, _text(f"{harmony.START}assistant"), rest)
+
+    calls = _or(ends)
+    spoken = _or([calls, before("commentary", calls)]) if final else calls
+    return _or([spoken, before("analysis", spoken)])
 
 
 def _message(function: Function) -> tuple[str, Form, str]:
@@ -146,16 +155,18 @@ def _elements(slot: Parameters, schema: Mapping[str, Any]) -> Form:
     """Parameters as elements: those that are required, then any of the others, in the order of the schema."""
 
     def element(name: str, one: Any) -> Form:
-        plain = literals.types(one) == {"string"}
-        values = one.get("enum", [one["const"]] if "const" in one else []) if isinstance(one, Mapping) else []
-        content = {"type": "any_text"} if plain else _json(one)
-        if plain and values:
-            content = _or([_text(str(value)) for value in values])
-        return _tag(f"{slot.begin}{name}{slot.named}", content, slot.close)
+        begin, root = f"{slot.begin}{name}{slot.named}", one if isinstance(one, Mapping) else {}
+        if literals.types(one, root) != {"string"}:
+            return _tag(begin, _json(one), slot.close)
+        values = root.get("enum", [root["const"]] if "const" in root else [])
+        if values:
+            return _tag(begin, _or([_text(str(value)) for value in values]), slot.close)
+        # Up to the very first end, as it is read; the line break before it is the model's to write.
+        return _sequence(_tag(begin, ANY, slot.close.strip()), _text("\n"))
 
     needed, others = _properties(schema)
     elements = [element(*pair) for pair in needed] + [_optional(element(*pair)) for pair in others]
-    return _sequence(*elements) if elements else _nothing()
+    return _sequence(*elements) if elements else NOTHING
 
 
 def _keywords(schema: Mapping[str, Any]) -> Form:
@@ -174,7 +185,7 @@ def _keywords(schema: Mapping[str, Any]) -> Form:
     if needed:
         return _sequence(some(needed, ""), *rest(others))
     starts = [_sequence(some([pair], ""), *rest(others[place + 1 :])) for place, pair in enumerate(others)]
-    return _or([*starts, _nothing()])
+    return _or([*starts, NOTHING])
 
 
 def _json(schema: Any) -> Form:
@@ -209,7 +220,3 @@ def _separated(tags: Sequence[Form], separator: str, *, single: bool) -> Form:
 
 def _optional(tag: Form) -> Form:
     return {"type": "tags_with_separator", "tags": [tag], "separator": "", "stop_after_first": True}
-
-
-def _nothing() -> Form:
-    return {"type": "regex", "pattern": ""}

@@ -43,7 +43,7 @@ def test_one_cut_anywhere_changes_nothing(written, text):
         assert merged(parts(parsing(written), cut(text, [place]))) == want, place
 
 
-@pytest.mark.parametrize(("written", "text"), [pair for pair in ALL if len(pair[1]) < 70])
+@pytest.mark.parametrize(("written", "text"), [pair for pair in ALL if len(pair[1]) < 48])
 def test_two_cuts_anywhere_change_nothing(written, text):
     want = merged(parts(parsing(written), [text]))
     for first in range(1, len(text)):
