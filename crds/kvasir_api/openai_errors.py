@@ -71,6 +71,12 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
+def response_not_found(response_id: str) -> ApiError:
+    """No such response is kept, or no longer."""
+    message = f"Response with id {quoted(response_id)} not found."
+    return invalid(message, param="response_id", code="not_found", status=404)
+
+
 def no_route(method: str, path: str) -> ApiError:
     """No such path."""
     return invalid(f"There is no {quoted(f'{method} {path}')} here.", code="not_found", status=404)

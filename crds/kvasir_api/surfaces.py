@@ -65,6 +65,13 @@ def error_response(error: ApiError, path: str) -> tuple[int, bytes, dict[str, st
     return status, document, headers
 
 
+def named_response(path: str) -> str:
+    """The id of the stored response that a path is about, "" where it is about none."""
+    rest = path.removeprefix(RESPONSES + "/")
+    name = rest.partition("/")[0] if rest != path else ""
+    return "" if name == "input_tokens" else name
+
+
 def response_instance(response_id: str) -> str:
     """The process that holds a stored response, "" where the id is none of ours."""
     bare = response_id.removeprefix("resp_")

@@ -66,7 +66,8 @@ class StubPod:
     async def start(self) -> Self:
         """Listen on two ports of their own."""
         clients, control = web.Application(client_max_size=1 << 30), web.Application()
-        clients.router.add_post("/v1/{tail:.*}", self._answer)
+        for prefix in ("/v1", "/api"):
+            clients.router.add_route("*", prefix + "/{tail:.*}", self._answer)
         control.router.add_get(names.PATH_STATE, self._state)
         self.http_port = await self._listen(clients)
         self.ops_port = await self._listen(control)
@@ -111,7 +112,7 @@ class StubPod:
         self.seen.append(request)
         self.open += 1
         try:
-            return await self._stream(request, json.loads(body))
+            return await self._stream(request, json.loads(body or b"{}"))
         except (asyncio.CancelledError, ConnectionError):
             self.aborted += 1
             raise

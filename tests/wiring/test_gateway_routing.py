@@ -117,6 +117,47 @@ async def test_a_pod_that_says_that_it_drains_gets_nothing(front, pods):
     await until(quiet, "the pod that drains is left alone")
 
 
+async def test_other_surfaces_are_routed_by_their_model_too(front, pods):
+    front.objects.serve("surfaces", *pods, model="surfaces")
+    await until(lambda: front.routes("surfaces"), "surfaces")
+    for path, model in (("/v1/messages", "surfaces"), ("/api/chat", "surfaces:latest"), ("/v1/responses", "surfaces")):
+        async with front.client.post(front.url + path, json={"model": model}) as response:
+            assert response.status == 200, path
+    async with front.client.post(f"{front.url}/v1/messages", json={"model": "none"}) as response:
+        assert (response.status, (await response.json())["error"]["type"]) == (404, "not_found_error")
+    async with front.client.get(f"{front.url}/api/tags") as response:
+        assert "surfaces:latest" in [card["name"] for card in (await response.json())["models"]]
+
+
+async def test_a_stored_response_is_asked_of_the_pod_that_holds_it(front, pods):
+    for index, stub in enumerate(pods):
+        stub.state = State(phase="ready", instance=f"0000000{index}")
+    front.objects.serve("holds", *pods)
+    await until(lambda: front.routes("holds"), "holds")
+
+    async def ask(method, path, **body):
+        async with front.client.request(method, front.url + path, **body) as response:
+            return response.status, response.headers.get("x-pod")
+
+    for index, stub in enumerate(pods):
+        one = f"/v1/responses/resp_0000000{index}{'f' * 24}"
+
+        async def leads_there(path=one, name=stub.name):
+            return await ask("GET", path) == (200, name)
+
+        await until(leads_there, "its state was read")
+        for _ in range(4):
+            assert await ask("GET", f"{one}/input_items?limit=1") == (200, stub.name)
+            assert await ask("DELETE", one) == (200, stub.name)
+            assert await ask("POST", f"{one}/cancel") == (200, stub.name)
+            assert await ask("POST", f"{one}/cancel", json={}) == (200, stub.name)
+            body = {"model": "holds", "previous_response_id": one.rpartition("/")[2]}
+            assert await ask("POST", "/v1/responses", json=body) == (200, stub.name)
+    assert await ask("GET", f"/v1/responses/resp_{'e' * 32}") == (404, None)
+    for stub in pods:
+        stub.state = State(phase="ready")
+
+
 async def test_a_stream_outlives_its_pods_place_in_the_table(front, pods):
     stays, leaves = pods
     front.objects.serve("outlives", leaves)

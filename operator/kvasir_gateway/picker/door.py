@@ -1,6 +1,7 @@
 """What is decided from a request's head alone, and what its body must say: pure, called by the ext-proc stream.
 
-Only POST below /v1/ goes to a pod; the list of models and the health answer come from here, everything else is refused.
+POST below /v1/ and /api/ goes to a pod, and what is asked of a stored response; lists of models and the health answer
+come from here, everything else is refused, in the shape of the path's surface.
 """
 
 from collections.abc import Mapping
@@ -10,13 +11,18 @@ from urllib.parse import unquote
 
 import msgspec
 
-from kvasir_api import openai_errors
+from kvasir_api import __version__, openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
 from kvasir_gateway.table import Table
 
 MODELS = "/v1/models"
 HEALTH = ("/health", "/healthz")
 OWNER = "kvasir"
+TAGS = surfaces.OLLAMA + "/tags"
+LOADED = surfaces.OLLAMA + "/ps"
+VERSION = surfaces.OLLAMA + "/version"
+FOREVER = "9999-12-31T23:59:59Z"
+STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,42 +35,90 @@ class Answer:
     details: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a body asks for. response: id of the stored response that it goes on with, "" for none."""
+
+    model: str
+    response: str = ""
+
+
 class _Body(msgspec.Struct):
     model: str
+    previous_response_id: str | None = None
 
 
-def refusal(error: ApiError) -> Answer:
+class _OldBody(msgspec.Struct):
+    """As older clients of Ollama write it."""
+
+    name: str
+
+
+def refusal(error: ApiError, path: str = "") -> Answer:
     """An error as an answer."""
-    status, body, headers = openai_errors.response(error)
+    status, body, headers = surfaces.error_response(error, path)
     return Answer(status=status, body=body, headers=headers, details=error.code or error.type)
 
 
 def enter(method: str, path: str, headers: Mapping[str, str], *, table: Table, max_body_bytes: int) -> Answer | None:
     """The answer to a request that needs no pod; None when its body has to be seen first. path is without its query."""
-    if path in HEALTH or path == MODELS or path.startswith(MODELS + "/"):
-        if method not in {"GET", "HEAD"}:
-            return refusal(openai_errors.method_not_allowed(method, path))
-        return _health() if path in HEALTH else _models(path, table)
-    if not path.startswith("/v1/"):
-        return refusal(openai_errors.no_route(method, path))
-    if method != "POST":
-        return refusal(openai_errors.method_not_allowed(method, path))
+    own = _own(path, table)
+    if own is not None:
+        return own if method in {"GET", "HEAD"} else refusal(openai_errors.method_not_allowed(method, path), path)
+    if not path.startswith(("/v1/", surfaces.OLLAMA + "/")):
+        return refusal(openai_errors.no_route(method, path), path)
+    if method not in (STORED_METHODS if surfaces.named_response(path) else {"POST"}):
+        return refusal(openai_errors.method_not_allowed(method, path), path)
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > max_body_bytes:
-        return refusal(openai_errors.body_too_large(max_body_bytes))
+        return refusal(openai_errors.body_too_large(max_body_bytes), path)
     return None
 
 
-def model_of(body: bytes) -> str | ApiError:
-    """The model that a body names. All of the body is checked to be JSON; nothing of it but this is kept."""
+def asked(body: bytes, path: str = "") -> Asked | ApiError:
+    """What a body asks for. All of it is checked to be JSON; nothing of it but this is kept."""
+    surface = surfaces.of(path)
     try:
-        return msgspec.json.decode(body, type=_Body).model
+        found = msgspec.json.decode(body, type=_Body)
+        return Asked(model=surfaces.model_name(found.model, surface), response=found.previous_response_id or "")
     except msgspec.ValidationError:
+        old = _old_name(body) if surface == "ollama" else None
+        if old is not None:
+            return Asked(model=surfaces.model_name(old, surface))
         return openai_errors.invalid("The field `model` is needed: a string that names a model.", param="model")
     except (msgspec.DecodeError, UnicodeDecodeError):
         return openai_errors.invalid("The request body is not valid JSON.", code="invalid_json")
     except RecursionError:
         return openai_errors.invalid("The request body is nested too deeply.", code="invalid_json")
+
+
+def _old_name(body: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(body, type=_OldBody).name
+    except msgspec.ValidationError:
+        return None
+
+
+def _own(path: str, table: Table) -> Answer | None:
+    """What the gateway says itself."""
+    if path in HEALTH:
+        return _health()
+    if path == MODELS or path.startswith(MODELS + "/"):
+        return _models(path, table)
+    if path in {TAGS, LOADED}:
+        return _tags(table, loaded=path == LOADED)
+    return _json(msgspec.json.encode({"version": __version__}), "version") if path == VERSION else None
+
+
+def _tags(table: Table, *, loaded: bool) -> Answer:
+    """Ollama's lists. What a pod knows of its model, such as its size, is not known here."""
+    cards = [
+        {"name": name + surfaces.LATEST, "model": name + surfaces.LATEST, "details": {"families": []}}
+        | ({"expires_at": FOREVER} if loaded else {"modified_at": service.created} if service.created else {})
+        for name, service in sorted(table.by_model.items())
+        if service.ready or not loaded
+    ]
+    return _json(msgspec.json.encode({"models": cards}), "models")
 
 
 def _health() -> Answer:
@@ -80,7 +134,7 @@ def _models(path: str, table: Table) -> Answer:
         return _json(msgspec.json.encode({"object": "list", "data": list(cards.values())}), "models")
     name = unquote(path.removeprefix(MODELS + "/"))
     if name not in cards:
-        return refusal(openai_errors.model_not_found(name))
+        return refusal(openai_errors.model_not_found(name), path)
     return _json(msgspec.json.encode(cards[name]), "models")
 
 

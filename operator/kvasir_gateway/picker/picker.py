@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvasir_api import openai_errors
+from kvasir_api import openai_errors, surfaces
 from kvasir_api.state import GatewayState, ServiceDemand
 from kvasir_gateway import table as tables
 from kvasir_gateway.choose import Choice, Policy, choose
@@ -60,15 +60,22 @@ class Picker:
         path = target.partition("?")[0]
         return door.enter(method, path, headers, table=self.table, max_body_bytes=self._max_body_bytes)
 
-    def pick(self, body: bytes, ticket_id: str) -> Forward | Answer:
-        """Resolve the model, choose endpoints and open the ticket; or the answer that refuses."""
+    def pick(self, body: bytes, ticket_id: str, target: str = "") -> Forward | Answer:
+        """Resolve the model, choose endpoints and open the ticket; or the answer that refuses.
+
+        What only one pod holds, a stored response that the path names or the conversation of one, leads to that pod.
+        """
         started_s = self._clock()
-        model = door.model_of(body)
-        if not isinstance(model, str):
-            return door.refusal(model)
-        service = self.table.by_model.get(model)
+        path = target.partition("?")[0]
+        response_id = surfaces.named_response(path)
+        if response_id:
+            return self._stored(response_id, ticket_id, path, started_s)
+        asked = door.asked(body, path)
+        if not isinstance(asked, door.Asked):
+            return door.refusal(asked, path)
+        service = self.table.by_model.get(asked.model)
         if service is None:
-            return door.refusal(openai_errors.model_not_found(model))
+            return door.refusal(openai_errors.model_not_found(asked.model), path)
         count = self.tickets.count(service.key)
         count.requests += 1
         count.last_request_s = started_s
@@ -77,17 +84,40 @@ class Picker:
         if choice is None:
             count.refused += 1
             self._instruments.ended(service, "refused")
-            return door.refusal(_nothing_ready(service))
+            return door.refusal(_nothing_ready(service), path)
+        holder = self._holder(asked.response) if asked.response else None
+        addresses = (holder[1],) if holder is not None and holder[0] is service else choice.addresses
+        self._instruments.chosen(self._clock() - started_s)
+        return self._forward(service, addresses, ticket_id, prompt_tokens, started_s)
+
+    def _stored(self, response_id: str, ticket_id: str, path: str, now_s: float) -> Forward | Answer:
+        holder = self._holder(response_id)
+        if holder is None:
+            return door.refusal(openai_errors.response_not_found(response_id), path)
+        service, address = holder
+        count = self.tickets.count(service.key)
+        count.requests += 1
+        count.last_request_s = now_s
+        return self._forward(service, (address,), ticket_id, 0, now_s)
+
+    def _holder(self, response_id: str) -> tuple[Service, str] | None:
+        """Who holds a response, as far as it takes requests."""
+        instance = surfaces.response_instance(response_id)
+        for service in self.table.services:
+            for endpoint in service.ready if service.key in self.accepted else ():
+                read = self.reads.get(endpoint.address)
+                if instance and read is not None and read.state.instance == instance:
+                    return service, endpoint.address
+        return None
+
+    def _forward(
+        self, service: Service, addresses: tuple[str, ...], ticket_id: str, prompt_tokens: int, now_s: float
+    ) -> Forward:
         ticket = Ticket(
-            id=ticket_id,
-            service=service.key,
-            address=choice.addresses[0],
-            prompt_tokens=prompt_tokens,
-            opened_s=started_s,
+            id=ticket_id, service=service.key, address=addresses[0], prompt_tokens=prompt_tokens, opened_s=now_s
         )
         self.tickets.open(ticket)
-        self._instruments.chosen(self._clock() - started_s)
-        return Forward(cluster=service.key, addresses=choice.addresses)
+        return Forward(cluster=service.key, addresses=addresses)
 
     def _choose(self, service: Service, prompt_tokens: int, now_s: float) -> Choice | None:
         if service.key not in self.accepted:  # Envoy does not know its cluster yet

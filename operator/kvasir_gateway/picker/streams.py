@@ -74,19 +74,20 @@ class Streams:
         self, messages: AsyncIterator[proc.ProcessingRequest], _context: Any
     ) -> AsyncIterator[proc.ProcessingResponse]:
         """One request. The stream ends with the decision: if it stayed open, the answer would break with the picker."""
-        ticket_id = ""
+        ticket_id = target = ""
         async for message in messages:
             if message.WhichOneof("request") != "request_headers":
-                yield _response(self._picker.pick(message.request_body.body, ticket_id))
+                yield _response(self._picker.pick(message.request_body.body, ticket_id, target))
                 return
             head = message.request_headers
             headers = _headers(head.headers.headers)
             ticket_id = headers.get(names.HEADER_TICKET, "")
-            answer = self._picker.enter(headers.get(":method", ""), headers.get(":path", ""), headers)
+            target = headers.get(":path", "")
+            answer = self._picker.enter(headers.get(":method", ""), target, headers)
             if answer is None and not head.end_of_stream:
                 yield proc.ProcessingResponse(request_headers=proc.HeadersResponse())
                 continue
-            yield _response(answer or self._picker.pick(b"", ticket_id))
+            yield _response(answer or self._picker.pick(b"", ticket_id, target), to_headers=True)
             return
 
     async def _logs(self, messages: AsyncIterator[alog.StreamAccessLogsMessage], _context: Any) -> Any:
@@ -108,7 +109,8 @@ def _headers(headers: Iterable[proc.HeaderValue]) -> Mapping[str, str]:
     return {header.key: header.raw_value.decode("latin-1") or header.value for header in headers}
 
 
-def _response(outcome: Forward | Answer) -> proc.ProcessingResponse:
+def _response(outcome: Forward | Answer, *, to_headers: bool = False) -> proc.ProcessingResponse:
+    """to_headers: the request has no body, so it is the head that is answered."""
     if isinstance(outcome, Answer):
         return proc.ProcessingResponse(
             immediate_response=proc.ImmediateResponse(
@@ -120,6 +122,8 @@ def _response(outcome: Forward | Answer) -> proc.ProcessingResponse:
         )
     destination = {names.HEADER_CLUSTER: outcome.cluster, names.HEADER_DESTINATION: ",".join(outcome.addresses)}
     common = proc.CommonResponse(header_mutation=_mutation(destination), clear_route_cache=True)
+    if to_headers:
+        return proc.ProcessingResponse(request_headers=proc.HeadersResponse(response=common))
     return proc.ProcessingResponse(request_body=proc.BodyResponse(response=common))
 
 

@@ -110,3 +110,90 @@ def test_other_lengths_are_for_envoy_to_judge(picker, length):
 )
 def test_how_a_request_ended_is_one_word(status, client_left, word):
     assert outcome(status, client_left=client_left) == word
+
+
+HELD = "resp_" + "0a0b0c0d" + "1" * 24
+
+
+@pytest.fixture
+def holding(picker):
+    """The busy pod holds responses."""
+    busy = picker.reads["10.0.0.1:8000"]
+    picker.reads["10.0.0.1:8000"] = Read(
+        state=State(phase="ready", instance="0a0b0c0d", waiting_uncached_tokens=9000), at_s=100.0
+    )
+    assert busy.state.waiting_uncached_tokens == 9000
+    return picker
+
+
+@pytest.mark.parametrize("path", ["", "/cancel", "/input_items?limit=2"])
+def test_a_stored_response_leads_to_who_holds_it(holding, path):
+    target = f"/v1/responses/{HELD}{path}"
+    assert holding.enter("GET", target, {}) is None
+    assert holding.pick(b"", "t", target) == Forward(cluster="default.s", addresses=("10.0.0.1:8000",))
+    assert holding.state().services[1].inflight == 1
+
+
+def test_a_conversation_goes_on_where_it_is_held(holding):
+    def pick(name, previous):
+        body = json.dumps({"model": name, "input": "x", "previous_response_id": previous}).encode()
+        return holding.pick(body, "t", "/v1/responses")
+
+    assert pick("m", HELD).addresses == ("10.0.0.1:8000",)
+    assert pick("m", None).addresses[0] == "10.0.0.2:8000"
+    assert pick("m", "resp_" + "f" * 32).addresses[0] == "10.0.0.2:8000", "a pod says that it is not there"
+    assert refusal(pick("empty", HELD)) == (503, "no_ready_replica")
+
+
+@pytest.mark.parametrize("name", ["resp_ffffffff" + "1" * 24, "resp_", "x", "resp_0a0b0c0d"])
+def test_a_response_that_nobody_holds_is_not_found(holding, name):
+    assert refusal(holding.pick(b"", "t", f"/v1/responses/{name}")) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "found"),
+    [
+        ("/api/chat", {"model": "m:latest"}, True),
+        ("/api/show", {"name": "m"}, True),
+        ("/v1/messages", {"model": "m", "system": "s"}, True),
+        ("/v1/chat/completions", {"model": "m:latest"}, False),
+        ("/v1/chat/completions", {"name": "m"}, False),
+    ],
+)
+def test_other_surfaces_name_their_model_too(picker, path, body, found):
+    assert picker.enter("POST", path, {}) is None
+    assert isinstance(picker.pick(json.dumps(body).encode(), "t", path), Forward) == found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "shape"),
+    [
+        ("POST", "/v1/messages", 404, {"type": "error", "error": {"type": "not_found_error", "message": "x"}}),
+        ("POST", "/api/chat", 404, {"error": "x"}),
+        ("GET", "/api/chat", 405, {"error": "x"}),
+        ("PUT", "/v1/messages", 405, {"type": "error", "error": {"type": "invalid_request_error", "message": "x"}}),
+    ],
+)
+def test_errors_take_the_shape_of_their_surface(picker, method, path, status, shape):
+    answer = picker.enter(method, path, {}) or picker.pick(b'{"model": "other"}', "t", path)
+    document = json.loads(answer.body)
+    if "type" in shape:
+        document["error"]["message"] = "x"
+    else:
+        document["error"] = "x"
+    assert (answer.status, document) == (status, shape)
+    assert int(answer.headers["content-length"]) == len(answer.body)
+
+
+def test_ollamas_lists_are_the_services(picker):
+    def names(path):
+        return [card["name"] for card in json.loads(picker.enter("GET", path, {}).body)["models"]]
+
+    assert names("/api/tags") == ["empty:latest", "m:latest"]
+    assert names("/api/ps") == ["m:latest"]
+    assert json.loads(picker.enter("GET", "/api/version", {}).body)["version"]
+    assert refusal_status(picker.enter("POST", "/api/tags", {})) == 405
+
+
+def refusal_status(answer):
+    return answer.status
