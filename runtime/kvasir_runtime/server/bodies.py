@@ -161,6 +161,7 @@ class SamplingParams(Strict):
     return_tokens_as_token_ids: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
+    truncation_side: Literal["left", "right"] = "left"
     use_beam_search: bool = False
     length_penalty: float = Field(1.0, ge=-10, le=10)
     early_stopping: searches.EarlyStopping = False
@@ -179,7 +180,8 @@ class Body(SamplingParams):
     model: str = Field(max_length=512)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: str = Field("", max_length=256)
+    cache_salt: str = Field("", max_length=1024)
+    request_id: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")
     response_format: guidedfields.ResponseFormat = {}
 
 
@@ -240,6 +242,7 @@ class ChatBody(Body):
     reasoning_effort: Effort | None = None
     include_reasoning: bool = True
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    add_special_tokens: bool = False
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

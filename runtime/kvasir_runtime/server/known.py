@@ -35,19 +35,33 @@ LABELS: Final = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "session_id",
+        "return_token_offsets",
+        "return_mm_kwargs",
     }
 )
-"""Documented to leave the answer as it is; any value is taken and none is kept."""
+"""Documented to leave the answer as it is; any value is taken and none is kept. The last two are of vLLM's renderer."""
 
 _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "spaces_between_special_tokens": (_one_of(True), "true"),
     "priority": (_number(0), "0"),
+    "stream_interval": (_number(1), "1"),
+    "thinking_token_budget": (_number(-1), "-1"),
+    "routed_experts_prompt_start": (_number(0), "0"),
+    "watermarking": (_one_of(False), "false"),
+    "logprob_token_ids": (_one_of(), "null"),
+    "repetition_detection": (_one_of(), "null"),
+    "vllm_xargs": (_empty, "{}"),
+    "kv_transfer_params": (_empty, "{}"),
+    "ec_transfer_params": (_empty, "{}"),
+    "logits_processors": (_empty, "[]"),
     "service_tier": (_one_of("auto", "default"), '"auto" or "default"'),
 }
 
 COMPLETION: Final = {
     **_SHARED,
     "suffix": (_one_of(""), "null"),
+    "prompt_embeds": (_one_of(), "null"),
     "parallel_tool_calls": (_one_of(True, False), "true or false"),
 }
 CHAT: Final = {
@@ -64,6 +78,9 @@ CHAT: Final = {
     "chat_template": (_one_of(), "null"),
     "documents": (_one_of(), "null"),
     "echo": (_one_of(False), "false"),
+    "return_prompt_text": (_one_of(False), "false"),
+    "media_io_kwargs": (_empty, "{}"),
+    "mm_processor_kwargs": (_empty, "{}"),
 }
 TOKENIZE: Final = {
     **{name: CHAT[name] for name in ("chat_template", "documents")},

@@ -128,7 +128,7 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         groups = [requests[start : start + drawn] for start in range(0, len(requests), drawn)]
         requests = [request for group in groups for request in searches.searched(body, group)]
     return Job(
-        answer_id=answer_id,
+        answer_id=prefix + body.request_id if body.request_id else answer_id,
         model=body.model,
         chat=chat,
         stream=body.stream,
@@ -219,7 +219,9 @@ def _chat_prompt(body: ChatBody, served: Served) -> tuple[list[tuple[int, ...]],
     tokenizer = served.tokenizer
     try:
         text = rendered(body, tokenizer, served.written[1])
-        prompt = _cut(tokenizer.encode(text, special=False, limit=_longest(body, served)), body, served)
+        prompt = _cut(
+            tokenizer.encode(text, special=body.add_special_tokens, limit=_longest(body, served)), body, served
+        )
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
     except PromptTooLong as error:
@@ -262,13 +264,13 @@ def _longest(body: Body, served: Served) -> int:
 
 
 def _cut(ids: tuple[int, ...], body: Body, served: Served) -> tuple[int, ...]:
-    """The last ids of a prompt, as many as asked for; -1 asks for what fits beside the answer."""
+    """The last ids of a prompt, or the first, as many as asked for; -1 asks for what fits beside the answer."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return ids
     asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or DEFAULT_COMPLETION_TOKENS
     keep = max(1, served.max_context - asked) if keep < 0 else keep
-    return ids[-keep:]
+    return ids[-keep:] if body.truncation_side == "left" else ids[:keep]
 
 
 def _too_long(body: Body, error: PromptTooLong, limit: int) -> Refused:

@@ -65,6 +65,8 @@ EFFECTS = {
     "return_token_ids": (True, lambda j: j.token_ids, True),
     "return_tokens_as_token_ids": (True, lambda j: j.as_token_ids, True),
     "skip_special_tokens": (False, lambda j: j.special, True),
+    "truncation_side": ("right", None, None),
+    "request_id": ("mine-7", lambda j: j.answer_id.endswith("-mine-7"), True),
     "use_beam_search": (True, lambda j: j.requests[0].beam is not None, True),
     "length_penalty": (0.5, None, None),
     "early_stopping": (True, None, None),
@@ -88,6 +90,7 @@ OF_CHAT = {
     "logprobs": (True, lambda j: (j.requests[0].sampling.logprobs, j.logprobs), (0, 0)),
     "top_logprobs": (4, None, None),
     "best_of": (3, None, None),
+    "add_special_tokens": (True, None, None),
     **dict.fromkeys(
         ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "include_reasoning"),
         (None, None, None),  # in test_calling.py
@@ -129,6 +132,19 @@ def test_template_switches_change_the_prompt():
     thinking = job({"chat_template_kwargs": {"enable_thinking": True}}, chat=True, served=served)
     assert SERVED.tokenizer.decode(thinking.requests[0].prompt) == "think"
     assert SERVED.tokenizer.decode(plain.requests[0].prompt) == "answer"
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_is_cut_from_the_side_that_was_said(chat):
+    whole = job(chat=chat).requests[0].prompt
+    assert job({"truncate_prompt_tokens": 2, "truncation_side": "left"}, chat=chat).requests[0].prompt == whole[-2:]
+    assert job({"truncate_prompt_tokens": 2, "truncation_side": "right"}, chat=chat).requests[0].prompt == whole[:2]
+
+
+def test_an_id_of_the_client_is_that_of_the_answer_and_not_of_the_engine():
+    first, second = job({"request_id": "x", "n": 2}), job({"request_id": "x"})
+    assert first.answer_id == second.answer_id == "cmpl-x"
+    assert len({request.request_id for made in (first, second) for request in made.requests}) == 3
 
 
 SEARCH = {"use_beam_search": True, "n": 3}
@@ -194,6 +210,8 @@ def test_special_tokens_are_added_to_text_prompts_unless_told_otherwise():
     assert job(served=served).requests[0].prompt == (0, *job().requests[0].prompt)
     assert job({"add_special_tokens": False}, served=served).requests[0].prompt == job().requests[0].prompt
     assert job(chat=True, served=served).requests[0].prompt == job(chat=True).requests[0].prompt
+    marked = job({"add_special_tokens": True}, chat=True, served=served).requests[0].prompt
+    assert marked == (0, *job(chat=True).requests[0].prompt)
 
 
 @pytest.mark.parametrize(
