@@ -78,22 +78,24 @@ class HarmonyReader:
     def _header(self, text: str) -> str:
         """A whole header, or the beginning of one, which is held back; anything else is content."""
         self._message = Content
-        place, end = text.find(MESSAGE), _first(text, ENDS, 1)
-        if place >= 0 and not 0 <= end < place:
-            self._open(text[:place])
-            return text[place + len(MESSAGE) :]
-        if end >= 0 and text[0] == "<":
-            self._say(text[:end])
-            return self._closed(text[end:])
         bare = text.lstrip()
-        known = any(head.startswith(bare) or bare.startswith(head) for head in HEADS)
-        if (known and len(text) <= MAX_HEADER) or not bare:
-            self._held = text
-            return ""
         closing = next((mark for mark in CLOSING if bare.startswith(mark)), "")
         if closing:
             return bare[len(closing) :]
-        if any(mark.startswith(bare) for mark in CLOSING):
+        if any(known.startswith(bare) for known in (*HEADS, *CLOSING)):
+            self._held = text
+            return ""
+        if not bare.startswith(HEADS):
+            self._state = "text"
+            return text
+        place, end = text.find(MESSAGE), _first(text, ENDS, len(text) - len(bare) + 1)
+        if end >= 0 and not 0 <= place < end:
+            self._say(text[:end])
+            return self._closed(text[end:])
+        if 0 <= place <= MAX_HEADER:
+            self._open(text[:place])
+            return text[place + len(MESSAGE) :]
+        if len(text) <= MAX_HEADER + len(MESSAGE):
             self._held = text
             return ""
         self._state = "text"
