@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLParserLimits, regex_to_lark
 
 from kvasir_runtime.guide import tags
 from kvasir_runtime.guide.errors import GrammarError
@@ -49,7 +49,8 @@ def _source(grammar: Grammar) -> str:
         case "json_object":
             return tags.json_grammar({"type": "object"})
         case "regex":
-            return str(LLMatcher.grammar_from_regex(grammar.text))
+            pattern = regex_to_lark(grammar.text, "d")  # digits are those of ASCII, as they are in JSON schemas
+            return f"start: /{pattern}/" if pattern else 'start: ""'
         case "choice":
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _json(grammar.text))
             return f"start: {choices}"

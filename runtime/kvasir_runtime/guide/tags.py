@@ -101,7 +101,7 @@ class _Writer:
                 schema = with_whitespace(form.get("json_schema"))
                 return self._named(f"%json {json.dumps(schema, ensure_ascii=False)}")
             case "regex":
-                pattern = regex_to_lark(_text(form, "pattern", where, empty=True))
+                pattern = regex_to_lark(_text(form, "pattern", where, empty=True), "d")
                 return self._named(f"/{pattern}/" if pattern else '""')
             case "grammar":
                 name = f"other_{len(self.others)}"
