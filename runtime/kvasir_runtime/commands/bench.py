@@ -1,4 +1,4 @@
-"""`kvasir bench --url URL`: how fast a server is, as its clients see it."""
+"""`kvasir bench --url URL`: how fast a server is, as its clients see it; `--accuracy MODEL`: what fewer bits cost."""
 
 import asyncio
 import json
@@ -29,8 +29,19 @@ class Lengths(click.ParamType[tuple[int, int]]):
             self.fail(str(error), param, ctx)
 
 
-@click.command("bench", short_help="Measure how fast a server is.")
-@click.option("--url", required=True, metavar="URL", help="An OpenAI-compatible server, with or without /v1.")
+@click.command("bench", short_help="Measure how fast a server is, or what fewer bits cost.")
+@click.option("--url", metavar="URL", help="An OpenAI-compatible server, with or without /v1.")
+@click.option("--accuracy", metavar="MODEL", help="Compare logits of MODEL in 8 and 4 bits with bfloat16; no server.")
+@click.option(
+    "--text", type=click.Path(dir_okay=False), metavar="FILE", help="Text to compare on.  [default: built in]"
+)
+@click.option(
+    "--text-tokens",
+    type=click.IntRange(2, 65_536),
+    default=1024,
+    show_default=True,
+    help="Tokens of the text to compare on; the logits of all of them are held.",
+)
 @click.option("--model", default="", help="The model's name there.  [default: the first it lists]")
 @click.option("--api-key", default="", help="Key to send.  [default: the variable OPENAI_API_KEY]")
 @click.option("--workload", "preset", type=click.Choice(list(PRESETS)), help="Numbers to begin with; see above.")
@@ -62,7 +73,10 @@ class Lengths(click.ParamType[tuple[int, int]]):
 )
 @click.option("--plot", is_flag=True, help="Draw the distribution of the times to the first token.")
 def bench(
-    url: str,
+    url: str | None,
+    accuracy: str | None,
+    text: str | None,
+    text_tokens: int,
     model: str,
     api_key: str,
     warm_up: int,
@@ -88,7 +102,16 @@ def bench(
       kvasir bench --url http://127.0.0.1:8000 --workload w3 --json figures.json
 
     The exit code is 1 when a request failed.
+
+    \b
+    With --accuracy: how often the likeliest next token agrees with that of bfloat16, KL divergence (nats), perplexity.
+      kvasir bench --accuracy ./model --text sample.txt --json accuracy.json
     """
+    if (url is None) == (accuracy is None):
+        raise click.UsageError("say either --url or --accuracy")
+    if accuracy is not None:
+        raise SystemExit(_compare(accuracy, text, text_tokens, json_file))
+    assert url is not None
     chosen = numbered(numbers.pop("preset"), numbers)
     settings = {"warm_up": warm_up, "seed": seed, "chat": chat, "ignore_eos": ignore_eos, "max_seconds": max_seconds}
     key = api_key or os.environ.get("OPENAI_API_KEY", "")
@@ -105,6 +128,25 @@ def bench(
     if json_file not in (None, "-"):
         Path(str(json_file)).write_text(document + "\n")
     raise SystemExit(1 if figures.failed else 0)
+
+
+def _compare(model: str, text: str | None, num_tokens: int, json_file: str | None) -> int:
+    """The exit code; the table grows as variants come."""
+    from kvasir_runtime.bench import accuracy
+
+    found = []
+    try:
+        job = accuracy.job(model, accuracy.text_of(text), num_tokens)
+        for each in accuracy.measured(job):
+            found.append(each)
+            click.echo(f"{each.name} done, {len(found)} of {len(job.variants) + 1}", err=True)
+    except accuracy.AccuracyError as error:
+        raise click.ClickException(str(error)) from error
+    document = json.dumps(accuracy.document(job, found), indent=2)
+    click.echo(document if json_file == "-" else accuracy.table(found))
+    if json_file not in (None, "-"):
+        Path(str(json_file)).write_text(document + "\n")
+    return 0
 
 
 def numbered(preset: str | None, given: dict[str, Any]) -> Workload:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Plan, Results
+from kvasir_runtime.core.plan import Chunk, Join, Plan, Results
 from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -23,6 +23,7 @@ from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.pooling import Pools
 from kvasir_runtime.runner.reports import Drawn, Report, Reports
 from kvasir_runtime.runner.rows import Rows
+from kvasir_runtime.wire import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,30 @@ class Runner:
         if launched.filling is None or self._masks is None:
             return results
         return self._masks.take(results, launched.filling, self._rows, self._controls)
+
+    @torch.inference_mode()
+    def logits(self, tokens: tuple[int, ...]) -> Tensor:
+        """(len(tokens), vocab) float32: what every token of a text says of the next one.
+
+        For measurements while no plan is launched: it takes row 0 and the first blocks, whatever they held.
+        """
+        blocks = tuple(range(-(-len(tokens) // self.facts.block_size)))
+        join = Join(
+            row=0,
+            request_id="measured",
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            computed_tokens=0,
+            blocks=blocks,
+            sampling=Sampling(max_tokens=1),
+        )
+        self._rows.apply(Plan(step=0, joins=(join,)))
+        parts = []
+        for start in range(0, len(tokens), self.facts.max_batch_tokens):
+            count = min(self.facts.max_batch_tokens, len(tokens) - start)
+            batch = self._rows.batch([Chunk(row=0, start=start, num_tokens=count, samples=False)])
+            parts.append(self._model.forward(replace(batch, logit_rows=None), self._cache).float())
+        return torch.cat(parts)
 
     def _enqueue(self, launched: Launched) -> None:
         drawn = self._run(launched)

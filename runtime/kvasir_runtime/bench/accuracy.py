@@ -1,0 +1,104 @@
+"""`kvasir bench --accuracy MODEL`: what fewer bits cost, in agreement, divergence and perplexity, without a server.
+
+Tokenizes a text here and has a process with torch compute the logits (runner.accuracy, never imported). It decides what
+is compared with what, and how it is shown.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvasir_runtime import source
+from kvasir_runtime.bench.texts import TEXT
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.server import tokenizer
+from kvasir_runtime.wire import AccuracyJob, Deviation
+
+COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.accuracy")
+BASE: Final = {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "auto"}
+VARIANTS: Final = (
+    ("float32", {"dtype": "float32"}),
+    ("int8 weights", {"quantization": "int8"}),
+    ("int4 weights", {"quantization": "int4"}),
+    ("int8 KV", {"kv_cache_dtype": "int8"}),
+    ("int8 weights and KV", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+)
+"""float32 is no fewer bits: it says how far bfloat16 itself is from exact arithmetic, as a measure for the others."""
+PIECE_TOKENS: Final = 256
+
+
+class AccuracyError(Exception):
+    """Why nothing could be compared, in one line."""
+
+
+def pieces(ids: tuple[int, ...], num_tokens: int) -> list[list[int]]:
+    """The first num_tokens of a text in pieces of at most PIECE_TOKENS; a last one of a single token is left out."""
+    taken = ids[:num_tokens]
+    found = [list(taken[first : first + PIECE_TOKENS]) for first in range(0, len(taken), PIECE_TOKENS)]
+    return [piece for piece in found if len(piece) > 1]
+
+
+def job(model: str, text: str, num_tokens: int) -> AccuracyJob:
+    """What the process is told. Raises AccuracyError for a model that is not there, or a text without two tokens."""
+    try:
+        folder = source.resolve(model)
+        ids = tokenizer.load(folder).encode(text, special=False, limit=10_000_000)
+    except (ModelError, tokenizer.PromptTooLong) as error:
+        raise AccuracyError(str(error)) from error
+    texts = pieces(ids, num_tokens)
+    if not texts:
+        raise AccuracyError("the text has less than two tokens")
+    return AccuracyJob(
+        model=str(folder), options=dict(BASE), base_name="bfloat16", texts=texts, variants=list(VARIANTS)
+    )
+
+
+def measured(job: AccuracyJob, command: tuple[str, ...] = COMMAND) -> Iterator[Deviation]:
+    """Deviations as they come, the base first. command: replaced by tests. Raises AccuracyError."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(msgspec.json.encode(job))
+            process.stdin.close()
+            for line in process.stdout:
+                yield msgspec.json.decode(line, type=Deviation)
+            said = process.stderr.read().decode(errors="replace").strip().splitlines()
+            if process.wait():
+                raise AccuracyError(said[-1] if said else f"the measuring process ended with code {process.returncode}")
+        finally:
+            process.kill()
+
+
+def table(found: list[Deviation]) -> str:
+    """One line for each variant."""
+    base = found[0]
+    lines = [
+        f"{base.tokens:,} tokens; compared with {base.name}, whose perplexity is {base.perplexity:,.3f}",
+        f"{'':<22}{'weights MiB':>12}{'top-1 agrees':>14}{'mean KL':>12}{'max KL':>12}{'perplexity':>12}",
+    ]
+    for each in found:
+        change = each.perplexity / each.base_perplexity - 1
+        lines.append(
+            f"{each.name:<22}{each.weights_bytes / 2**20:>12,.1f}{each.top1_agreement_fraction:>13.2%}"
+            f" {each.mean_kl:>12.2e}{each.max_kl:>12.2e}{change:>+11.2%}"
+        )
+    return "\n".join(lines)
+
+
+def document(job: AccuracyJob, found: list[Deviation]) -> dict[str, Any]:
+    """The same for programs. KL in nats."""
+    return {"model": job.model, "base": job.base_name, "variants": [msgspec.structs.asdict(each) for each in found]}
+
+
+def text_of(path: str | None) -> str:
+    """A file's text, or the built-in one. Raises AccuracyError."""
+    try:
+        return Path(path).read_text(encoding="utf-8") if path else TEXT
+    except (OSError, UnicodeDecodeError) as error:
+        raise AccuracyError(f"{path}: {error}") from error
