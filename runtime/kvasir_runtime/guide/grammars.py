@@ -30,7 +30,7 @@ def rewritten(grammar: Grammar, specials: Mapping[str, int]) -> Grammar:
     Raises GrammarError. It may take long for hostile texts, so only the worker calls it.
     """
     if grammar.kind == "structural_tag":
-        return Grammar(kind="lark", text=tags.lark(_json(grammar.text), specials), after=grammar.after)
+        return Grammar(kind="lark", text=tags.lark(decoded(grammar.text), specials), after=grammar.after)
     if grammar.kind == "lark":
         return Grammar(kind="lark", text=tags.as_lark(grammar.text), after=grammar.after)
     return grammar
@@ -45,15 +45,15 @@ def source(grammar: Grammar, specials: Mapping[str, int]) -> str:
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
-            return tags.json_grammar(_json(grammar.text))
+            return tags.json_grammar(decoded(grammar.text))
         case "json_object":
             return tags.json_grammar({"type": "object"})
         case "regex":
             pattern = regex_to_lark(grammar.text, "d")  # digits are those of ASCII, as they are in JSON schemas
             return f"start: /{pattern}/" if pattern else 'start: ""'
         case "choice":
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _json(grammar.text))
-            return f"start: {choices}"
+            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in decoded(grammar.text))
+            return f"start: CHOICE\nCHOICE: {choices}"  # in capitals one lexeme, so that there may be thousands
         case "lark":
             return grammar.text
         case "structural_tag":
@@ -70,7 +70,8 @@ def _after(text: str, end: str, specials: Mapping[str, int]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": start}, {**grammars[0], "name": "answer"}, *grammars[1:]]})
 
 
-def _json(text: str) -> Any:
+def decoded(text: str) -> Any:
+    """JSON text. Raises GrammarError."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

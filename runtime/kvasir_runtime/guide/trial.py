@@ -26,7 +26,7 @@ DEAD_END: Final = "NoExtension"
 def verdict(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:
     """Try it out. May take any time and memory, so the caller limits both."""
     try:
-        if grammar.kind == "json_schema" and not finite.has_finite_text(json.loads(grammar.text)):
+        if grammar.kind == "json_schema" and not finite.has_finite_text(grammars.decoded(grammar.text)):
             raise GrammarError("it is unsatisfiable: whatever fits it would have no end")
         made = grammars.rewritten(grammar, vocabulary.specials)
         _walk(vocabulary.matcher(made), vocabulary.tokenizer.vocab_size)
