@@ -34,8 +34,10 @@ def runner_of(
     ops: Ops = CPU,
     device: torch.device = CPU_DEVICE,
     quantization: Quantization = "none",
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
 ) -> Runner:
-    """A float32 runner without measuring and warming up, and without touching torch's threads."""
+    """A runner, by default in float32, without measuring and warming up, and without touching torch's threads."""
     config = read_config(folder)
     family = family_of(config)
     spec = family.spec(config)
@@ -43,12 +45,12 @@ def runner_of(
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
         formats = weight_formats.formats(quantization, spec, shapes, places, {})
-        tensors = load(folder, places, shapes, torch.float32, device, lambda read, total: None, formats)
+        tensors = load(folder, places, shapes, dtype, device, lambda read, total: None, formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     facts = Facts(
         device=device.type,
         kernels=ops.name,
-        dtype="float32",
+        dtype=str(dtype).removeprefix("torch."),
         block_size=block_size,
         num_blocks=num_blocks,
         max_model_len=limit,
@@ -57,14 +59,14 @@ def runner_of(
         vocab_size=spec.vocab_size,
         eos_token_ids=read_eos_token_ids(folder, config),
         weights_bytes=0,
-        kv_bytes_per_token=spec.kv_bytes_per_token(4),
+        kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
         load_s=0.0,
         warm_s=0.0,
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
     )
-    return assemble(model, ops, facts, device, torch.float32)
+    return assemble(model, ops, facts, device, cache_dtype or dtype)
 
 
 @dataclass(slots=True, kw_only=True)

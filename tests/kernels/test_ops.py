@@ -70,9 +70,9 @@ def moved(case: tuple[object, ...], device: torch.device) -> tuple[object, ...]:
 def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor]:
     """All tensors that an operation returns or may have changed, on the CPU, from its own copy of the arguments."""
     args = copy.deepcopy(case)
-    if operation == "linear":
+    if operation in ("linear", "gated"):
         weight, bias, x = args
-        return [table.linear(weight, bias)(x).cpu()]
+        return [getattr(table, operation)(weight, bias)(x).cpu()]
     result = getattr(table, operation)(*args)
     kept = args[1:] if operation == "split_qkv" else args  # which may consume its first argument
     changed = [arg for arg in kept if isinstance(arg, Tensor)] if operation in IN_PLACE else []

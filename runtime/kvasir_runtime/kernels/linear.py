@@ -27,6 +27,7 @@ from kvasir_runtime.kernels.quantized import Quantized
 
 Linear = Callable[[Tensor], Tensor]
 Weight = Tensor | Quantized
+Build = Callable[[Weight, Tensor | None], Linear]
 
 
 def reference(weight: Weight, bias: Tensor | None) -> Linear:
@@ -57,13 +58,16 @@ def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     return linear
 
 
-def native(library: Library) -> Callable[[Weight, Tensor | None], Linear]:
-    """The builder that takes our own kernels for the weights that they are made for, and `cpu` for others."""
+def native(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
+    """The builder that takes our own kernels for the weights that they are made for, and `otherwise` for others.
+
+    gated: with silu_mul behind the product, for kernels.gated.
+    """
 
     def build(weight: Weight, bias: Tensor | None) -> Linear:
         if isinstance(weight, Tensor) and packing.takes(library, weight):
-            return packing.packed(library, weight.contiguous(), bias)
-        return cpu(weight, bias)
+            return packing.packed(library, weight.contiguous(), bias, gated=gated)
+        return otherwise(weight, bias)
 
     return build
 

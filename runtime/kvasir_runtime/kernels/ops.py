@@ -17,6 +17,7 @@ from kvasir_runtime.kernels import (
     attention,
     copy_blocks,
     embedding,
+    gated,
     linear,
     rms_norm,
     rope,
@@ -25,7 +26,7 @@ from kvasir_runtime.kernels import (
     split_qkv,
     write_kv,
 )
-from kvasir_runtime.kernels.linear import Linear, Weight
+from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.native import library
 from kvasir_runtime.kernels.native.table import native
 from kvasir_runtime.kernels.spans import Spans
@@ -37,7 +38,8 @@ class Ops:
 
     name: str
     embedding: Callable[[Tensor, Tensor], Tensor]
-    linear: Callable[[Weight, Tensor | None], Linear]
+    linear: Build
+    gated: Build
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -52,6 +54,7 @@ REFERENCE = Ops(
     name="reference",
     embedding=embedding.reference,
     linear=linear.reference,
+    gated=gated.reference,
     rms_norm=rms_norm.reference,
     rope=rope.reference,
     write_kv=write_kv.reference,
@@ -66,6 +69,7 @@ CPU = Ops(
     name="cpu",
     embedding=embedding.reference,
     linear=linear.cpu,
+    gated=gated.cpu,
     rms_norm=rms_norm.cpu,
     rope=rope.cpu,
     write_kv=write_kv.reference,
@@ -87,7 +91,8 @@ def native_ops() -> Ops:
         CPU,
         name=f"cpu {found.isa}",
         embedding=made.embedding,
-        linear=linear.native(found),
+        linear=linear.native(found, linear.cpu),
+        gated=linear.native(found, gated.composed(linear.cpu, made.silu_mul), gated=True),
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,

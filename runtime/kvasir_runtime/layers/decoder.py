@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.linear import Linear, Weight
+from kvasir_runtime.kernels.linear import Build, Linear, Weight
+from kvasir_runtime.kernels.native import step
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers import rotary
@@ -39,7 +40,7 @@ class _Layer:
     qk_norm: Tensor | None
     output: Linear
     mlp_norm: Tensor
-    gate_up: Linear
+    gate_up: Linear  # gated: silu_mul included
     down: Linear
 
 
@@ -54,6 +55,7 @@ class Decoder:
         tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
         layers may be quantised, and a quantised head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed.
+        self.step is the forward pass in one call, None where there is none for this device and these weights.
         """
         self.spec = spec
         self._ops = ops
@@ -66,6 +68,18 @@ class Decoder:
         if spec.head != "none":
             has_own = spec.head_rows or "head.weight" in tensors  # a quantised copy of a table that is both
             self._head = ops.linear(tensors.pop("head.weight") if has_own else self._embedding, None)
+        self.step = step.whole(
+            self._layers,
+            embedding=self._embedding,
+            norm=self._norm,
+            cos=self._cos,
+            sin=self._sin,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate_size,
+            eps=spec.norm_eps,
+        )
         if tensors:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
 
@@ -85,9 +99,12 @@ class Decoder:
     def hidden(self, batch: Batch, cache: Tensor) -> Tensor:
         """What the head sees of the wanted rows, and the keys and values of all tokens written to the cache.
 
-        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). Returns (rows, hidden_size).
+        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). Returns (rows, hidden_size). In one call where
+        the C++ has kernels for all of it, else operation by operation.
         """
         spec, ops = self.spec, self._ops
+        if self.step is not None and batch.logit_rows is not None and self.step.takes(cache):
+            return self.step(batch.token_ids, batch.positions, batch.slots, batch.logit_rows, batch.spans, cache)
         hidden = ops.embedding(batch.token_ids, self._embedding)
         cos = self._cos.index_select(0, batch.positions).unsqueeze(1)
         sin = self._sin.index_select(0, batch.positions).unsqueeze(1)
@@ -100,7 +117,7 @@ class Decoder:
                 attended = attended.index_select(0, batch.logit_rows)
                 residual = residual.index_select(0, batch.logit_rows)
             hidden, residual = ops.rms_norm(layer.output(attended), residual, layer.mlp_norm, spec.norm_eps)
-            hidden = layer.down(ops.silu_mul(layer.gate_up(hidden)))
+            hidden = layer.down(layer.gate_up(hidden))
         hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
         return hidden
 
@@ -118,9 +135,9 @@ class Decoder:
             query, key = (_plain(tensors, prefix + name) for name in ("query_norm", "key_norm"))
             qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
-        def linear(name: str) -> Linear:
+        def linear(name: str, build: Build = ops.linear) -> Linear:
             bias = _plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
-            return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
+            return build(tensors.pop(f"{prefix}{name}.weight"), bias)
 
         return _Layer(
             window=window,
@@ -129,7 +146,7 @@ class Decoder:
             qk_norm=qk_norm,
             output=linear("output"),
             mlp_norm=_plain(tensors, prefix + "mlp_norm"),
-            gate_up=linear("gate_up"),
+            gate_up=linear("gate_up", ops.gated),
             down=linear("down"),
         )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import attention
-from kvasir_runtime.kernels.native import build, structs, table
+from kvasir_runtime.kernels.native import build, step, structs, table
 from kvasir_runtime.kernels.native.library import Library
 from kvasir_runtime.kernels.native.table import Native
 from kvasir_runtime.kernels.spans import Spans
@@ -69,6 +69,9 @@ def test_extreme_scores_stay_finite(variant: Native) -> None:
 
 def test_structs_are_as_large_as_the_headers_say(native: Library) -> None:
     """A field that only one side has would be read as its neighbour."""
-    for name in ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "GateArgs", "GatherArgs", "ArgmaxArgs"):
+    named = ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "GateArgs", "GatherArgs", "ArgmaxArgs")
+    of_step = {"StepLayer": step.LayerStruct, "StepModel": step.ModelStruct, "StepBatch": step.BatchStruct}
+    structs_of = {name: getattr(structs, name) for name in named} | of_step
+    for name, struct in structs_of.items():
         size = getattr(native.handle, f"kvasir_sizeof_{name}")
-        assert size() == ctypes.sizeof(getattr(structs, name)), name
+        assert size() == ctypes.sizeof(struct), name

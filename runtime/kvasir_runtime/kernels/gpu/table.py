@@ -1,6 +1,6 @@
 """TRITON: the table of operations for CUDA, and for a CPU whose Triton interprets."""
 
-from kvasir_runtime.kernels import copy_blocks, embedding, linear
+from kvasir_runtime.kernels import copy_blocks, embedding, gated, linear
 from kvasir_runtime.kernels.gpu import attention, rms_norm, rope, sample, silu_mul, split_qkv, write_kv
 from kvasir_runtime.kernels.ops import Ops
 
@@ -9,6 +9,7 @@ TRITON = Ops(
     name="triton",
     embedding=embedding.reference,
     linear=linear.unpacked,
+    gated=gated.composed(linear.unpacked, silu_mul.launch),
     rms_norm=rms_norm.launch,
     rope=rope.launch,
     write_kv=write_kv.launch,

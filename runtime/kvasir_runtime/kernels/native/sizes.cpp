@@ -2,6 +2,7 @@
 #define KVASIR_ISA sizes
 #include "glue.h"
 #include "linear.h"
+#include "step.h"
 
 #define KVASIR_SIZE(name) \
   extern "C" __attribute__((visibility("default"))) int kvasir_sizeof_##name() { return sizeof(kvasir::name); }
@@ -15,3 +16,6 @@ KVASIR_SIZE(GatherArgs)
 KVASIR_SIZE(ArgmaxArgs)
 KVASIR_SIZE(Linear)
 KVASIR_SIZE(Product)
+KVASIR_SIZE(StepLayer)
+KVASIR_SIZE(StepModel)
+KVASIR_SIZE(StepBatch)

@@ -151,6 +151,7 @@ struct Pass {
       attention(tid, nth, attention_args(step, b, i));
       done(kvasir::ATTENTION);
       if (i == m.num_layers - 1 && !all_in_order(step.batch)) trim();
+      if (!rows) return;
       product(layer.output, b.attended, b.stream, b.stream, kvasir::OUTPUT);
       normed(layer.mlp_norm, b.normed);
       product(layer.gate_up, b.normed, b.gated, nullptr, kvasir::GATE_UP);

@@ -1,0 +1,45 @@
+"""The first half of a gated feed-forward layer: one product to gate and up, and the gate of them.
+
+    out[t] = silu_mul(linear(x[t]))                            # kernels.linear, kernels.silu_mul
+
+weight: (2 * dim, in_features), gate first; bias: (2 * dim,) or None; x: (tokens, in_features); out: (tokens, dim)
+Errors as of the two together; a fused kernel rounds once where the two round twice. Built once like a linear layer.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import linear, silu_mul
+from kvasir_runtime.kernels.linear import Build, Linear, Weight
+
+
+def composed(build: Build, gate: Linear) -> Build:
+    """Of a linear layer of the given builder and a gate."""
+
+    def gated(weight: Weight, bias: Tensor | None) -> Linear:
+        product = build(weight, bias)
+        return lambda x: gate(product(x))
+
+    return gated
+
+
+def reference(weight: Weight, bias: Tensor | None) -> Linear:
+    """The two one after the other."""
+    return composed(linear.reference, silu_mul.reference)(weight, bias)
+
+
+def cpu(weight: Weight, bias: Tensor | None) -> Linear:
+    """The two of the CPU one after the other."""
+    return composed(linear.cpu, silu_mul.cpu)(weight, bias)
+
+
+def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
+    """weight, bias and an x to call the result with; odd widths."""
+    for tokens, inputs, dim in ((1, 8, 12), (5, 33, 7), (40, 64, 96)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            weight = torch.randn(2 * dim, inputs, generator=generator).to(dtype) / 4
+            x = torch.randn(tokens, inputs, generator=generator).to(dtype)
+            yield weight, None, x
+            yield weight, torch.randn(2 * dim, generator=generator).to(dtype), x

@@ -1,0 +1,209 @@
+"""A decoder's forward pass in one call of C++: step.h, filled from the parts that the decoder was built from.
+
+Called by `layers.decoder`, which computes operation by operation where `whole` gives None: on other devices, and where
+a weight is of a kind that the C++ kernels do not take.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvasir_runtime.kernels.native import structs
+from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.native.linear import LinearStruct, Packed
+from kvasir_runtime.kernels.native.table import takes_heads
+from kvasir_runtime.kernels.spans import Spans
+
+KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down")
+_POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+_LINEAR = ctypes.POINTER(LinearStruct)
+
+
+class LayerStruct(ctypes.Structure):
+    """kvasir::StepLayer."""
+
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("qk_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("qkv", _LINEAR),
+        ("output", _LINEAR),
+        ("gate_up", _LINEAR),
+        ("down", _LINEAR),
+        ("window", _COUNT),
+    )
+
+
+class ModelStruct(ctypes.Structure):
+    """kvasir::StepModel."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LayerStruct)),
+        ("embedding", _POINTER),
+        ("head", _LINEAR),
+        ("norm", _POINTER),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        ("cache", _POINTER),
+        ("layer_bytes", _COUNT),
+        ("value_offset", _COUNT),
+        ("num_layers", _COUNT),
+        ("hidden", _COUNT),
+        ("heads", _COUNT),
+        ("kv_heads", _COUNT),
+        ("head_dim", _COUNT),
+        ("intermediate", _COUNT),
+        ("block_size", _COUNT),
+        ("eps", _FLOAT),
+        ("scale", _FLOAT),
+        ("type", _TYPE),
+        ("cache_type", _TYPE),
+    )
+
+
+class BatchStruct(ctypes.Structure):
+    """kvasir::StepBatch."""
+
+    _fields_ = (
+        ("tokens", _COUNT),
+        ("num_rows", _COUNT),
+        ("token_ids", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("rows", _POINTER),
+        ("sequences", structs.Sequences),
+        ("out", _POINTER),
+        ("ticks", _POINTER),
+    )
+
+
+class Layer(Protocol):
+    """What a decoder knows of one of its layers."""
+
+    @property
+    def window(self) -> int: ...
+    @property
+    def attention_norm(self) -> Tensor: ...
+    @property
+    def qk_norm(self) -> Tensor | None: ...
+    @property
+    def mlp_norm(self) -> Tensor: ...
+    @property
+    def qkv(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def output(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def gate_up(self) -> Callable[[Tensor], Tensor]: ...
+    @property
+    def down(self) -> Callable[[Tensor], Tensor]: ...
+
+
+class Step:
+    """The layers of one decoder. ticks: time stamps by KINDS since it was set, where it is."""
+
+    def __init__(self, model: ModelStruct, kept: tuple[Any, ...]) -> None:
+        """kept: what the struct points into."""
+        found = library()
+        if found is None:
+            raise ValueError("there is no library of C++ kernels")
+        self.ticks: NDArray[np.int64] | None = None
+        self._model = model
+        self._kept = kept
+        self._cache = 0
+        self._run = found.function("step", _POINTER, _POINTER)
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, spans: Spans, cache: Tensor
+    ) -> Tensor:
+        """Hidden states of the wanted rows, (rows, hidden), as Decoder.hidden; all ids int64 and contiguous."""
+        if cache.data_ptr() != self._cache:
+            self._look_at(cache)
+        sequences, kept = structs.sequences(spans)
+        out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
+        batch = BatchStruct(
+            tokens=token_ids.shape[0],
+            num_rows=rows.shape[0],
+            token_ids=token_ids.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=slots.data_ptr(),
+            rows=rows.data_ptr(),
+            sequences=sequences,
+            out=out.data_ptr(),
+            ticks=None if self.ticks is None else self.ticks.ctypes.data,
+        )
+        self._run(ctypes.byref(self._model), ctypes.byref(batch))
+        del kept
+        return out
+
+    def takes(self, cache: Tensor) -> bool:
+        """Whether the C++ reads a cache of this type."""
+        return takes_heads(torch.bfloat16, cache.dtype, self._model.head_dim)
+
+    def _look_at(self, cache: Tensor) -> None:
+        self._cache = self._model.cache = cache.data_ptr()
+        self._model.layer_bytes = cache.stride(0) * cache.element_size()
+        self._model.value_offset = structs.value_offset(cache[0])
+        self._model.block_size = cache.shape[3]
+        self._model.cache_type = structs.TYPES[cache.dtype]
+
+
+def whole(
+    layers: Sequence[Layer],
+    *,
+    embedding: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    eps: float,
+) -> Step | None:
+    """The step of these parts, or None where one of them is not for the C++. cos, sin: (positions, head_dim)."""
+    weights = [_weights(layer) for layer in layers]
+    packed = [four for four in weights if four is not None]
+    if embedding.dtype != torch.bfloat16 or len(packed) < len(layers) or not layers:
+        return None
+    array = (LayerStruct * len(layers))()
+    for struct, layer, four in zip(array, layers, packed, strict=True):
+        struct.attention_norm, struct.mlp_norm = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
+        struct.qk_norm = None if layer.qk_norm is None else layer.qk_norm.data_ptr()
+        struct.qkv, struct.output, struct.gate_up, struct.down = (ctypes.pointer(one.struct) for one in four)
+        struct.window = layer.window
+    model = ModelStruct(
+        layers=array,
+        embedding=embedding.data_ptr(),
+        norm=norm.data_ptr(),
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        num_layers=len(layers),
+        hidden=embedding.shape[1],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        eps=eps,
+        scale=head_dim**-0.5,
+        type=structs.TYPES[torch.bfloat16],
+    )
+    return Step(model, (array, layers, embedding, norm, cos, sin))
+
+
+def _weights(layer: Layer) -> tuple[Packed, Packed, Packed, Packed] | None:
+    four = layer.qkv, layer.output, layer.gate_up, layer.down
+    qkv, output, gate_up, down = four
+    if not (
+        isinstance(qkv, Packed)
+        and isinstance(output, Packed)
+        and isinstance(gate_up, Packed)
+        and isinstance(down, Packed)
+        and gate_up.struct.gated
+    ):
+        return None
+    return qkv, output, gate_up, down

@@ -1,0 +1,109 @@
+"""The forward pass in one call of C++, in bfloat16: every family against transformers in float32, however it is cut.
+
+Rounding to 8 bits of mantissa moves logits; a greedy token may be another one only where both are nearly equal.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes import checkpoints
+from fakes.by_hand import Hand, Stream, runner_of
+from fakes.checkpoints import Shape
+from fakes.oracle import oracle_of
+from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.runner.runner import Runner
+
+pytestmark = pytest.mark.skipif(
+    (found := library()) is None or not found.has("step"), reason="this processor or installation has no whole step"
+)
+
+SMALL = Shape(dtype=torch.bfloat16, intermediate_size=160, num_layers=3)
+FAMILIES = {
+    "llama": SMALL,
+    "llama-tied-one-head": replace(SMALL, tied=True, num_kv_heads=1, seed=1),
+    "llama-biased": replace(SMALL, extra={"attention_bias": True}, seed=2),
+    "mistral-window": replace(SMALL, family="mistral", extra={"sliding_window": 24}, seed=3),
+    "qwen2-windows": replace(
+        SMALL,
+        family="qwen2",
+        tied=True,
+        extra={"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 24},
+        seed=4,
+    ),
+    "qwen3": replace(SMALL, family="qwen3", head_dim=24, seed=5),
+}
+# Of a logit's spread over the vocabulary: what two greedy choices may differ by, and what logits may be off by.
+NEARLY = {torch.bfloat16: 0.06, torch.int8: 0.12}
+each_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(root: Path, name: str) -> Path:
+    folder = root / name
+    return folder if folder.exists() else checkpoints.write(folder, FAMILIES[name])
+
+
+def made(root: Path, name: str, cache_dtype: torch.dtype = torch.bfloat16) -> Runner:
+    return runner_of(folder_of(root, name), ops=native_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed * 7 + length).choices(range(3, 320), k=length))
+
+
+def off_by(root: Path, name: str, stream: Stream) -> float:
+    """How far below the best token's logit those of the answer are at most, in units of the logits' spread."""
+    logits: Tensor = oracle_of(folder_of(root, name)).logits(stream.tokens)[len(stream.prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(stream.answer)[:, None])[:, 0]
+    return float(((logits.amax(dim=1) - chosen) / logits.std(dim=1)).max())
+
+
+@each_family
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+def test_answers_are_the_best_however_the_work_is_cut(root: Path, name: str, cache_dtype: torch.dtype) -> None:
+    runner = made(root, name, cache_dtype)
+    hand = Hand(runner)
+    whole, chunked, preempted = (Stream(prompt=prompt(75, seed)) for seed in (1, 2, 3))
+    batch = [whole, chunked, preempted]
+    hand.step([(whole, 75), (chunked, 9), (preempted, 75)])
+    hand.step([(whole, 1), (chunked, 40), (preempted, 1)])
+    hand.preempt(preempted)
+    hand.step([(whole, 1), (chunked, 26), (preempted, 60)])
+    hand.run(batch, 8, chunk=11)
+    cached = Stream(prompt=whole.prompt[:64] + prompt(20, 4))
+    hand.share(cached, whole, 8)
+    hand.run([cached], 8)
+    for stream in (*batch, cached):
+        assert off_by(root, name, stream) < NEARLY[cache_dtype]
+
+
+@each_family
+def test_a_sequence_gets_the_same_bits_in_any_company(root: Path, name: str) -> None:
+    prompts = [prompt(length, 5) for length in (1, 17, 130, 300, 64, 5)]
+    answers = []
+    for together in (True, False):
+        streams = [Stream(prompt=one) for one in prompts]
+        hand = Hand(made(root, name), seed=int(together))
+        for group in [streams] if together else [[stream] for stream in streams]:
+            hand.run(group, 12)
+        answers.append([stream.answer for stream in streams])
+    assert answers[0] == answers[1]
+
+
+def test_nothing_is_computed_for_a_chunk_that_gives_no_token(root: Path) -> None:
+    stream = Stream(prompt=prompt(40))
+    hand = Hand(made(root, "llama"))
+    hand.step([(stream, 39)])
+    assert stream.answer == []
+    hand.step([(stream, 1)])
+    assert off_by(root, "llama", stream) < NEARLY[torch.bfloat16]
