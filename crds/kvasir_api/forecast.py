@@ -76,6 +76,14 @@ class Fit:
     message: str
 
 
+def shared_cache_bytes(available_bytes: int) -> int:
+    """The KV cache where nobody set a size and no container limits the process: others live on that machine too.
+
+    A quarter of the memory that is available, at most 8 GiB.
+    """
+    return min(available_bytes // 4, 8 << 30)
+
+
 def shape(config: Mapping[str, Any]) -> Shape:
     """Sizes from a config.json. Raises ValueError that names a missing or senseless field."""
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
@@ -133,11 +141,13 @@ def fit(
     process_bytes: int = 0,
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
+    cache_limit_bytes: int | None = None,
 ) -> Fit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
     the model's own longest). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
+    cache_limit_bytes: what the cache may take in any case, None for all that is left.
     """
     cached = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     longest = max_model_len or model.max_positions
@@ -146,6 +156,8 @@ def fit(
         max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
     )
     left = int(memory_bytes * memory_fraction) - weights - activations - process_bytes
+    if cache_limit_bytes is not None:
+        left = min(left, cache_limit_bytes)
     kv_tokens = max(left // per_token, 0)
     enough = kv_tokens >= longest
     process = f"process {_gib(process_bytes)} + " if process_bytes else ""

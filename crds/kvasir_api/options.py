@@ -88,7 +88,7 @@ class RuntimeOptions(Options):
     )
     kv_cache_tokens: int = option(
         0,
-        "Size of the KV cache; 0 takes what memoryPercent leaves after the weights.",
+        "Size of the KV cache; 0 takes what memoryPercent leaves after the weights; on a CPU without a container's limit a quarter of the free memory, at most 8 GiB.",
         unit="tokens",
         ge=0,
         le=1_000_000_000,
@@ -210,6 +210,11 @@ class ServeOptions(RuntimeOptions):
         "",
         "File to record every step's plan into, for replay; it holds the tokens of prompts and answers in clear.",
         metavar="FILE",
+    )
+    otlp_traces_endpoint: str = option(
+        "",
+        "Address of an OTLP collector (HTTP) that gets a span for each request, for example http://127.0.0.1:4318; needs the extra otel.",
+        metavar="URL",
     )
     revision: str = option("", "Name of the revision this pod belongs to; reported in /state.", metavar="NAME")
 

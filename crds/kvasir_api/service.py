@@ -190,12 +190,82 @@ class Drain(Part):
     )
 
 
+class CanaryStep(Part):
+    """How many replicas of the new revision there may be for a while."""
+
+    replica_percent: int = option(
+        ...,
+        "Share of the replicas that the new revision gets, rounded up; the gateway spreads requests over all of them.",
+        unit="percent",
+        ge=1,
+        le=99,
+    )
+    pause_seconds: int = option(0, "How long they serve before the next step.", unit="seconds", ge=0, le=86_400)
+
+
+class Analysis(Part):
+    """When a new revision is worse than the old one, by what both say of the requests that they served."""
+
+    min_requests: int = option(
+        50, "Requests that the new revision answers before it is judged; no step ends sooner.", ge=1, le=1_000_000
+    )
+    max_error_percent: int = option(
+        5,
+        "More requests than this that end in an error, and more than of the old one, are too many.",
+        unit="percent",
+        ge=0,
+        le=100,
+    )
+    max_ttft_regression_percent: int = option(
+        0,
+        "The mean time to the first token may be so much longer than the old one's; 0 allows any.",
+        unit="percent",
+        ge=0,
+        le=1000,
+    )
+
+
 class Rollout(Part):
     """How a new revision replaces the old one."""
 
-    max_surge: int = option(
-        1, "Replicas above the wanted number while a revision is replaced.", unit="replicas", ge=1, le=100
+    model_config = rules(
+        (
+            "size(self.steps) == 0 || self.strategy != 'BlueGreen'",
+            "rollout.steps are for the strategies Surge and InPlace: BlueGreen goes in one step",
+            ".steps",
+        ),
+        (
+            "self.promote == '' || self.promote != self.abort",
+            "rollout.promote and rollout.abort name the same revision",
+            ".abort",
+        ),
     )
+
+    strategy: Literal["Surge", "InPlace", "BlueGreen"] = option(
+        "Surge",
+        "Surge starts new replicas before old ones leave; InPlace takes old ones away first, where accelerators are scarce; BlueGreen starts all new ones beside the old ones, which leave together.",
+    )
+    max_surge: int = option(
+        1, "Surge: replicas above the wanted number while a revision is replaced.", unit="replicas", ge=1, le=100
+    )
+    max_unavailable: int = option(
+        1, "InPlace: replicas that may be missing while a revision is replaced.", unit="replicas", ge=1, le=100
+    )
+    steps: list[CanaryStep] = option(
+        [], "Shares of the new revision on its way to all replicas; none goes straight there.", max_length=10
+    )
+    analysis: Analysis | None = option(
+        None, "Holds the rollout while the new revision is worse than the old one; absent judges nothing."
+    )
+    auto_rollback: bool = option(
+        False,
+        "Goes back to the last good revision when the new one is refused, makes no progress or fails the analysis.",
+    )
+    paused: bool = option(False, "Leaves the rollout where it is.")
+    promote: str = option(
+        "", "Name of a revision that goes to all replicas at once, whatever steps and analysis say.", max_length=63
+    )
+    abort: str = option("", "Name of a revision that is given up for the last good one.", max_length=63)
     progress_deadline_seconds: int = option(
         1800, "A rollout without progress for this long is Stalled.", unit="seconds", ge=10, le=86_400
     )
@@ -316,6 +386,13 @@ class RolloutStatus(Part):
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
+    rolled_back_revision: str = option("", "Revision that was given up for the last good one.", max_length=253)
+    phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(
+        "", "Where the rollout stands; empty when there is none."
+    )
+    step: int = option(0, "Step of the canary, from 1.", ge=0)
+    step_since: str = option("", "When the replicas of the step were ready, RFC 3339.", max_length=64)
+    message: str = option("", "Why the rollout stands where it does.", max_length=1024)
 
 
 class Address(Part):

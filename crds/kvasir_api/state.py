@@ -47,6 +47,19 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     kv_token_seconds: float = 0.0
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients got since the process started, as the API process counts it.
+
+    answered: requests that ended, but for those whose client went away. failed: those of them that ended in an error of
+    ours. ttft_s: sum of the seconds to the first token over first_tokens sequences.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    ttft_s: float = 0.0
+    first_tokens: int = 0
+
+
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Measured speed; 0 until something was measured.
 
@@ -88,6 +101,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 0
     max_model_len: int = 0
     totals: Totals = Totals()
+    served: Served = Served()
     rates: Rates = Rates()
     prefix_digest: tuple[str, ...] = ()
     device: str = ""

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from fakes.manifests import service
-from kvasir_api import crd
+from kvasir_api import crd, names
+from kvasir_api.state import Served, State
 from kvasir_operator.desired.template import template
+from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import observed
-from kvasir_operator.rollout.planner import Group, next_counts
+from kvasir_operator.rollout.course import course
+from kvasir_operator.rollout.plan import plan
 from kvasir_operator.scaling.policy import policy
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.progress import Progress, overdue
@@ -22,6 +25,13 @@ from kvasir_operator.status.progress import Progress, overdue
 SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
 TAINT = {"key": "a", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
 GPU = {"count": 1, "resourceName": "nvidia.com/gpu"}
+
+STEPPED = {"steps": [{"replicaPercent": 25, "pauseSeconds": 60}]}
+
+
+def _rollout_of(strategy: str, missing: int) -> dict[str, Any]:
+    return {"strategy": strategy, "maxUnavailable": missing}
+
 
 CASES: dict[str, tuple[Any, Any]] = {
     "model.uri": ("pvc://models/a", "pvc://models/b"),
@@ -62,6 +72,23 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.toolCallParser": ("auto", "hermes"),
     "runtime.reasoningParser": ("auto", "none"),
     "rollout.maxSurge": (1, 3),
+    "rollout.strategy": ("Surge", "InPlace"),
+    "rollout.maxUnavailable": (_rollout_of("InPlace", 1), _rollout_of("InPlace", 2)),
+    "rollout.steps[].replicaPercent": ([{"replicaPercent": 25}], [{"replicaPercent": 50}]),
+    "rollout.steps[].pauseSeconds": (
+        [{"replicaPercent": 25, "pauseSeconds": 60}],
+        [{"replicaPercent": 25, "pauseSeconds": 6}],
+    ),
+    "rollout.analysis.minRequests": (
+        {"maxErrorPercent": 3, "minRequests": 50},
+        {"maxErrorPercent": 3, "minRequests": 500},
+    ),
+    "rollout.analysis.maxErrorPercent": (5, 3),
+    "rollout.analysis.maxTtftRegressionPercent": (0, 50),
+    "rollout.autoRollback": (False, True),
+    "rollout.paused": (False, True),
+    "rollout.promote": (STEPPED, {**STEPPED, "promote": "new"}),
+    "rollout.abort": ("", "new"),
     "rollout.progressDeadlineSeconds": (1800, 60),
     "drain.timeoutSeconds": (600, 30),
     "pod.nodeSelector": ({}, {"disk": "ssd"}),
@@ -80,8 +107,19 @@ CLASSES = [
         "spec": {"memory": "24Gi", "pricePerHour": 1, "spot": True, "pod": {"nodeSelector": {"gpu": "c"}}},
     },
 ]
+SERVED = {
+    "old": Served(answered=100, ttft_s=10.0, first_tokens=100),
+    "new": Served(answered=100, failed=4, ttft_s=99.0, first_tokens=99),
+}
+REFUSED = {"phase": "failed", "refusal": "no config.json"}
+ROLLOUTS: tuple[tuple[list[dict[str, Any]], int], ...] = (([], 0), ([{"phase": "ready"}], 1), ([REFUSED], 0))
+"""Replicas of the new revision beside four of the old one, and the step that status tells of."""
 OF_THE_CLUSTER = {"replicas": "tests/e2e/test_operator_life.py::test_scale_subresource_rules_without_autoscaling"}
 """Fields whose effect only a cluster shows, with the test that shows it."""
+
+
+WHOLE = ("resourceName", "classes", "minMemory", "spot", "maxUnavailable", "promote", "minRequests")
+"""Fields that have an effect only beside others: their cases give the whole object."""
 
 
 def _leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -96,9 +134,9 @@ def _leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
 
 
 def _with(path: str, value: Any) -> dict[str, Any]:
-    """A spec in which the field has that value; of a list, or of the accelerator, the whole is given."""
+    """A spec in which the field has that value; of a list, or of fields that need others, the whole is given."""
     parts = path.partition("[]")[0].split(".")
-    if isinstance(value, dict) and parts[-1] in ("resourceName", "classes", "minMemory", "spot"):
+    if isinstance(value, dict) and parts[-1] in WHOLE:
         parts = parts[:-1]
     spec: dict[str, Any] = {"model": {"uri": "pvc://models/a"}, "autoscaling": {}}
     here = spec
@@ -108,16 +146,41 @@ def _with(path: str, value: Any) -> dict[str, Any]:
     return spec
 
 
+def _rollout(spec: dict[str, Any], *, new: list[dict[str, Any]], step: int) -> Any:
+    """Where a rollout from old to new heads, and its next counts."""
+    workloads = [_workload("old", 4), _workload("new", len(new))]
+    pods = [Replica(name=f"o{i}", revision="old", phase="ready", reading=State(served=SERVED["old"])) for i in range(4)]
+    pods += [Replica(name=f"n{i}", revision="new", reading=State(served=SERVED["new"]), **p) for i, p in enumerate(new)]
+    status = {"currentRevision": "new", "lastGoodRevision": "old", "step": step, "stepSince": "2026-01-01T00:00:00Z"}
+    obj = service(**spec) | {"status": {"rollout": status}}
+    seen = observed(
+        obj, revisions=[_revision("old", 1), _revision("new", 2)], deployments=workloads, replicas=pods, svc=None
+    )
+    head = course(seen, current="new", wanted=4, now=epoch("2026-01-01T00:00:30Z") or 0.0)
+    return head, plan(seen, course=head, wanted=4, now=0.0)
+
+
+def _owned(revision: str) -> dict[str, Any]:
+    owner = {"controller": True, "uid": "uid-tiny"}
+    return {"name": f"tiny-{revision}", "labels": {names.LABEL_REVISION: revision}, "ownerReferences": [owner]}
+
+
+def _workload(revision: str, replicas: int) -> dict[str, Any]:
+    return {"metadata": _owned(revision), "spec": {"replicas": replicas}}
+
+
+def _revision(revision: str, number: int) -> dict[str, Any]:
+    return {"metadata": _owned(revision), "revision": number, "data": {"inputs": {}, "template": {}}}
+
+
 def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
     seen = observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None, classes=CLASSES)
-    old = [Group(revision="old", count=4, ready=4, lost=0)]
-    new = Group(revision="new", count=0, ready=0, lost=0)
     waited = Progress(step=("new", 1, 0, 4), since=0.0)
     assert seen.spec.autoscaling is not None
     return (
         template(seen, "rev", SETTINGS),
         policy(seen.spec.autoscaling),
-        next_counts(new, old, wanted=4, max_surge=seen.spec.rollout.max_surge),
+        *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
         overdue(waited, Findings(seen=seen, now="2026-01-01T00:00:00Z"), 100.0),
     )
 

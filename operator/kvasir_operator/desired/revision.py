@@ -5,6 +5,7 @@ Only values that differ from the contract's defaults are hashed, so a new field 
 
 import hashlib
 import json
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from kvasir_operator.desired.accelerator import chosen
@@ -39,8 +40,16 @@ def revision_id(parts: Json) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
 
 
-def surplus(seen: Observed, current: str) -> tuple[str, ...]:
-    """Names of ControllerRevisions to delete: the oldest beyond KEPT_REVISIONS that have neither workload nor pod."""
-    used = {current, *(w.revision for w in seen.workloads), *(r.revision for r in seen.replicas)}
+def surplus(seen: Observed, wanted: AbstractSet[str]) -> tuple[str, ...]:
+    """Names of ControllerRevisions to delete: the oldest beyond KEPT_REVISIONS that have neither workload nor pod.
+
+    wanted: revisions that the spec asks for or that a rollback heads for; the last good one stays too.
+    """
+    used = {
+        *wanted,
+        seen.status.rollout.last_good_revision,
+        *(w.revision for w in seen.workloads),
+        *(r.revision for r in seen.replicas),
+    }
     old = [revision for revision in seen.revisions if revision.id not in used]
     return tuple(revision.name for revision in old[: max(0, len(old) - KEPT_REVISIONS)])

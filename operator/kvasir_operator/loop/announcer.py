@@ -36,11 +36,24 @@ class Announcer:
         said = STALLED_EVENTS.get(answer.reason)
         if said and answer.mode == "stalled" and not _same(before, after):
             await self._recorder.say(service, said, answer.message, kind="Warning")
+        await self._course(seen, service, status)
         rolled = status.rollout.last_good_revision
         if rolled and rolled != seen.status.rollout.last_good_revision and seen.status.rollout.last_good_revision:
             await self._recorder.say(service, "RolloutComplete", f"every replica runs revision {rolled}")
         await self._failures(seen, service)
         await self._by_hand(seen, service, status)
+
+    async def _course(self, seen: Observed, service: Json, status: Status) -> None:
+        before, after = seen.status.rollout, status.rollout
+        if after.rolled_back_revision and after.rolled_back_revision != before.rolled_back_revision:
+            note = f"{after.rolled_back_revision} was given up for {after.last_good_revision}: {after.message}"
+            await self._recorder.say(service, "RolledBack", note, kind="Warning")
+        if (
+            after.step
+            and (after.step, after.step_since) != (before.step, before.step_since)
+            and after.phase == "Canary"
+        ):
+            await self._recorder.say(service, "CanaryStep", after.message)
 
     async def _failures(self, seen: Observed, service: Json) -> None:
         name = (seen.namespace, seen.name)

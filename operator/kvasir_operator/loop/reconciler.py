@@ -22,6 +22,7 @@ from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
+from kvasir_operator.rollout.course import course
 from kvasir_operator.rollout.plan import plan
 from kvasir_operator.status.compose import compose, document, urgent
 from kvasir_operator.status.findings import Findings
@@ -115,12 +116,14 @@ class Reconciler:
         seen = found.seen
         current = current_revision(seen, self._settings)
         chosen = choose(seen.spec.resources.accelerator, seen.classes)
-        found = replace(found, current=current.id, accelerator_class=chosen.name)
+        head = course(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
+        target = current if head.target == current.id else seen.revision(head.target) or current
+        found = replace(found, current=target.id, asked=current.id, course=head, accelerator_class=chosen.name)
         if found.blocked:
             return found, None
-        planned = plan(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
-        wanted = children(seen, current, planned.counts, self._settings)
-        writes = diff(seen, wanted, surplus(seen, current.id))
+        planned = plan(seen, course=head, wanted=found.wanted, now=self._clock.wall())
+        wanted = children(seen, target, planned.counts, self._settings)
+        writes = diff(seen, wanted, surplus(seen, {current.id, target.id}))
         try:
             found = replace(found, blocked=await self._writer.children(seen, writes))
             await self._announcer.revision(seen, service, current)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.world import Observed
 from kvasir_operator.rollout.leaving import Step, leaving
-from kvasir_operator.rollout.planner import Group, next_counts
+from kvasir_operator.rollout.planner import Bounds, Group, next_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,9 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-def plan(seen: Observed, *, current: str, wanted: int, now: float) -> Plan:
+def plan(seen: Observed, *, course: Course, wanted: int, now: float) -> Plan:
     """What to do next. now: epoch seconds."""
+    current = course.target
     counted = {workload.revision: workload.replicas for workload in seen.workloads}
     order = [revision.id for revision in seen.revisions]
     old = sorted((id_ for id_ in counted if id_ != current), key=lambda id_: order.index(id_) if id_ in order else -1)
@@ -26,7 +28,7 @@ def plan(seen: Observed, *, current: str, wanted: int, now: float) -> Plan:
         _group(seen, current, counted.get(current, 0)),
         groups,
         wanted=wanted,
-        max_surge=seen.spec.rollout.max_surge,
+        bounds=_bounds(seen, course),
     )
     counts: dict[str, int] = {}
     steps: list[Step] = []
@@ -44,6 +46,18 @@ def plan(seen: Observed, *, current: str, wanted: int, now: float) -> Plan:
         if id_ == current or leave.count or counted[id_] or replicas:
             counts[id_] = leave.count
     return Plan(counts=counts, steps=tuple(steps))
+
+
+def _bounds(seen: Observed, course: Course) -> Bounds:
+    rules = seen.spec.rollout
+    comparing = course.cap is not None and rules.strategy == "Surge"
+    return Bounds(
+        strategy=rules.strategy,
+        max_surge=rules.max_surge,
+        max_unavailable=rules.max_unavailable,
+        cap=course.cap,
+        keep=1 if comparing else 0,
+    )
 
 
 def _group(seen: Observed, revision: str, count: int) -> Group:

@@ -1,11 +1,16 @@
 """The next replica counts of a rollout. Stateless: progress is derived from what is observed, so any step may be lost.
 
-Never takes a ready replica away unless the ones that stay make up the wanted number, and never asks for more than
-`wanted + max_surge` replicas in all revisions together.
+What each strategy promises at every step, however many replicas fail meanwhile:
+- Surge: no ready replica leaves unless those that stay make up the wanted number; never more than wanted + max_surge.
+- InPlace: at most max_unavailable fewer ready ones than wanted; never more than wanted.
+- BlueGreen: as Surge with a surge of all; the old ones leave together, when all new ones are ready.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Strategy = Literal["Surge", "InPlace", "BlueGreen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +24,47 @@ class Group:
     lost: int = 0
 
 
-def next_counts(current: Group, old: Sequence[Group], *, wanted: int, max_surge: int) -> dict[str, int]:
-    """Counts to aim for now, by revision. old: from the oldest to the newest; max_surge: at least 1.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a step may do. cap: the current revision grows to no more than this for now, None for no bound; it takes none
+    away. keep: old replicas that stay although they are not needed, so that there is something to compare with."""
+
+    strategy: Strategy = "Surge"
+    max_surge: int = 1
+    max_unavailable: int = 1
+    cap: int | None = None
+    keep: int = 0
+
+
+def next_counts(current: Group, old: Sequence[Group], *, wanted: int, bounds: Bounds) -> dict[str, int]:
+    """Counts to aim for now, by revision. old: from the oldest to the newest.
 
     A lower count than asked now means that so many replicas may begin to leave; they are drained before it is applied.
     """
     if not any(group.count for group in old):
         return {current.revision: wanted, **{group.revision: 0 for group in old}}
-    room = wanted + (max_surge if wanted else 0) - sum(group.count for group in old)
-    count = min(wanted, max(current.count, room))
-    still_needed = max(0, wanted - min(current.ready, count))
-    return {current.revision: count, **_kept(old, still_needed)}
+    most = wanted if bounds.cap is None else min(wanted, max(bounds.cap, current.count))
+    count = min(most, max(current.count, _ceiling(wanted, bounds) - sum(group.count for group in old)))
+    ready = min(current.ready, count)
+    needed = max(_needed(ready, wanted, bounds), min(bounds.keep, wanted))
+    return {current.revision: count, **_kept(old, needed)}
+
+
+def _ceiling(wanted: int, bounds: Bounds) -> int:
+    """Replicas that there may be in all revisions together."""
+    surge = {"Surge": bounds.max_surge, "InPlace": 0, "BlueGreen": wanted}[bounds.strategy]
+    return wanted + (surge if wanted else 0)
+
+
+def _needed(ready: int, wanted: int, bounds: Bounds) -> int:
+    """Old replicas that must stay. ready: of the current revision."""
+    match bounds.strategy:
+        case "Surge":
+            return max(0, wanted - ready)
+        case "InPlace":
+            return max(0, wanted - bounds.max_unavailable - ready)
+        case "BlueGreen":
+            return wanted if ready < wanted else 0
 
 
 def _kept(old: Sequence[Group], needed: int) -> dict[str, int]:

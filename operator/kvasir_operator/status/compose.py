@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.service import Address, Capacity, Counts, RolloutStatus, Status
+from kvasir_operator.observed.course import Course
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.summary import Summary, summary
@@ -31,12 +32,7 @@ def compose(found: Findings) -> tuple[Status, Summary]:
         counts=_counts(found),
         capacity=_capacity(found),
         autoscaling=found.autoscaling,
-        rollout=RolloutStatus(
-            current_revision=found.current or seen.status.rollout.current_revision,
-            accelerator_class=found.accelerator_class,
-            updated_replicas=len(found.updated),
-            last_good_revision=_last_good(found, answer),
-        ),
+        rollout=_rollout(found, answer),
         address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),
     )
     return status, answer
@@ -55,6 +51,34 @@ def urgent(before: Json, after: Json) -> bool:
     decisions = [(part.get("autoscaling") or {}).get("decisions") for part in (before, after)]
     settled = [{k: v for k, v in part.items() if k not in COUNTERS} for part in (before, after)]
     return settled[0] != settled[1] or decisions[0] != decisions[1]
+
+
+def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
+    before, head = found.seen.status.rollout, found.course
+    status = RolloutStatus(
+        current_revision=found.asked or found.current or before.current_revision,
+        accelerator_class=found.accelerator_class,
+        updated_replicas=len(found.updated),
+        last_good_revision=_last_good(found, answer),
+    )
+    if head is None:
+        return status
+    return status.model_copy(
+        update={
+            "rolled_back_revision": head.rolled_back,
+            "phase": head.phase,
+            "step": head.step,
+            "step_since": "" if head.since is None else _when(found, head),
+            "message": head.why[:1024],
+        }
+    )
+
+
+def _when(found: Findings, head: Course) -> str:
+    """The time at which the step's replicas were ready: now, or as status has it already."""
+    before = found.seen.status.rollout
+    same = before.step == head.step and before.current_revision == found.asked and before.step_since
+    return before.step_since if same else found.now
 
 
 def _counts(found: Findings) -> Counts:

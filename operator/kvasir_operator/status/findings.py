@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvasir_api.service import AutoscalingStatus
+from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Phase, Replica
 from kvasir_operator.observed.world import Observed
 
@@ -11,15 +12,18 @@ from kvasir_operator.observed.world import Observed
 class Findings:
     """seen and the decisions about it.
 
-    now: RFC 3339. current: the revision that the spec asks for, empty when the spec cannot be honoured for fault_reason
-    and fault_message. wanted: replicas. blocked: objects of others that are in the way. trouble: what the API server
-    said when it refused a write. overdue: no progress within the deadline. missing: pods and gateways that did not
-    answer. gateway_url: for status.address. accelerator_class: the one that the current revision got.
+    now: RFC 3339. current: the revision that is to get all replicas, empty when the spec cannot be honoured for
+    fault_reason and fault_message. asked: the one that the spec asks for; course: where its rollout heads. wanted:
+    replicas. blocked: objects of others that are in the way. trouble: what the API server said when it refused a write.
+    overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
+    status.address. accelerator_class: the one that the current revision got.
     """
 
     seen: Observed
     now: str
     current: str = ""
+    asked: str = ""
+    course: Course | None = None
     wanted: int = 0
     fault_reason: str = ""
     fault_message: str = ""

@@ -21,7 +21,7 @@ def progress(before: Progress | None, found: Findings, now: float) -> Progress:
     arrived = found.updated_ready >= found.minimum and not found.outdated
     if before is None:
         return Progress(step=step, since=now, first=not arrived)
-    if arrived or before.step != step:
+    if arrived or before.step != step or (found.course is not None and found.course.holding):
         return Progress(step=step, since=now)
     return before
 

@@ -42,6 +42,22 @@ def _trouble(found: Findings) -> Summary | None:
     return _reconciling("Progressing", found.trouble) if found.trouble else None
 
 
+def _rolled_back(found: Findings) -> Summary | None:
+    if found.course is None or not found.course.rolled_back:
+        return None
+    head = found.course
+    message = f"revision {head.rolled_back} was given up for {head.target}: {head.why}"
+    return Summary(mode="stalled", reason="RolledBack", message=message)
+
+
+def _held(found: Findings) -> Summary | None:
+    if found.course is None or found.course.phase not in HELD:
+        return None
+    head = found.course
+    how_far = f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}"
+    return _reconciling(HELD[head.phase], f"{how_far}; {head.why}")
+
+
 def _zero(found: Findings) -> Summary | None:
     if found.wanted:
         return None
@@ -112,10 +128,14 @@ def _why_not_ready(found: Findings) -> Summary:
     return _reconciling("MinimumNotAvailable", how_many)
 
 
+HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "RolloutPaused"}
+
 CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
     _fault,
     _blocked,
     _trouble,
+    _rolled_back,
+    _held,
     _zero,
     _refused,
     _all_ready,

@@ -7,13 +7,14 @@ nothing is copied per step.
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import Served, State
 from kvasir_runtime.server.aliases import Aliases
 from kvasir_runtime.server.meter import Ended
 from kvasir_runtime.wire import Ready
@@ -61,6 +62,7 @@ class RuntimeMetrics:
         self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
         self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
         self._aliases = Aliases(model_name, self._registry, snapshot)
+        self.served = Served()
 
     def opened(self, ready: Ready, options: ServeOptions) -> None:
         """The model is ready. Called once."""
@@ -69,6 +71,8 @@ class RuntimeMetrics:
     def first_token(self, since_arrival_s: float) -> None:
         """A sequence has its first token."""
         self._first.observe(since_arrival_s)
+        served = self.served
+        self.served = replace(served, ttft_s=served.ttft_s + since_arrival_s, first_tokens=served.first_tokens + 1)
         self._aliases.observe("time_to_first_token_seconds", since_arrival_s)
 
     def tokens(self, count: int, gap_s: float) -> None:
@@ -80,6 +84,9 @@ class RuntimeMetrics:
     def ended(self, sequence: Ended) -> None:
         """A sequence ended; its reason is stop, length, abort or error."""
         self._ended.labels(self._model_name, sequence.reason).inc()
+        if sequence.reason != "abort":
+            served, failed = self.served, sequence.reason == "error"
+            self.served = replace(served, answered=served.answered + 1, failed=served.failed + failed)
         self._duration.observe(sequence.duration_s)
         self._aliases.ended(sequence)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,7 @@ from kvasir_runtime.server.metrics import RuntimeMetrics
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.running import Running
+from kvasir_runtime.server.tracing import Tracing
 from kvasir_runtime.server.verdicts import Verdicts
 
 PREPARE_THREADS = 4
@@ -29,13 +31,17 @@ PREPARE_THREADS = 4
 
 @dataclass(slots=True)
 class Opened:
-    """A model that is being served. fingerprint changes when the same seed may give another answer."""
+    """A model that is being served. fingerprint changes when the same seed may give another answer.
+
+    verdicts: on the grammars that requests ask for.
+    """
 
     served: Served
     client: EngineClient
     max_sequences: int
     fingerprint: str
     verdicts: Verdicts
+    folder: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +62,7 @@ class Pod:
     threads: ThreadPoolExecutor = field(init=False)
     idle: asyncio.Event = field(init=False)
     running: Running = field(init=False, default_factory=Running)
+    tracing: Tracing | None = field(init=False, default=None)
     num_active: int = field(init=False, default=0)
     num_preparing: int = field(init=False, default=0)
 
@@ -97,6 +104,7 @@ class Pod:
             model=self.names[0],
             revision=self.options.revision,
             instance=self.instance,
+            served=self.metrics.served,
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,

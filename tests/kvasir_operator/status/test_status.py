@@ -1,5 +1,7 @@
 """Conditions for each situation, and the rules of generic tools over every status that can be written."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -8,6 +10,7 @@ from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
 from kvasir_api.service import Status
 from kvasir_api.state import Kv, Rates, State
+from kvasir_operator.observed.course import Course
 from kvasir_operator.status.compose import compose, document, urgent
 from kvasir_operator.status.progress import overdue, progress
 
@@ -57,6 +60,16 @@ OLD = replica("ready", revision="old", name="old")
         (findings(replica("loading"), overdue=True), "ProgressDeadlineExceeded", {"Stalled"}),
         (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
         (findings(blocked=("Service/tiny",)), "Progressing", {"Reconciling"}),
+        (findings(READY, OLD, course=Course(target="new", phase="Canary")), "RollingOut", {"Reconciling"}),
+        (findings(READY, OLD, course=Course(target="new", phase="Held")), "RolloutHeld", {"Reconciling"}),
+        (findings(READY, OLD, course=Course(target="new", phase="Paused")), "RolloutPaused", {"Reconciling"}),
+        (
+            findings(
+                OLD, current="old", asked="new", course=Course(target="old", phase="RolledBack", rolled_back="new")
+            ),
+            "RolledBack",
+            {"Stalled"},
+        ),
         (findings(OLD, current="", fault_reason="InvalidSpec", fault_message="spec.x"), "InvalidSpec", {"Stalled"}),
         (findings(current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
     ],
@@ -70,6 +83,14 @@ def test_what_is_said_in_each_situation(found, reason, true):
     [
         (findings(READY, OLD, wanted=2), "1 of 2 replicas ready in revision new, 1 still of an older one"),
         (findings(REFUSED), "/models/x has no config.json"),
+        (
+            findings(OLD, current="old", course=Course(target="old", rolled_back="new", why="too slow")),
+            "revision new was given up for old: too slow",
+        ),
+        (
+            findings(READY, OLD, wanted=2, course=Course(target="new", phase="Canary", why="step 1 of 2")),
+            "1 of 2 replicas ready in revision new; step 1 of 2",
+        ),
         (findings(UNPLACED), "0 of 1 replica ready; big: 0/1 nodes are available"),
         (findings(FAILED), "0 of 1 replica ready; bad fails: exit code 137, OOMKilled"),
         (
@@ -124,6 +145,23 @@ def test_every_reason_is_in_the_public_list():
         said(findings(replica(p), overdue=o, wanted=w))[0] for p in phases for o in (True, False) for w in (0, 1, 2)
     }
     assert seen <= set(names.REASONS)
+
+
+def test_no_deadline_runs_while_a_rollout_stands_still_on_purpose():
+    waiting = findings(OLD, wanted=2, course=Course(target="new", phase="Paused"))
+    state = progress(progress(None, waiting, 0.0), waiting, 5000.0)
+    assert overdue(state, waiting, 5000.0) is False
+
+
+def test_status_tells_where_the_rollout_stands():
+    head = Course(target="new", phase="Canary", step=2, since=1.0, why="waits")
+    first = findings(READY, OLD, asked="new", course=head)
+    rollout = compose(first)[0].rollout
+    assert (rollout.phase, rollout.step, rollout.step_since, rollout.message) == ("Canary", 2, NOW, "waits")
+    later = compose(again(first, READY, OLD, asked="new", course=head))[0].rollout
+    assert later.step_since == NOW
+    next_step = replace(head, step=3)
+    assert compose(again(first, READY, OLD, asked="new", course=next_step))[0].rollout.step_since == LATER
 
 
 def test_deadline_starts_anew_with_each_step():

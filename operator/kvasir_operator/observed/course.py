@@ -1,0 +1,29 @@
+"""Where a rollout heads, as data: decided in `rollout`, told in `status`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """target: the revision to bring to the wanted number. cap: most replicas of it for now, None for no bound.
+
+    step: of the canary, from 1; 0 outside of one. since: epoch seconds at which the step's replicas were ready, None
+    before. rolled_back: the revision that was given up, empty when none was. why: for people, empty when nothing is
+    held.
+    """
+
+    target: str
+    cap: int | None = None
+    phase: Phase = ""
+    step: int = 0
+    since: float | None = None
+    rolled_back: str = ""
+    why: str = ""
+
+    @property
+    def holding(self) -> bool:
+        """Whether standing still is what was asked for, so that no deadline runs."""
+        return self.phase in ("Canary", "Held", "Paused", "RolledBack")

@@ -1,0 +1,157 @@
+"""Where a rollout heads: to the spec's revision, how far for now, or back to the last good one. Called before the plan.
+
+Stateless but for what status says: the step of a canary, since when it holds, and which revision was rolled back.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvasir_api.service import Analysis, CanaryStep
+from kvasir_operator.observed.course import Course
+from kvasir_operator.observed.replica import Replica, epoch
+from kvasir_operator.observed.world import Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the replicas of one revision served since they started. ttft_s: mean time to the first token."""
+
+    requests: int = 0
+    failed: int = 0
+    ttft_s: float = 0.0
+
+    @property
+    def failed_percent(self) -> float:
+        """Share of requests that ended in an error of ours."""
+        return 100 * self.failed / self.requests if self.requests else 0.0
+
+
+def course(seen: Observed, *, current: str, wanted: int, now: float) -> Course:
+    """What to head for. current: the revision that the spec asks for. now: epoch seconds."""
+    rules = seen.spec.rollout
+    if rules.promote == current:
+        return Course(target=current, phase="Progressing" if _others(seen, current) else "")
+    if back := _way_back(seen, current):
+        return back
+    if not _others(seen, current):
+        return Course(target=current)
+    mine = len(seen.of(current))
+    if rules.paused:
+        return Course(target=current, cap=mine, phase="Paused", step=_step(seen, current), why="spec.rollout.paused")
+    before = seen.status.rollout
+    verdict = judged(rules.analysis, of(seen.of(current)), of(r for r in seen.replicas if r.revision != current))
+    if verdict:
+        # The numbers of the first verdict stay, or every tick would write the status.
+        verdict = before.message if before.phase == "Held" and before.current_revision == current else verdict
+        return Course(target=current, cap=mine, phase="Held", step=_step(seen, current), why=verdict)
+    if not rules.steps:
+        return Course(target=current, phase="Progressing")
+    return _canary(seen, current, rules.steps, wanted, now)
+
+
+def _way_back(seen: Observed, current: str) -> Course | None:
+    """To the last good revision, when the spec's was given up or must be now; None without a reason or a way."""
+    before, rules = seen.status.rollout, seen.spec.rollout
+    good = before.last_good_revision
+    if not good or good == current or seen.revision(good) is None:
+        return None
+    why = ""
+    if rules.abort == current:
+        why = "spec.rollout.abort names it"
+    elif before.rolled_back_revision == current:
+        why = before.message
+    elif rules.auto_rollback:
+        why = _broken(seen, current)
+    return Course(target=good, phase="RolledBack", rolled_back=current, why=why) if why else None
+
+
+def _broken(seen: Observed, current: str) -> str:
+    """Why the spec's revision cannot be had or is worse than the old one; empty when it is neither."""
+    mine = seen.of(current)
+    if not any(r.phase == "ready" for r in mine) and (refusal := next((r.refusal for r in mine if r.refusal), "")):
+        return refusal
+    late = next((c for c in seen.status.conditions if c.reason == "ProgressDeadlineExceeded"), None)
+    if late is not None and late.type == "Stalled" and late.observed_generation == seen.generation:
+        return late.message
+    return judged(seen.spec.rollout.analysis, of(mine), of(r for r in seen.replicas if r.revision != current))
+
+
+def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, now: float) -> Course:
+    number = max(1, _step(seen, current))
+    if number > len(steps):
+        return Course(target=current, phase="Progressing", step=number)
+    step = steps[number - 1]
+    share = max(1, -(-wanted * step.replica_percent // 100))
+    ready = sum(r.phase == "ready" for r in seen.of(current))
+    if ready < min(share, wanted):
+        return Course(target=current, cap=share, phase="Progressing", step=number)
+    began = epoch(seen.status.rollout.step_since) if _step(seen, current) == number else None
+    since = now if began is None else began
+    left = step.pause_seconds - (now - since)
+    missing = _missing(seen, current)
+    if left > 0 or missing:
+        wait = f"{step.pause_seconds} s from its start" if left > 0 else missing
+        why = f"step {number} of {len(steps)}, {share} of {wanted} replicas, waits for {wait}"
+        return Course(target=current, cap=share, phase="Canary", step=number, since=since, why=why)
+    return _canary_next(current, steps, number + 1, wanted)
+
+
+def _canary_next(current: str, steps: list[CanaryStep], number: int, wanted: int) -> Course:
+    """The first moment of a step: its replicas are asked for."""
+    if number > len(steps):
+        return Course(target=current, phase="Progressing", step=number)
+    share = max(1, -(-wanted * steps[number - 1].replica_percent // 100))
+    return Course(target=current, cap=share, phase="Progressing", step=number)
+
+
+def _missing(seen: Observed, current: str) -> str:
+    """What the analysis still waits for before a step may end; empty without one."""
+    rules = seen.spec.rollout.analysis
+    if rules is None or of(seen.of(current)).requests >= rules.min_requests:
+        return ""
+    return f"{rules.min_requests} answered requests"
+
+
+def judged(rules: Analysis | None, new: Sample, old: Sample) -> str:
+    """Why the new revision is worse than the rules allow; empty when it is not, or when too little was served to say.
+
+    Errors count only where the old revision has a smaller share of them, so that a bad client fails nobody's rollout.
+    """
+    if rules is None or new.requests < rules.min_requests:
+        return ""
+    if new.failed_percent > rules.max_error_percent and new.failed_percent > old.failed_percent:
+        return (
+            f"{new.failed_percent:.1f} % of its {new.requests} requests failed, {old.failed_percent:.1f} % before; "
+            f"spec.rollout.analysis.maxErrorPercent is {rules.max_error_percent}"
+        )
+    allowed = old.ttft_s * (1 + rules.max_ttft_regression_percent / 100)
+    if rules.max_ttft_regression_percent and old.ttft_s and new.ttft_s > allowed:
+        return (
+            f"its first token takes {new.ttft_s:.2f} s, {old.ttft_s:.2f} s before; "
+            f"spec.rollout.analysis.maxTtftRegressionPercent is {rules.max_ttft_regression_percent}"
+        )
+    return ""
+
+
+def of(replicas: Iterable[Replica]) -> Sample:
+    """What these replicas served, as far as they speak."""
+    said = [r.reading.served for r in replicas if r.reading is not None]
+    first_tokens = sum(s.first_tokens for s in said)
+    return Sample(
+        requests=sum(s.answered for s in said),
+        failed=sum(s.failed for s in said),
+        ttft_s=sum(s.ttft_s for s in said) / first_tokens if first_tokens else 0.0,
+    )
+
+
+def _step(seen: Observed, current: str) -> int:
+    """The step that status tells of, 0 when it is of another revision."""
+    before = seen.status.rollout
+    return before.step if before.current_revision == current else 0
+
+
+def _others(seen: Observed, current: str) -> bool:
+    """Whether another revision still has replicas."""
+    return any(w.replicas for w in seen.workloads if w.revision != current) or any(
+        r.live and r.revision != current for r in seen.replicas
+    )

@@ -1,0 +1,140 @@
+"""Rollouts on a real control plane with stub pods: canaries that are judged, ways back, and strategies."""
+
+import asyncio
+
+import pytest
+
+from kvasir_api.state import Served
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+EDIT = {"blockSize": 32}
+GOOD, BAD = Served(answered=40), Served(answered=40, failed=20)
+CANARY = {"steps": [{"replicaPercent": 25, "pauseSeconds": 1}], "analysis": {"minRequests": 10}}
+
+
+async def ready(rig, replicas, **rollout):
+    """A service with its first revision in place; that revision's name."""
+    await rig.apply(replicas=replicas, rollout=rollout)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    return (await rig.status())["rollout"]["currentRevision"]
+
+
+async def phase(rig, wanted):
+    """The rollout of the status once it is in that phase."""
+
+    async def look():
+        found = (await rig.status()).get("rollout", {})
+        return found if found.get("phase") == wanted else None
+
+    return await rig.until(look, lambda: f"phase {wanted}: {rig.dump('tiny')}")
+
+
+async def new_pods(rig, old, count):
+    async def look():
+        found = [p for p in rig.kubelet.of() if p.revision != old]
+        return found if len(found) == count else None
+
+    return await rig.until(look, lambda: f"{count} new pods, have {[(p.name, p.revision) for p in rig.kubelet.of()]}")
+
+
+async def test_a_canary_serves_is_judged_and_goes_on(rig):
+    old = await ready(rig, 4, **CANARY)
+    await rig.apply(replicas=4, rollout=CANARY, runtime=EDIT)
+    (canary,) = await new_pods(rig, old, 1)
+    found = await phase(rig, "Canary")
+    assert (found["step"], found["message"]) == (1, "step 1 of 1, 1 of 4 replicas, waits for 1 s from its start")
+    await rig.until_condition("Reconciling", reason="RollingOut")
+
+    async def waits_for_requests():
+        return "waits for 10 answered requests" in (await rig.status())["rollout"]["message"]
+
+    await rig.until(waits_for_requests, lambda: rig.dump("tiny"))
+    await rig.until_pods(3, revision=old)
+    canary.say(served=GOOD)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    await rig.until_pods(0, revision=old)
+    assert {p.revision for p in await rig.until_pods(4)} == {canary.revision}
+    rollout = await phase(rig, "")
+    assert rollout["lastGoodRevision"] == canary.revision
+    assert len(await rig.events("CanaryStep")) >= 1
+
+
+async def test_a_bad_canary_is_rolled_back_and_may_be_promoted(rig):
+    rules = {**CANARY, "autoRollback": True}
+    old = await ready(rig, 4, **rules)
+    await rig.apply(replicas=4, rollout=rules, runtime=EDIT)
+    (canary,) = await new_pods(rig, old, 1)
+    canary.say(served=BAD)
+    stalled = await rig.until_condition("Stalled", reason="RolledBack")
+    assert stalled["message"].startswith(
+        f"revision {canary.revision} was given up for {old}: 50.0 % of its 40 requests"
+    )
+    assert len(await rig.until_pods(4, revision=old)) == 4
+    (event,) = await rig.events("RolledBack")
+    assert "maxErrorPercent is 5" in event
+    rollout = (await rig.status())["rollout"]
+    assert (rollout["rolledBackRevision"], rollout["lastGoodRevision"]) == (canary.revision, old)
+    await rig.apply(replicas=4, rollout={**rules, "promote": canary.revision}, runtime=EDIT)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    await rig.until_pods(0, revision=old)
+    assert {p.revision for p in await rig.until_pods(4)} == {canary.revision}
+
+
+async def test_a_refused_revision_goes_back_and_the_spec_may_be_mended(rig):
+    rules = {"autoRollback": True}
+    await rig.claim()
+    old = await ready(rig, 2, **rules)
+    await rig.apply(replicas=2, rollout=rules, model={"uri": "pvc://models/broken"})
+    stalled = await rig.until_condition("Stalled", reason="RolledBack")
+    assert "has no config.json" in stalled["message"]
+    assert len(await rig.until_pods(2, revision=old)) == 2
+    await rig.apply(replicas=2, rollout=rules)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    assert (await rig.status())["rollout"]["currentRevision"] == old
+
+
+async def test_a_paused_rollout_stands_still_and_an_aborted_one_goes_back(rig):
+    old = await ready(rig, 3)
+    rig.kubelet.hold = True
+    await rig.apply(replicas=3, runtime=EDIT)
+    (new,) = await new_pods(rig, old, 1)
+    await rig.apply(replicas=3, runtime=EDIT, rollout={"paused": True})
+    await phase(rig, "Paused")
+    rig.kubelet.hold = False
+    new.say(phase="ready")
+    await rig.until_condition("Reconciling", reason="RolloutPaused")
+    await rig.heard()
+    assert len([p for p in rig.kubelet.of() if p.revision != old]) == 1
+    await rig.apply(replicas=3, runtime=EDIT, rollout={"abort": new.revision})
+    await rig.until_condition("Stalled", reason="RolledBack")
+    assert len(await rig.until_pods(3, revision=old)) == 3
+    assert len(await rig.until_pods(3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "most", "least"), [("InPlace", 3, 2), ("BlueGreen", 6, 3)], ids=["in place", "blue-green"]
+)
+async def test_each_strategy_keeps_its_promise_at_every_moment(rig, strategy, most, least):
+    rules = {"strategy": strategy}
+    old = await ready(rig, 3, **rules)
+    seen = []
+
+    async def watch():
+        while True:
+            seen.append([p.revision == old for p in rig.kubelet.of() if p.says.phase == "ready"])
+            await asyncio.sleep(0.02)
+
+    watcher = asyncio.create_task(watch())
+    await rig.apply(replicas=3, rollout=rules, runtime=EDIT)
+
+    async def replaced():
+        return old not in {p.revision for p in rig.kubelet.of()} and len(rig.kubelet.of()) == 3
+
+    await rig.until(replaced, lambda: rig.dump("tiny"))
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    watcher.cancel()
+    assert max(len(pods) for pods in seen) <= most
+    assert min(len(pods) for pods in seen) >= least
+    if strategy == "BlueGreen":
+        # the old ones leave only when all new ones serve
+        assert all(pods.count(False) == 3 for pods in seen if pods.count(True) < 3)
