@@ -8,14 +8,23 @@ Device = Literal["cpu", "cuda"]
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """What can be taken: the container's limit, or what the machine has available if that is less. root: for tests."""
+    return min([_meminfo(root, "MemAvailable"), *_container_limits(root)])
+
+
+def memory_is_shared(root: Path = Path("/")) -> bool:
+    """Whether no container limits what can be taken, so that the engine leaves most of it to others."""
+    return not any(limit < _meminfo(root, "MemTotal") for limit in _container_limits(root))
+
+
+def _meminfo(root: Path, key: str) -> int:
     lines = (root / "proc/meminfo").read_text().splitlines()
-    limits = [next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))]
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        path = root / name
-        text = path.read_text().strip() if path.is_file() else ""
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 1 << 62)
+
+
+def _container_limits(root: Path) -> list[int]:
+    names = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    texts = [(root / name).read_text().strip() for name in names if (root / name).is_file()]
+    return [int(text) for text in texts if text.isdigit()]
 
 
 def device(root: Path = Path("/")) -> Device:

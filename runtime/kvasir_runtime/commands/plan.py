@@ -42,9 +42,15 @@ class Plan:
 
 
 def made(
-    model: str, config: dict[str, Any], *, memory_bytes: int, device: host.Device, options: RuntimeOptions
+    model: str,
+    config: dict[str, Any],
+    *,
+    memory_bytes: int,
+    device: host.Device,
+    options: RuntimeOptions,
+    shared: bool = False,
 ) -> Plan:
-    """A plan. Raises ValueError that names what is wrong with config.json."""
+    """A plan. shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
     shape = forecast.shape(config)
@@ -72,8 +78,16 @@ def made(
             process_bytes=forecast.PROCESS_BYTES[device],
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
+            cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, options) if shared else None,
         ),
     )
+
+
+def _cache_limit(shape: forecast.Shape, memory_bytes: int, dtype: str, options: RuntimeOptions) -> int:
+    """What the engine takes for its cache on a machine that is not its own: a modest part, or the length asked for."""
+    cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    asked = options.max_model_len * shape.kv_bytes_per_token(cached)
+    return max(forecast.shared_cache_bytes(memory_bytes), asked)
 
 
 def table(plan: Plan) -> str:
@@ -179,7 +193,9 @@ def _plan(model: str, memory: int | None, device: host.Device | None, as_json: b
         if where == "cuda" and memory is None:
             raise ValueError("say with --memory how much memory the device has, for example --memory 24Gi")
         free = memory or host.memory_bytes()
-        plan = made(model, config, memory_bytes=free, device=where, options=RuntimeOptions(**values))
+        shared = where == "cpu" and memory is None and host.memory_is_shared()
+        options = RuntimeOptions(**values)
+        plan = made(model, config, memory_bytes=free, device=where, options=options, shared=shared)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:

@@ -88,7 +88,9 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     memory = _measured(model, ops, facts, device, cache_dtype)
     if not options.kv_cache_tokens:
         block_bytes = facts.kv_bytes_per_token * facts.block_size
-        facts = replace(facts, num_blocks=capacity.cache_blocks(memory, options.memory_fraction, block_bytes))
+        asked = -(-max(options.max_model_len - 1, 0) // facts.block_size)
+        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, asked)
+        facts = replace(facts, num_blocks=num_blocks)
     limit = capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens)
     facts = replace(facts, max_model_len=limit, warm_s=time.monotonic() - loaded)
     return assemble(model, ops, facts, device, cache_dtype, grammars_of(folder, facts))
@@ -150,6 +152,7 @@ def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtyp
             used_bytes=before,
             available_bytes=host.memory_available_bytes(),
             peak_bytes=max(0, host.peak_resident_bytes() - before),
+            shared=host.memory_is_shared(),
         )
     peak = torch.cuda.max_memory_allocated(device) - before
     del runner

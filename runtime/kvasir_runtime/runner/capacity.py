@@ -11,19 +11,22 @@ class Memory:
     """Bytes, measured after the weights were loaded and one step of full size was run.
 
     limit: of the device or the container. used: held now, by this process on a CPU and by everybody on a GPU.
-    available: not held by anybody. peak: what a step takes for a moment.
+    available: not held by anybody. peak: what a step takes for a moment. shared: the limit is the machine's own, so
+    that it is not ours alone.
     """
 
     limit_bytes: int
     used_bytes: int
     available_bytes: int
     peak_bytes: int
+    shared: bool = False
 
 
-def cache_blocks(memory: Memory, fraction: float, block_bytes: int) -> int:
+def cache_blocks(memory: Memory, fraction: float, block_bytes: int, asked_blocks: int = 0) -> int:
     """Blocks that fit into the fraction of the limit beside what is held and what a step takes.
 
-    Raises CapacityError when not even one fits.
+    Of shared memory it is a modest part only, though never less than asked_blocks, those of the longest sequence that
+    somebody asked for. Raises CapacityError when not even one fits.
     """
     budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.peak_bytes
     room = min(budget, int(memory.available_bytes * fraction) - memory.peak_bytes)
@@ -33,6 +36,10 @@ def cache_blocks(memory: Memory, fraction: float, block_bytes: int) -> int:
             f" {_mib(memory.used_bytes)} are taken, a step needs {_mib(memory.peak_bytes)},"
             f" {_mib(memory.available_bytes)} are free; raise --memory-fraction or the container's memory,"
             " or set --kv-cache-tokens"
+        )
+    if memory.shared:
+        room = min(
+            room, max(forecast.shared_cache_bytes(memory.available_bytes), asked_blocks * block_bytes, block_bytes)
         )
     return room // block_bytes
 

@@ -30,8 +30,12 @@ def num_threads(environment: Mapping[str, str] = os.environ) -> int:
 
 def memory_limit_bytes() -> int:
     """Most memory that this process may use: the container's limit, else the machine's memory."""
-    limits = (_number(_CGROUP / "memory.max"), _number(_CGROUP / "memory" / "memory.limit_in_bytes"))
-    return min([_meminfo("MemTotal"), *(limit for limit in limits if limit)])
+    return min([_meminfo("MemTotal"), *_container_limits()])
+
+
+def memory_is_shared() -> bool:
+    """Whether no container limits this process, so that the machine's memory is not its own."""
+    return memory_limit_bytes() >= _meminfo("MemTotal")
 
 
 def memory_available_bytes() -> int:
@@ -82,6 +86,11 @@ def _physical_cores() -> int:
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         siblings.add(path.read_text().strip() if path.exists() else str(cpu))
     return len(siblings) or 1
+
+
+def _container_limits() -> list[int]:
+    limits = (_number(_CGROUP / "memory.max"), _number(_CGROUP / "memory" / "memory.limit_in_bytes"))
+    return [limit for limit in limits if limit]
 
 
 def _quota_cores() -> float:

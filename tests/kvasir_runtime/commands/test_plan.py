@@ -148,7 +148,9 @@ def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
     assert "truncated" in run(path, "--memory", "4Gi").output
 
 
-@pytest.mark.parametrize(("quantization", "shown"), [("int8", "8.41 GiB in bfloat16 and int8"), ("int4", "5.56 GiB in bfloat16 and int4")])
+@pytest.mark.parametrize(
+    ("quantization", "shown"), [("int8", "8.41 GiB in bfloat16 and int8"), ("int4", "5.56 GiB in bfloat16 and int4")]
+)
 def test_quantised_weights_are_smaller(model, quantization, shown):
     # 6,979,321,856 parameters in layers' matrices, 525,336,576 each in head and table, 266,240 in norms.
     result = run(model, "--memory", "80Gi", "--device", "cuda", "--quantization", quantization)
@@ -163,3 +165,28 @@ def test_forecast_counts_what_the_engine_holds(tmp_path):
     tied = forecast.shape(checkpoints.config_json(shape) | {"tie_word_embeddings": True})
     assert tied.weights_bytes("bfloat16", "int8") == 1_506_816
     assert tied.weights_bytes("bfloat16", "none") == 2_689_536 - 2 * 320 * 256
+
+
+@pytest.mark.parametrize(
+    ("container", "shared"), [("max", True), ("", True), (str(2**34), False), (str(2**63 - 4096), True)]
+)
+def test_memory_without_a_containers_limit_is_shared(tmp_path, container, shared):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    if container:
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(container + "\n")
+    assert host.memory_is_shared(tmp_path) is shared
+
+
+@pytest.mark.parametrize(("asked", "gib"), [(0, 6), (65_536, 8)])
+def test_shared_memory_is_taken_in_part(asked, gib):
+    judged = made(
+        "m",
+        LLAMA_8B,
+        memory_bytes=24 << 30,
+        device="cpu",
+        options=RuntimeOptions(dtype="bfloat16", quantization="int4", max_model_len=asked),
+        shared=True,
+    )
+    assert judged.fit.kv_tokens == gib * 2**30 // (128 << 10)

@@ -188,3 +188,19 @@ def test_automatic_16_bits_depend_on_the_cpu_but_never_on_half_precision() -> No
 def test_unknown_dtype_is_refused() -> None:
     with pytest.raises(ModelError, match="dtype int8 is not supported"):
         placement.choose_dtype("auto", "int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("available", "asked", "blocks"),
+    [
+        (16 * 1024, 0, 4096),  # a quarter
+        (64 * 1024, 0, 8192),  # 8 GiB
+        (16 * 1024, 6000, 6000),  # the length that was asked for
+        (16 * 1024, 99_999, 14_745),  # but not more than the share of what is free
+    ],
+)
+def test_cache_leaves_most_of_a_shared_machine_to_others(available: int, asked: int, blocks: int) -> None:
+    memory = Memory(
+        limit_bytes=128 * 1024 * MIB, used_bytes=0, available_bytes=available * MIB, peak_bytes=0, shared=True
+    )
+    assert cache_blocks(memory, 0.9, MIB, asked) == blocks
