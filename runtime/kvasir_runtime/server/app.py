@@ -48,7 +48,13 @@ def http_app(pod: Pod) -> ASGIApp:
     _add_models(app, pod)
     _add_health(app, pod)
     app.openapi = lambda: described(app, pod.names)  # type: ignore[method-assign]
-    edged: ASGIApp = Edge(app, api_keys=pod.options.api_key, snapshot=pod.snapshot, measure=pod.metrics.http)
+    edged: ASGIApp = Edge(
+        app,
+        api_keys=pod.options.api_key,
+        snapshot=pod.snapshot,
+        measure=pod.metrics.http,
+        tracing=lambda: pod.tracing,
+    )
     if pod.options.cors_origin:
         edged = CORSMiddleware(
             edged,

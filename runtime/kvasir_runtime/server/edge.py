@@ -19,6 +19,7 @@ from kvasir_api.state import State
 from kvasir_runtime.server import orca
 from kvasir_runtime.server.pooling import routes as pooled
 from kvasir_runtime.server.streams import send_document
+from kvasir_runtime.server.tracing import Tracing
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLOSED_PREFIXES: Final = ("/v1/", surfaces.OLLAMA + "/")
@@ -34,7 +35,8 @@ class Edge:
     """api_keys: any of them opens /v1; none leaves it open. clock: monotonic seconds.
 
     snapshot: the load that an answer carries where it is asked for. measure: called once per request with the route
-    (never what a client wrote), the method, the status and the seconds until the end.
+    (never what a client wrote), the method, the status and the seconds until the end. tracing: where spans are made of
+    requests that the engine served, if anywhere.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Edge:
         api_keys: Sequence[str],
         snapshot: Callable[[], State],
         measure: Callable[[str, str, int, float], None],
+        tracing: Callable[[], Tracing | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
         self._api_keys = [key.encode() for key in api_keys]
         self._snapshot = snapshot
         self._measure = measure
+        self._tracing = tracing
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +93,18 @@ class Edge:
             elapsed_s = self._clock() - started
             _write_log(scope, status, elapsed_s)
             method = scope["method"] if scope["method"] in METHODS else "other"
-            self._measure(getattr(scope.get("route"), "path", "none"), method, status or 500, elapsed_s)
+            route = getattr(scope.get("route"), "path", "none")
+            self._measure(route, method, status or 500, elapsed_s)
+            said, tracing = scope["state"].get("summary"), self._tracing()
+            if said is not None and tracing is not None:
+                tracing.record(
+                    route=route,
+                    method=method,
+                    status=status or 500,
+                    duration_s=elapsed_s,
+                    headers=scope["headers"],
+                    said=said,
+                )
 
     def _opens(self, scope: Scope) -> bool:
         """Whether the request may pass. Every key is compared, in constant time each, so time tells nothing."""

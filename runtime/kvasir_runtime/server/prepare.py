@@ -6,8 +6,8 @@ decided before the engine is asked, and refuses with Refused; it knows nothing o
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -15,7 +15,9 @@ import msgspec
 from kvasir_api import hashes, openai_errors
 from kvasir_runtime.server import bodies, calling, guided, searches, toolbody
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Turn
+from kvasir_runtime.server.defaults import applied
 from kvasir_runtime.server.parsing.parser import Parsing
+from kvasir_runtime.server.pooling.abilities import Abilities
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
 from kvasir_runtime.server.tokenizer import PromptTooLong, Tokenizer
@@ -37,6 +39,8 @@ class Served:
     names: tuple[str, ...]
     tokenizer: Tokenizer
     max_context: int
+    abilities: Abilities = field(default_factory=Abilities)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     ready: Ready | None = None
     written: tuple[str, str] = ("", "")
 
@@ -91,7 +95,8 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     prefix: how the answer's id begins. fit: an answer that asks for more tokens than fit has those that do.
     """
     chat = isinstance(body, ChatBody)
-    check_model(body.model, served)
+    _check_generates(body.model, served)
+    body = applied(body, served.defaults)
     parsing: Parsing | None = None
     if isinstance(body, ChatBody):
         prompts, texts, parsing = _chat_prompt(body, served)
@@ -150,6 +155,12 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         parsing=parsing,
         guided_by="" if asked is None else asked.field,
     )
+
+
+def _check_generates(name: str, served: Served) -> None:
+    check_model(name, served)
+    if served.abilities.no_text:
+        raise Refused(openai_errors.invalid(served.abilities.no_text, param="model", code="unsupported_model"))
 
 
 def check_model(name: str, served: Served) -> None:
@@ -297,7 +308,8 @@ def _max_tokens(body: Body, prompt_tokens: int, served: Served, *, fit: bool) ->
             )
         )
     if asked is None:
-        asked = room if isinstance(body, ChatBody) else min(room, DEFAULT_COMPLETION_TOKENS)
+        usual = served.defaults.get("max_tokens", room) if isinstance(body, ChatBody) else DEFAULT_COMPLETION_TOKENS
+        asked = min(room, usual)
     if body.min_tokens > asked:
         message = f"min_tokens {body.min_tokens} is more than the {asked} tokens that the answer may have."
         raise Refused(openai_errors.invalid(message, param="min_tokens", code="invalid_value"))

@@ -19,13 +19,15 @@ from kvasir_runtime import source
 from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import listen, tokenizer
+from kvasir_runtime.server import listen, tokenizer, tracing
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.banner import Start
 from kvasir_runtime.server.calling import formats_of
 from kvasir_runtime.server.console import Console
+from kvasir_runtime.server.defaults import defaults
 from kvasir_runtime.server.ops import ops_app
 from kvasir_runtime.server.pod import Opened, Pod
+from kvasir_runtime.server.pooling.abilities import abilities
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.verdicts import Verdicts
 from kvasir_runtime.wire import Progress, Ready
@@ -80,6 +82,8 @@ class ServeProcess:
             if self._pod.opened is not None:
                 await self._pod.opened.verdicts.close()
             await self._end_engine()
+            if self._pod.tracing is not None:
+                await asyncio.to_thread(self._pod.tracing.close)
             self._console.close()
 
     def _catch_signals(self) -> None:
@@ -115,8 +119,10 @@ class ServeProcess:
         pod, console = self._pod, self._console
         pod.lifecycle.advance("starting", message="finding the model")
         console.show("starting", 0.0, message="finding the model")
+        pod.tracing = tracing.opened(self._options.otlp_traces_endpoint, pod.names[0])
         folder = await asyncio.to_thread(source.resolve, self._options.model)
         find_s = time.monotonic() - self._began
+        said = await asyncio.to_thread(defaults, folder, self._options)
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
         try:
             ready = await self._start_engine(folder, loading)
@@ -129,6 +135,8 @@ class ServeProcess:
                 names=pod.names,
                 tokenizer=loaded,
                 max_context=min(ready.max_model_len, ready.capacity_tokens),
+                abilities=abilities(folder, self._options, ready, loaded),
+                defaults=said,
                 ready=ready,
                 written=formats_of(loaded.template, self._options.tool_call_parser, self._options.reasoning_parser),
             ),

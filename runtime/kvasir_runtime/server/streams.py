@@ -26,6 +26,7 @@ from kvasir_runtime.server.parsing.parts import merged
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.running import Running
 from kvasir_runtime.server.tokenizer import Tokenizer
+from kvasir_runtime.server.tracing import Traced, asked
 from kvasir_runtime.wire import Event
 
 KEEP_ALIVE_S: Final = 15.0
@@ -49,13 +50,9 @@ class Failed(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Summary:
-    """What the log says of a request after its end."""
+class Summary(Traced):
+    """What log and trace say of a request after its end."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    first_token_s: float = -1.0
     reason: str = ""
 
 
@@ -85,7 +82,12 @@ class Answering(Response):
         self.status_code = 200
         self.background = None
         self.job = job
-        self.summary = Summary(prompt_tokens=job.prompt_tokens)
+        self.summary = Summary(
+            answer_id=job.answer_id,
+            model=job.model,
+            asked=asked(job.requests[0].sampling),
+            prompt_tokens=job.prompt_tokens,
+        )
         self._channel = Channel()
         self._framing = framing(job, created, fingerprint, Labels(tokenizer, as_ids=job.as_token_ids))
         self._choices = choices_of(job, tokenizer)
@@ -214,7 +216,7 @@ class Answering(Response):
         choice, request = self._choices[index], self.job.requests[index]
         first, last, queue_s = self._first[index], self._last[index], self._queue_s[index]
         waited_s = max(0.0, queue_s)
-        return Ended(
+        ended = Ended(
             reason=reason,
             duration_s=now - self._arrived,
             queue_s=queue_s,
@@ -225,6 +227,8 @@ class Answering(Response):
             generation_tokens=choice.num_tokens,
             max_tokens=request.sampling.max_tokens,
         )
+        self.summary.sequences.append(ended)
+        return ended
 
     def _count_choices(self) -> None:
         counts = [choice.num_tokens for choice in self._choices]

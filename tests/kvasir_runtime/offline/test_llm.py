@@ -116,6 +116,17 @@ def test_wrong_calls_say_what_is_right(llm):
     assert llm.generate([]) == []
 
 
+def test_the_checkpoints_defaults_hold_for_what_params_do_not_set(tmp_path, path):
+    folder = checkpoints.write(tmp_path / "endless")
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 3, "temperature": 0.5, "eos_token_id": 0}')
+    with LLM(str(folder), kv_cache_tokens=4096, engine_command=FAKE) as made:
+        assert made.get_default_sampling_params() == SamplingParams(max_tokens=3, temperature=0.5)
+        lengths = [len(made.chat(QUESTION, p)[0].outputs[0].token_ids) for p in (None, SamplingParams(max_tokens=5))]
+    assert lengths == [3, 5]
+    with LLM(str(folder), kv_cache_tokens=4096, engine_command=FAKE, generation_config="none") as made:
+        assert made.get_default_sampling_params() == SamplingParams()
+
+
 def test_leaving_a_stream_early_frees_its_place(endless):
     stream = endless.stream([1, 2, 3], SamplingParams(max_tokens=50_000, ignore_eos=True))
     assert next(stream)

@@ -37,6 +37,7 @@ class PooledAnswer(Response):
         finish: Finish,
         *,
         answer_id: str,
+        model: str,
         window: int,
         meter: Meter,
         arrived: float,
@@ -46,7 +47,8 @@ class PooledAnswer(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.summary = Summary(prompt_tokens=sum(len(request.prompt) for request in requests))
+        tokens = sum(len(request.prompt) for request in requests)
+        self.summary = Summary(answer_id=answer_id, model=model, prompt_tokens=tokens)
         self._requests = requests
         self._client = client
         self._finish = finish
@@ -129,17 +131,17 @@ class PooledAnswer(Response):
         now = self._clock()
         self.summary.cached_tokens += event.cached_tokens
         computed = event.finish_reason is not None
-        self._meter.ended(
-            Ended(
-                reason=reason,
-                duration_s=now - self._arrived,
-                queue_s=event.queue_s,
-                prefill_s=max(0.0, now - submitted - max(0.0, event.queue_s)) if computed else -1.0,
-                decode_s=0.0 if computed else -1.0,
-                prompt_tokens=len(request.prompt),
-                cached_tokens=event.cached_tokens,
-            )
+        ended = Ended(
+            reason=reason,
+            duration_s=now - self._arrived,
+            queue_s=event.queue_s,
+            prefill_s=max(0.0, now - submitted - max(0.0, event.queue_s)) if computed else -1.0,
+            decode_s=0.0 if computed else -1.0,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=event.cached_tokens,
         )
+        self.summary.sequences.append(ended)
+        self._meter.ended(ended)
 
 
 async def _refuse(send: Send, error: ApiError) -> None:

@@ -156,10 +156,8 @@ class MessagesBody(CountBody):
         return super().as_chat() | {
             "max_tokens": self.max_tokens,
             "stream": self.stream,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
             "stop": self.stop_sequences,
+            **self.model_dump(include={"temperature", "top_p", "top_k"}, exclude_unset=True),
         }
 
 

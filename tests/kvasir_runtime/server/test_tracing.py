@@ -1,0 +1,89 @@
+"""What spans say, and that nothing of OpenTelemetry is there without the option."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.server import tracing
+from kvasir_runtime.server.meter import Ended
+from kvasir_runtime.server.tracing import Traced, asked
+from kvasir_runtime.wire import Sampling
+
+ENDED = Ended(reason="stop", duration_s=4.0, queue_s=1.0, prefill_s=0.5, decode_s=2.0, prompt_tokens=9)
+SAID = Traced(
+    answer_id="chatcmpl-1",
+    model="m",
+    asked=asked(Sampling(max_tokens=7, temperature=0.5, seed=3)),
+    prompt_tokens=9,
+    completion_tokens=5,
+    cached_tokens=4,
+    first_token_s=1.75,
+    sequences=[ENDED],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("http.request.method", "POST"),
+        ("http.route", "/v1/chat/completions"),
+        ("http.response.status_code", 200),
+        ("gen_ai.operation.name", "chat"),
+        ("gen_ai.provider.name", "kvasir"),
+        ("gen_ai.request.model", "m"),
+        ("gen_ai.response.id", "chatcmpl-1"),
+        ("gen_ai.request.max_tokens", 7),
+        ("gen_ai.request.temperature", 0.5),
+        ("gen_ai.request.seed", 3),
+        ("gen_ai.usage.input_tokens", 9),
+        ("gen_ai.usage.output_tokens", 5),
+        ("gen_ai.usage.cache_read.input_tokens", 4),
+        ("gen_ai.response.finish_reasons", ["stop"]),
+        ("gen_ai.latency.time_in_queue", 1.0),
+        ("gen_ai.latency.time_in_model_prefill", 0.5),
+        ("gen_ai.latency.time_in_model_decode", 2.0),
+        ("gen_ai.latency.time_to_first_token", 1.75),
+        ("gen_ai.latency.e2e", 4.5),
+        ("error.type", None),
+    ],
+)
+def test_a_span_has_the_attributes_of_the_conventions(name, want):
+    assert tracing.attributes("/v1/chat/completions", "POST", 200, 4.5, SAID).get(name) == want
+
+
+def test_what_did_not_happen_is_left_out():
+    found = tracing.attributes(
+        "/v1/embeddings", "POST", 503, 1.0, Traced(sequences=[Ended(reason="abort", duration_s=1)])
+    )
+    assert found["gen_ai.operation.name"] == "embeddings"
+    assert found["error.type"] == "503"
+    assert not [name for name in found if "time_" in name]
+
+
+@pytest.mark.parametrize(
+    ("ended", "want"),
+    [
+        (ENDED, [("queue", 3.5, 2.5), ("prefill", 2.5, 2.0), ("decode", 2.0, 0.0)]),
+        (Ended(reason="abort", duration_s=3, queue_s=1.0), [("queue", 1.0, 0.0)]),
+        (Ended(reason="abort", duration_s=3), []),
+    ],
+)
+def test_phases_follow_one_another_up_to_the_end(ended, want):
+    assert list(tracing.phases(ended)) == want
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://host:4317", "http://"])
+def test_an_address_that_is_none_stops_the_start(endpoint):
+    with pytest.raises(ModelError, match="is not an http or https address"):
+        tracing.opened(endpoint, "m")
+
+
+def test_off_means_that_neither_sdk_nor_exporter_is_imported():
+    program = (
+        "import sys; from kvasir_runtime.server import app, process, tracing; assert tracing.opened('', 'm') is None;"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
