@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-peers bench-gpu test-gpu images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-peers bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs
 
 test-gpu: setup  ## Test the kernels: on a CUDA device where there is one, else interpreted and compiled
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/kernels $(PYTEST_ARGS)
+
+fuzz-api: setup  ## Drive every route of /openapi.json with 20,000 requests (CASES=… SEED=…)
+	@$(TEST_ENV) $(BIN)/python tests/fuzz/api.py $(or $(CASES),20000) $(or $(SEED),1)
 
 images:  ## Build the container images (needs docker or podman)
 	@for name in operator gateway runtime runtime-cpu; do \

@@ -30,6 +30,7 @@ def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRu
         model=FakeModel(table=tuple(range(1, 61))) if name == "endless" else FakeModel(),
         num_blocks=(options.kv_cache_tokens or 4096) // options.block_size,
         block_size=options.block_size,
+        vector_size=8,
         max_model_len=options.max_model_len or 256,
         max_rows=options.max_sequences,
         max_batch_tokens=options.max_batch_tokens or 512,

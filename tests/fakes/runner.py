@@ -4,6 +4,7 @@ It samples from what it reads back through the block table, so that a block give
 shared before it was computed changes the answer or fails at once.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,7 +54,7 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class FakeRunner:
-    """fail_steps: steps whose collection raises."""
+    """fail_steps: steps whose collection raises. vector_size: of pooled vectors; 0 for the pooled tokens themselves."""
 
     model: FakeModel = field(default_factory=FakeModel)
     num_blocks: int = 64
@@ -63,6 +64,7 @@ class FakeRunner:
     max_rows: int = 256
     max_batch_tokens: int = 1 << 20
     fail_steps: frozenset[int] = frozenset()
+    vector_size: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
     launched: list[Plan] = field(default_factory=list)
@@ -181,6 +183,9 @@ class FakeRunner:
             row.pooled += row.tokens[slice(*chunk.pools)]
         if row.join.pooling is None or chunk.pools[1] != len(row.tokens):
             return b""
+        if self.vector_size:
+            size = len(row.join.pooling.token_ids) or self.vector_size
+            return array("f", (sum(row.pooled) % (7 + place) - 3.0 for place in range(size))).tobytes()
         return b"".join(token.to_bytes(2, "little") for token in row.pooled)
 
     def _sampled(self, chunk: Chunk) -> Sampled:

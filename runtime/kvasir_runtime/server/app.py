@@ -182,8 +182,9 @@ def _add_errors(app: FastAPI) -> None:
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
     """What a path takes, by all of its routes; the framework names those of the first alone."""
-    routes = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in routes for method in getattr(route, "methods", None) or ()}
+    matching = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    same = [route for route in matching if getattr(route, "path", "") == getattr(matching[0], "path", "")]
+    return {method for route in same for method in getattr(route, "methods", None) or ()}
 
 
 def error_response(error: ApiError, path: str) -> Response:

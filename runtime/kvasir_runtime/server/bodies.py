@@ -199,8 +199,8 @@ class CompletionBody(Body):
     add_special_tokens: bool = True
 
 
-class TextPart(Strict):
-    """A part of a message, as /openapi.json shows it."""
+class TextPart(BaseModel):
+    """A part of a message, as /openapi.json shows it; what else it has is left alone."""
 
     type: Literal["text"]
     text: str

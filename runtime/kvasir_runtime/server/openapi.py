@@ -195,21 +195,23 @@ def _contents(holder: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _lifted(schema: Document, schemas: Document) -> Document:
-    """The schema with its own definitions moved to where the document's references point."""
-    defined = schema.pop("$defs", {})
-    for name, one in defined.items():
-        schemas.setdefault(name, _moved(one))
-    moved: Document = _moved(schema)
+    """The schema with its own definitions moved to where the document's references point, under names of its own."""
+    owner = schema.get("title", "Body")
+    for name, one in schema.pop("$defs", {}).items():
+        schemas[f"{owner}.{name}"] = _moved(one, owner)
+    moved: Document = _moved(schema, owner)
     return moved
 
 
-def _moved(node: Any) -> Any:
+def _moved(node: Any, owner: str) -> Any:
     if isinstance(node, list):
-        return [_moved(item) for item in node]
+        return [_moved(item, owner) for item in node]
     if not isinstance(node, dict):
         return node
     return {
-        name: item.replace("#/$defs/", REFS) if name == "$ref" and isinstance(item, str) else _moved(item)
+        name: item.replace("#/$defs/", f"{REFS}{owner}.")
+        if name == "$ref" and isinstance(item, str)
+        else _moved(item, owner)
         for name, item in node.items()
     }
 
