@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kvasir_api import hashes, openai_errors
-from kvasir_runtime.server import bodies, calling, guided, searches, toolbody
+from kvasir_runtime.server import bodies, calling, guided, guidedchats, searches, toolbody
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Turn
 from kvasir_runtime.server.defaults import applied
 from kvasir_runtime.server.parsing.parser import Parsing
@@ -106,7 +106,7 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     _check_ids(prompts, body, served.tokenizer.vocab_size)
     drawn = body.n if body.use_beam_search else max(body.n, getattr(body, "best_of", None) or 1)
     sampling = _sampling(body, served.tokenizer, drawn)
-    asked = guided.asked_of(body)
+    asked = guidedchats.asked_of(body, parsing)
     if asked is not None:
         guided.check_total(asked, len(prompts) * drawn)
         sampling = msgspec.structs.replace(sampling, grammar=asked.grammar)
