@@ -40,14 +40,18 @@ class Scripted:
 
 @contextmanager
 def scripted(
-    folder: Path, *args: str, faults: Mapping[str, Any] | None = None, chat_template: str | None = None
+    folder: Path,
+    *args: str,
+    faults: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    wait: str = "ready",
 ) -> Iterator[Scripted]:
-    """Start one in an empty folder. chat_template: of the model, in place of the usual one."""
+    """Start one in an empty folder. chat_template: of the model, in place of the usual one. wait: as api_process()."""
     model = checkpoints.write(folder / "tiny")
     if chat_template is not None:
         (model / "chat_template.jinja").write_text(chat_template)
     log, script = folder / "heard", folder / "says"
     script.write_text("[]")
     told = {"log": str(log), "says": str(script), **(faults or {})}
-    with api_process(model, "--served-model-name", "tiny", *args, faults=told) as server:
+    with api_process(model, *args, faults=told, wait=wait) as server:
         yield Scripted(server, log, script, Tokenizer.from_file(str(model / "tokenizer.json")))

@@ -32,6 +32,7 @@ from kvasir_runtime.server.pooling.routes import add_pooling
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.surfaces.messages import routes as messages
+from kvasir_runtime.server.surfaces.ollama import routes as ollama
 from kvasir_runtime.server.surfaces.responses import routes as responses
 from kvasir_runtime.server.tokens import DetokenizeBody, TokenizeBody
 
@@ -43,6 +44,7 @@ def http_app(pod: Pod) -> ASGIApp:
     _add_generation(app, pod)
     responses.add(app, pod)
     messages.add(app, pod)
+    ollama.add(app, pod)
     add_pooling(app, pod)
     _add_tokens(app, pod)
     _add_models(app, pod)

@@ -143,6 +143,7 @@ class ServeProcess:
             client=self._client,
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
+            folder=folder,
             verdicts=Verdicts(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )
         pod.metrics.opened(ready, self._options)

@@ -11,6 +11,8 @@ from kvasir_runtime.server import bodies, known, tokens
 from kvasir_runtime.server.parsing import formats
 from kvasir_runtime.server.pooling import bodies as pooled
 from kvasir_runtime.server.surfaces.messages import body as messages
+from kvasir_runtime.server.surfaces.ollama import body as ollama
+from kvasir_runtime.server.surfaces.ollama import options
 from kvasir_runtime.server.surfaces.responses import body as responses
 
 ROOT = Path(__file__).parents[3]
@@ -36,6 +38,18 @@ def test_every_field_of_a_body_that_is_pooled_is_on_its_page():
     ("title", "fields"),
     [
         ("Responses", {*responses.ResponsesBody.model_fields, *responses.HARMLESS, *responses.LABELS}),
+        (
+            "Ollama",
+            {
+                *ollama.ChatRequest.model_fields,
+                *ollama.GenerateRequest.model_fields,
+                *ollama.GENERATE_HARMLESS,
+                *ollama.LABELS,
+                *options.Options.model_fields,
+                *options.LOADING,
+                *options.HARMLESS,
+            },
+        ),
         ("Anthropic's messages", {*messages.MessagesBody.model_fields, *messages.HARMLESS, *messages.LABELS}),
     ],
 )

@@ -45,7 +45,7 @@ def prompt_tokens(body: ChatBody, served: Served, names: Mapping[str, str]) -> i
     param = names.get("messages", "messages")
     prepare.check_model(body.model, served)
     try:
-        text = prepare.rendered(body, served.tokenizer)
+        text = prepare.rendered(body, served.tokenizer, served.written[1])
         return len(served.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param=param, code="chat_template_error")) from error
@@ -64,9 +64,21 @@ def renamed(refused: Refused, names: Mapping[str, str]) -> Refused:
     return refused
 
 
-def parts_of(piece: Piece) -> Sequence[Part]:
-    """The parts of a piece."""
+def parts_of(piece: Piece, job: Job) -> Sequence[Part]:
+    """The parts of a piece; of a prompt that was no chat all is text."""
+    if job.chat:
+        return piece.parts
     return [Content(piece.text)] if piece.text else []
+
+
+def thinking(level: bool | str | None) -> dict[str, Any]:
+    """The chat's fields that switch thoughts on (true), off (false), or to a level; nothing for null.
+
+    Off is an effort, which is refused where a model cannot do without; on is a switch that others do not know.
+    """
+    if level is True:
+        return {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}
+    return {} if level is None else {"reasoning_effort": level or "none"}
 
 
 def event(kind: str, document: Mapping[str, Any]) -> bytes:

@@ -31,7 +31,7 @@ HARMLESS: Final = {
 NAMES: Final = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
+    "reasoning_effort": "thinking",
     "continue_final_message": "messages",
 }
 
@@ -135,7 +135,7 @@ class CountBody(Strict):
             if self.tool_choice.disable_parallel_tool_use:
                 document["parallel_tool_calls"] = False
         if self.thinking is not None:
-            document["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+            document |= common.thinking(self.thinking.type != "disabled")
         if self.output_config is not None:
             document |= _configured(self.output_config)
         return document

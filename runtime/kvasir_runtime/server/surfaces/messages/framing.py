@@ -31,7 +31,6 @@ class Messages:
         self._shows_thinking = shows_thinking
         self._index = -1
         self._open: str = ""
-        self._calls = 0
         self._last = Piece(index=0)
 
     def begin(self, so_far: Ending, /) -> bytes:
@@ -42,7 +41,7 @@ class Messages:
         """Events of all parts."""
         frames: list[bytes] = []
         for piece in pieces:
-            for part in parts_of(piece):
+            for part in parts_of(piece, self._job):
                 frames += self._part(part)
             if piece.reason is not None:
                 self._last = piece
@@ -50,7 +49,7 @@ class Messages:
 
     def end(self, ending: Ending) -> bytes:
         """The last block's end, the reason and the counts."""
-        reason = self._reason(self._last, ending, has_calls=self._calls > 0)
+        reason = self._reason(self._last, ending)
         # A message has at least one block, also where the model said nothing.
         frames = [*([] if self._index >= 0 else self._start("text", {"type": "text", "text": ""})), *self._stop()]
         frames.append(event("message_delta", {"delta": reason, "usage": _usage(ending)}))
@@ -63,7 +62,7 @@ class Messages:
     def whole(self, pieces: Sequence[Piece], ending: Ending) -> bytes:
         """One message."""
         (piece,) = pieces
-        joined = join(parts_of(piece))
+        joined = join(parts_of(piece, self._job))
         blocks: list[Document] = []
         if joined.reasoning:
             blocks.append({"type": "thinking", "thinking": self._thought(joined.reasoning), "signature": ""})
@@ -73,7 +72,7 @@ class Messages:
             {"type": "tool_use", "id": call.call_id, "name": call.name, "input": json.loads(call.arguments)}
             for call in joined.calls
         ]
-        reason = self._reason(piece, ending, has_calls=bool(joined.calls))
+        reason = self._reason(piece, ending)
         return encode(self._message(blocks, ending) | reason)
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
@@ -108,7 +107,6 @@ class Messages:
             case Arguments(_, text):
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
             case Done():
-                self._calls += 1
                 yield from self._stop()
             case Broken():
                 yield from self._stop()  # what was told of it stays; a stream takes nothing back
@@ -135,14 +133,14 @@ class Messages:
     def _thought(self, text: str) -> str:
         return text if self._shows_thinking else ""
 
-    def _reason(self, piece: Piece, ending: Ending, *, has_calls: bool) -> Document:
+    def _reason(self, piece: Piece, ending: Ending) -> Document:
         """stop_reason and stop_sequence."""
         if piece.reason == "length":
             cut = ending.completion_tokens < self._max_tokens
             return _stopped("model_context_window_exceeded" if cut else "max_tokens")
         if piece.stopped_by is not None:
             return _stopped("stop_sequence", piece.stopped_by)
-        return _stopped("tool_use" if has_calls else "end_turn")
+        return _stopped("tool_use" if piece.called else "end_turn")
 
 
 def _stopped(reason: str, sequence: str | None = None) -> Document:

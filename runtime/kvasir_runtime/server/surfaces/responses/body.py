@@ -13,6 +13,7 @@ from kvasir_runtime.server.bodies import MAX_COUNT, MAX_LOGPROBS, StreamOptions,
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.surfaces.responses import items
 from kvasir_runtime.server.surfaces.responses.items import Id, Item
+from kvasir_runtime.wire import Sampling
 
 MAX_INPUT: Final = 16_384
 LABELS: Final = frozenset(
@@ -199,8 +200,8 @@ class ResponsesBody(InputBody):
             document |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return document
 
-    def repeated(self) -> dict[str, Any]:
-        """What the response says of its request."""
+    def repeated(self, sampling: Sampling) -> dict[str, Any]:
+        """What the response says of its request. sampling: as the engine is asked."""
         return {
             "background": self.background,
             "instructions": self.instructions,
@@ -211,11 +212,11 @@ class ResponsesBody(InputBody):
             "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "service_tier": "default",
-            "temperature": self.temperature,
+            "temperature": sampling.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True), "verbosity": "medium"},
             "tool_choice": self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(),
             "tools": [{"strict": None, "parameters": None} | tool.model_dump() for tool in self.tools],
             "top_logprobs": self.top_logprobs,
-            "top_p": self.top_p,
+            "top_p": self.top_p if "top_p" in self.model_fields_set else sampling.top_p,
             "truncation": self.truncation,
         }

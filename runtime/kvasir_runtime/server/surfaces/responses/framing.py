@@ -91,7 +91,7 @@ class Responses:
         """One document."""
         (piece,) = pieces
         logprobs = self._logprobs(piece)
-        for part in output.parts_of(join(parts_of(piece))):
+        for part in output.parts_of(join(parts_of(piece, self._job))):
             list(self._output.take(part, logprobs if isinstance(part, Content) else []))
         cut = piece.reason == "length"
         list(self._output.close("incomplete" if cut else "completed"))
@@ -110,7 +110,7 @@ class Responses:
 
     def _grown(self, piece: Piece) -> Iterable[Event]:
         logprobs = self._logprobs(piece)
-        for part in parts_of(piece):
+        for part in parts_of(piece, self._job):
             yield from self._output.take(part, logprobs)
             if isinstance(part, Content):
                 logprobs = []

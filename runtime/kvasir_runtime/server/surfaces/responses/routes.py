@@ -63,7 +63,7 @@ class Making:
 
     def _framed(self, job: Job, created: int, _fingerprint: str, labels: Labels) -> Responses:
         assert self.made is not None
-        repeated = self.made.body.repeated() | {"store": self.made.stored}
+        repeated = self.made.body.repeated(job.requests[0].sampling) | {"store": self.made.stored}
         self.framing = Responses(job, created, labels, repeated=repeated, keep=self._keep)
         return self.framing
 
@@ -130,8 +130,7 @@ def add(app: FastAPI, pod: Pod) -> None:
 def _found(store: Store, response_id: str) -> Stored:
     stored = store.get(response_id)
     if stored is None:
-        message = f"Response with id {openai_errors.quoted(response_id)} not found."
-        raise Refused(openai_errors.invalid(message, param="response_id", code="not_found", status=404))
+        raise Refused(openai_errors.response_not_found(response_id))
     return stored
 
 

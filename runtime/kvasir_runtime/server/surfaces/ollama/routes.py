@@ -1,0 +1,119 @@
+"""The routes of Ollama's API. Added to the http app; errors take their shape from the path."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastapi import FastAPI
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_api import __version__, surfaces
+from kvasir_runtime.server import bodies, prepare
+from kvasir_runtime.server.bodies import Strict
+from kvasir_runtime.server.bodyread import read_body
+from kvasir_runtime.server.generation import Prepared, answering
+from kvasir_runtime.server.jsons import body_schema, json_response
+from kvasir_runtime.server.known import only
+from kvasir_runtime.server.pod import Pod
+from kvasir_runtime.server.prepare import Job, Served
+from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.surfaces import common
+from kvasir_runtime.server.surfaces.ollama import body as requests
+from kvasir_runtime.server.surfaces.ollama import cards
+from kvasir_runtime.server.surfaces.ollama.body import ChatRequest, GenerateRequest
+from kvasir_runtime.server.surfaces.ollama.framing import Lines, head, said
+
+PREFIX: Final = "ollama-"
+SHOW_HARMLESS: Final = {"verbose": only(False), "system": only(""), "template": only(""), "options": only({})}
+
+
+class ShowRequest(Strict):
+    """A body of `/api/show`. name: what older clients call the model."""
+
+    model: str = Field("", max_length=512)
+    name: str = Field("", max_length=512)
+
+
+class NothingAsked(Exception):
+    """The request only asked to load a model, which is loaded; document is the answer."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        super().__init__("nothing asked")
+        self.document = document
+
+
+def add(app: FastAPI, pod: Pod) -> None:
+    """All routes."""
+
+    async def answer(request: Request, prepared: Callable[[bytes, Served], Prepared]) -> Response:
+        try:
+            return await answering(request, pod, prepared)
+        except NothingAsked as nothing:
+            return json_response(nothing.document)
+
+    @app.post(surfaces.OLLAMA + "/chat", openapi_extra=body_schema(ChatRequest))
+    async def chat(request: Request) -> Response:
+        return await answer(request, _chat)
+
+    @app.post(surfaces.OLLAMA + "/generate", openapi_extra=body_schema(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        return await answer(request, _generate)
+
+    @app.post(surfaces.OLLAMA + "/show", openapi_extra=body_schema(ShowRequest))
+    async def show(request: Request) -> Response:
+        body = bodies.validated(await read_body(request, pod.options.max_body_bytes), ShowRequest, SHOW_HARMLESS)
+        opened = pod.open_or_refuse()
+        prepare.check_model(surfaces.model_name(body.model or body.name, "ollama"), opened.served)
+        return json_response(cards.show(pod, opened))
+
+    @app.get(surfaces.OLLAMA + "/tags")
+    async def tags() -> Response:
+        return json_response(cards.tags(pod))
+
+    @app.get(surfaces.OLLAMA + "/ps")
+    async def ps() -> Response:
+        return json_response(cards.running(pod))
+
+    @app.get(surfaces.OLLAMA + "/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+
+def _chat(raw: bytes, served: Served) -> Prepared:
+    body = bodies.validated(raw, ChatRequest, requests.CHAT_HARMLESS, requests.LABELS)
+    prepare.check_model(body.served_name, served)
+    body.options.check(served.max_context)
+    if not body.messages:
+        raise NothingAsked(_loaded(body.model, chat=True))
+    chat = common.chat_of(body.as_chat(), requests.NAMES)
+    return _prepared(common.job_of(chat, served, PREFIX, requests.NAMES, fit=True), body.model, chat=True)
+
+
+def _generate(raw: bytes, served: Served) -> Prepared:
+    body = bodies.validated(raw, GenerateRequest, requests.GENERATE_HARMLESS, requests.LABELS)
+    prepare.check_model(body.served_name, served)
+    body.options.check(served.max_context)
+    if not body.prompt:
+        raise NothingAsked(_loaded(body.model, chat=False))
+    return _prepared(_generated(body, served), body.model, chat=False)
+
+
+def _generated(body: GenerateRequest, served: Served) -> Job:
+    if not body.raw:
+        return common.job_of(common.chat_of(body.as_chat(), requests.NAMES), served, PREFIX, requests.NAMES, fit=True)
+    try:
+        return prepare.job_of(bodies.completion(body.as_completion()), served, PREFIX, fit=True)
+    except Refused as refused:
+        raise common.renamed(refused, requests.NAMES) from refused
+
+
+def _prepared(job: Job, model: str, *, chat: bool) -> Prepared:
+    return Prepared(
+        job=job, framing=lambda job, created, _, labels: Lines(job, created, labels, model=model, chat=chat)
+    )
+
+
+def _loaded(model: str, *, chat: bool) -> dict[str, Any]:
+    return head(model, int(time.time())) | said("", "", [], chat=chat) | {"done": True, "done_reason": "load"}
