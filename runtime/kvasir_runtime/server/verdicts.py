@@ -42,11 +42,13 @@ class Verdicts:
         vocab_size: int,
         *,
         command: Sequence[str] = WORKER_COMMAND,
+        max_bytes: int = MAX_BYTES,
         observe: Callable[[float, bool], None] = lambda _seconds, _refused: None,
     ) -> None:
         self._command = (*command, str(folder), str(vocab_size))
         self._observe = observe
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._asked: dict[bytes, asyncio.Future[Verdict]] = {}
         self._pending: dict[int, asyncio.Future[Verdict]] = {}
@@ -55,6 +57,16 @@ class Verdicts:
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._broken = ""
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the worker, None where none runs."""
+        return None if self._worker is None else self._worker.pid
+
+    @property
+    def remembered_bytes(self) -> int:
+        """What the verdicts take that are remembered, about."""
+        return self._bytes
 
     async def checked(self, job: Job) -> Job:
         """The job with grammars as the engine takes them. Raises Refused, naming the field that asked."""
@@ -178,7 +190,7 @@ class Verdicts:
             verdict = Verdict()  # it is sent as it came
         self._known[key] = verdict
         self._bytes += _size(verdict)
-        while self._bytes > MAX_BYTES:
+        while self._bytes > self._max_bytes:
             _, oldest = self._known.popitem(last=False)
             self._bytes -= _size(oldest)
 
