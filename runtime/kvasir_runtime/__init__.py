@@ -9,21 +9,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvasir_runtime.offline.llm import LLM as LLM
     from kvasir_runtime.offline.output import Completion as Completion
+    from kvasir_runtime.offline.output import Logprob as Logprob
     from kvasir_runtime.offline.output import Output as Output
+    from kvasir_runtime.offline.params import BeamSearchParams as BeamSearchParams
+    from kvasir_runtime.offline.params import SamplingParams as SamplingParams
     from kvasir_runtime.offline.session import EngineError as EngineError
     from kvasir_runtime.offline.session import PromptError as PromptError
-    from kvasir_runtime.server.bodies import SamplingParams as SamplingParams
 
 _HOMES = {
     "LLM": "offline.llm",
     "Completion": "offline.output",
+    "BeamSearchParams": "offline.params",
+    "Logprob": "offline.output",
     "Output": "offline.output",
     "EngineError": "offline.session",
     "PromptError": "offline.session",
-    "SamplingParams": "server.bodies",
+    "SamplingParams": "offline.params",
 }
 
-__all__ = ["LLM", "Completion", "EngineError", "Output", "PromptError", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "Completion",
+    "EngineError",
+    "Logprob",
+    "Output",
+    "PromptError",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,6 @@ from collections.abc import Sequence as Chain
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from kvasir_runtime.core.beams import Search
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.draft import Draft
@@ -52,7 +50,13 @@ class Gang:
     def sampling(self) -> Sampling:
         """What the runner is asked for: nothing is drawn that matters, the likeliest tokens are reported."""
         asked = self.head.request.sampling
-        return msgspec.structs.replace(asked, temperature=0.0, logprobs=max(asked.logprobs, self.search.num_candidates))
+        return Sampling(
+            temperature=0.0,
+            max_tokens=asked.max_tokens,
+            stop_token_ids=asked.stop_token_ids,
+            logprobs=max(asked.logprobs, self.search.num_candidates),
+            prompt_logprobs=asked.prompt_logprobs,
+        )
 
     @property
     def width(self) -> int:

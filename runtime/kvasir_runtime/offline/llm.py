@@ -19,12 +19,12 @@ from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.client.child import ENGINE_COMMAND
 from kvasir_runtime.offline.bars import Bars
 from kvasir_runtime.offline.output import Output
+from kvasir_runtime.offline.params import BeamSearchParams, SamplingParams
 from kvasir_runtime.offline.session import EngineError, Session
-from kvasir_runtime.server.bodies import SamplingParams
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Ready
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 _T = TypeVar("_T")
 
@@ -34,10 +34,10 @@ OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace"})
 class LLM:
     """A loaded model. Use it as a context manager, or call close(); the end of the program closes it as well.
 
-    model: a directory with a Hugging Face checkpoint, a .gguf file, or a hub name. options: those of `kvasir serve` that concern the
-    engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5. progress: show a bar while
-    loading and generating; None shows one on a terminal. Raises ValueError for wrong options, EngineError when the
-    model cannot be served.
+    model: a directory with a Hugging Face checkpoint, a .gguf file, or a hub name. options: those of `kvasir serve` that
+    concern the engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5. progress: show a
+    bar while loading and generating; None shows one on a terminal. Raises ValueError for wrong options, EngineError when
+    the model cannot be served.
     """
 
     def __init__(
@@ -88,6 +88,12 @@ class LLM:
         bodies = [{"messages": one, "chat_template_kwargs": template} for one in _conversations(messages)]
         return self._answers(bodies, params, chat=True)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, add_special_tokens: bool = True
+    ) -> list[Output]:
+        """The likeliest answers to each prompt, best first; docs/api.md has the rules of the search."""
+        return self.generate(prompts, params.sampling(), add_special_tokens=add_special_tokens)
+
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, chat: bool = False, **template: Any
     ) -> Iterator[str]:
@@ -100,6 +106,10 @@ class LLM:
         if len(job.requests) > 1:
             raise ValueError("stream() gives one answer; n must be 1")
         return self._pieces(job)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json says, which holds for what a call's params do not set."""
+        return SamplingParams(**self._session.defaults)
 
     def close(self) -> None:
         """End the engine and free its memory. Calling it again does nothing."""
@@ -132,7 +142,7 @@ class LLM:
     def _jobs(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Job]:
         if self._closed:
             raise EngineError("this LLM is closed")
-        asked = (params or SamplingParams()).model_dump(exclude_defaults=True)
+        asked = (params or SamplingParams()).fields(chat=chat)
         jobs = [self._session.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
         return self._run(self._session.checked(jobs))
 
@@ -182,9 +192,19 @@ def _settings(model: str, options: Mapping[str, Any]) -> ServeOptions:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts if not isinstance(prompt, int)]
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [_prompt(prompts)]
+    return [_prompt(prompt) for prompt in prompts]
+
+
+def _prompt(prompt: Any) -> Any:
+    """A text or ids, also as vLLM's dictionaries hold them."""
+    if isinstance(prompt, Mapping):
+        wanted = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
+        if len(wanted) != 1 or len(prompt) != 1:
+            raise ValueError(f"a prompt is a text, token ids, or a dictionary with one of them; not {sorted(prompt)}")
+        prompt = prompt[wanted[0]]
+    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What LLM gives back: one Output per prompt, in the order of the prompts."""
+"""What LLM gives back: one Output per prompt, in the order of the prompts. Names and shapes are those of vLLM."""
 
 from dataclasses import dataclass
 
@@ -6,22 +6,46 @@ from kvasir_runtime.wire import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """What the model thought of one token at one place: natural logarithm of its probability, and its rank from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+TokenLogprobs = dict[int, Logprob]
+"""By token id: the token itself and the likeliest at its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One choice. token_ids are those of its text, without the id that ended it."""
+    """One choice. token_ids are those of its text, without the id that ended it.
+
+    logprobs: one for each of token_ids, cumulative_logprob: their sum; None where logprobs were not asked for.
+    score: of an answer that was searched for with beams: the sum of its logprobs by its length.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One prompt with all its choices. cached_tokens of the prompt's ids were found in the prefix cache."""
+    """One prompt with all its choices. cached_tokens of the prompt's ids were found in the prefix cache.
+
+    prompt_logprobs: one for each of the prompt's ids, None for the first; None altogether where not asked for.
+    """
 
     prompt_token_ids: tuple[int, ...]
     cached_tokens: int
     outputs: tuple[Completion, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -6,7 +6,7 @@ a parameter means the same in both; no port is opened.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kvasir_api.options import ServeOptions
@@ -15,14 +15,17 @@ from kvasir_runtime.client.channel import Channel
 from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.offline.output import Completion, Output
+from kvasir_runtime.offline.growing import Growing, output
+from kvasir_runtime.offline.output import Output
 from kvasir_runtime.server import prepare, tokenizer
-from kvasir_runtime.server.choices import Choice, choices_of
+from kvasir_runtime.server.choices import choices_of
+from kvasir_runtime.server.defaults import defaults
+from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.pooling.abilities import abilities
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.verdicts import Verdicts
-from kvasir_runtime.wire import FinishReason, Progress, Ready
+from kvasir_runtime.wire import Progress, Ready
 
 NAME: Final = "offline"
 LAST_WORDS_S: Final = 0.2
@@ -45,7 +48,10 @@ class PromptError(ValueError):
 
 
 class Session:
-    """open() first, close() at the end whatever happened. on_progress is called while the model loads."""
+    """open() first, close() at the end whatever happened. on_progress is called while the model loads.
+
+    defaults: what the checkpoint says where a prompt says nothing, by the names of SamplingParams.
+    """
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class Session:
         self._options = options
         self._child = EngineChild(engine_command)
         self._on_progress = on_progress
+        self.defaults: dict[str, Any] = {}
         self._client: EngineClient | None = None
         self._served: Served | None = None
         self._verdicts: Verdicts | None = None
@@ -67,6 +74,7 @@ class Session:
         try:
             folder = await asyncio.to_thread(source.resolve, self._options.model)
             loaded = await asyncio.to_thread(tokenizer.load, folder)
+            self.defaults = await asyncio.to_thread(defaults, folder, self._options)
             client = EngineClient(self._child.address, on_progress=self._on_progress)
             self._client = client
             self._tasks.append(asyncio.create_task(client.run()))
@@ -77,7 +85,14 @@ class Session:
         except (StartError, EngineGone) as error:
             raise EngineError(str(error)) from error
         longest = min(ready.max_model_len, ready.capacity_tokens)
-        self._served = Served(names=(NAME,), tokenizer=loaded, max_context=longest, abilities=able, ready=ready)
+        self._served = Served(
+            names=(NAME,),
+            tokenizer=loaded,
+            max_context=longest,
+            abilities=able,
+            defaults=self.defaults,
+            ready=ready,
+        )
         self._verdicts = Verdicts(folder, loaded.vocab_size)
         return ready
 
@@ -136,7 +151,7 @@ class Session:
         assert self._served is not None, "the session is not open"
         channel = Channel()
         choices = choices_of(job, self._served.tokenizer)
-        growing = [_Growing() for _ in choices]
+        growing = [Growing() for _ in choices]
         try:
             self._client.submit(job.requests, channel)
             while any(choice.open for choice in choices):
@@ -144,7 +159,7 @@ class Session:
                     if event.finish_reason in {"error", "abort"}:
                         raise EngineError(event.message or "the engine could not serve the prompt")
                     text, reason = choices[index].accept(event)
-                    growing[index].add(text, event.token_ids, reason)
+                    growing[index].add(text, event, reason)
                     if text:
                         on_text(index, text)
         except EngineGone as gone:
@@ -153,42 +168,9 @@ class Session:
             for choice in choices:
                 if choice.open or choice.stopped:
                     self._client.abort(choice.request_id, stopped=choice.stopped)
-        return Output(
-            prompt_token_ids=job.requests[0].prompt,
-            cached_tokens=max(choice.cached_tokens for choice in choices),
-            outputs=_completions(choices, growing),
-        )
+        return output(job, choices, growing, Labels(self._served.tokenizer))
 
     async def _watch(self, client: EngineClient) -> None:
         how = await self._child.wait()
         await asyncio.sleep(LAST_WORDS_S)  # its own last words are better than ours
         client.fail(how)
-
-
-class _Growing:
-    """Text and ids of a choice so far."""
-
-    __slots__ = ("reason", "texts", "token_ids")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.token_ids: list[int] = []
-        self.reason: FinishReason = "stop"
-
-    def add(self, text: str, token_ids: Iterable[int], reason: FinishReason | None) -> None:
-        self.texts.append(text)
-        self.token_ids += token_ids
-        self.reason = reason or self.reason
-
-
-def _completions(choices: list[Choice], growing: list[_Growing]) -> tuple[Completion, ...]:
-    """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
-    return tuple(
-        Completion(
-            index=index,
-            text="".join(grown.texts),
-            token_ids=tuple(grown.token_ids[: choice.num_tokens]),
-            finish_reason=grown.reason,
-        )
-        for index, (choice, grown) in enumerate(zip(choices, growing, strict=True))
-    )

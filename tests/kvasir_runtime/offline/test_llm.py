@@ -14,7 +14,7 @@ import pytest
 import kvasir_runtime
 from fakes import checkpoints, ggufs
 from fakes.api_process import HERE
-from kvasir_runtime import LLM, EngineError, PromptError, SamplingParams
+from kvasir_runtime import LLM, BeamSearchParams, EngineError, PromptError, SamplingParams
 from kvasir_runtime.offline.output import Output
 
 ROOT = Path(__file__).parents[3]
@@ -85,6 +85,65 @@ def test_params_reach_the_engine(llm):
     assert (cut.text, cut.finish_reason) == (text[: text.index(text[4:7])], "stop")
     assert len(cut.token_ids) < 16
     assert len(llm.generate(prompt)[0].outputs[0].token_ids) <= 16, "the default is OpenAI's"
+
+
+def test_logprobs_are_told_in_the_shape_of_vllm(llm):
+    asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (output,) = llm.generate("Once upon", asked)
+    (choice,) = output.outputs
+    assert len(choice.logprobs) == len(choice.token_ids) == 6
+    for token, told in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert next(iter(told)) == token
+        assert (told[token].rank, len(told)) == (1, 2)
+        assert told[token].logprob == max(one.logprob for one in told.values())
+    assert "".join(told[token].decoded_token for token, told in zip(choice.token_ids, choice.logprobs, strict=True))
+    assert choice.cumulative_logprob == pytest.approx(
+        sum(told[token].logprob for token, told in zip(choice.token_ids, choice.logprobs, strict=True))
+    )
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for token, told in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+        assert told[token].rank >= 1
+    (plain,) = llm.generate("Once upon", GREEDY)
+    assert (plain.prompt_logprobs, plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob) == (None,) * 3
+    (chat,) = llm.chat(QUESTION, asked)
+    assert len(chat.outputs[0].logprobs) == 6
+    assert len(chat.prompt_logprobs) == len(chat.prompt_token_ids)
+
+
+def test_a_beam_search_gives_the_likeliest_answers(llm):
+    found = llm.beam_search(["Once", "Why"], BeamSearchParams(beam_width=4, max_tokens=8, logprobs=0))
+    for output in found:
+        assert [choice.index for choice in output.outputs] == [0, 1, 2, 3]
+        scores = [choice.score for choice in output.outputs]
+        assert scores == sorted(scores, reverse=True)
+        assert len({choice.token_ids for choice in output.outputs}) == 4
+    (greedy,) = llm.generate("Once", SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True))
+    (wide,) = llm.beam_search("Once", BeamSearchParams(beam_width=4, max_tokens=8, logprobs=0, ignore_eos=True))
+    assert wide.outputs[0].cumulative_logprob >= greedy.outputs[0].cumulative_logprob
+    assert wide.outputs[0].score == pytest.approx(wide.outputs[0].cumulative_logprob / 8)
+    same = SamplingParams(use_beam_search=True, n=2, best_of=4, max_tokens=8, ignore_eos=True)
+    shown = llm.generate("Once", same)[0].outputs
+    assert [choice.token_ids for choice in shown] == [choice.token_ids for choice in wide.outputs[:2]]
+
+
+def test_the_best_of_many_draws_is_given(llm):
+    asked = {"temperature": 1.5, "seed": 5, "max_tokens": 8, "ignore_eos": True}
+    many = llm.generate("Once", SamplingParams(n=6, logprobs=0, **asked))[0].outputs
+    best = llm.generate("Once", SamplingParams(n=2, best_of=6, **asked))[0].outputs
+    order = sorted(many, key=lambda choice: -choice.cumulative_logprob)
+    assert [choice.token_ids for choice in best] == [choice.token_ids for choice in order[:2]]
+    assert [choice.index for choice in best] == [0, 1]
+
+
+def test_prompts_may_be_written_as_in_vllm_and_biases_reach_the_engine(llm):
+    text = llm.generate("Once", GREEDY)[0]
+    assert llm.generate({"prompt": "Once"}, GREEDY)[0].text == text.text
+    assert llm.generate([{"prompt_token_ids": text.prompt_token_ids}], GREEDY)[0].text == text.text
+    with pytest.raises(ValueError, match="multi_modal_data"):
+        llm.generate({"prompt": "x", "multi_modal_data": {}})
+    biased = SamplingParams(temperature=0, max_tokens=4, logit_bias={"77": 100})
+    assert llm.generate("Once", biased)[0].outputs[0].token_ids == (77,) * 4
 
 
 @pytest.mark.parametrize(

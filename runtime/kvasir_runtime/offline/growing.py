@@ -1,0 +1,77 @@
+"""Answers on their way to being outputs. Used by the session for each event; knows no engine and no loop."""
+
+from collections.abc import Sequence
+
+from kvasir_runtime.offline.output import Completion, Logprob, Output, TokenLogprobs
+from kvasir_runtime.server.choices import Choice, shown
+from kvasir_runtime.server.logprobs import Labels
+from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.wire import Event, FinishReason, Logprobs
+
+
+class Growing:
+    """Text, ids and logprobs of a choice so far."""
+
+    __slots__ = ("logprobs", "reason", "score", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[Logprobs] = []
+        self.score: float | None = None
+        self.reason: FinishReason = "stop"
+
+    def add(self, text: str, event: Event, reason: FinishReason | None) -> None:
+        """Take in an event and the text that it added."""
+        self.texts.append(text)
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
+        self.score = event.score if event.finish_reason is not None else self.score
+        self.reason = reason or self.reason
+
+
+def output(job: Job, choices: Sequence[Choice], growing: Sequence[Growing], labels: Labels) -> Output:
+    """All choices of a job that are shown, best first where more were drawn."""
+    return Output(
+        prompt_token_ids=job.requests[0].prompt,
+        cached_tokens=max(choice.cached_tokens for choice in choices),
+        outputs=tuple(
+            _completion(index, job, choices[drawn], growing[drawn], labels)
+            for index, drawn in enumerate(shown(job, choices))
+        ),
+        prompt_logprobs=_of_prompt(job, choices[0], labels),
+    )
+
+
+def _completion(index: int, job: Job, choice: Choice, grown: Growing, labels: Labels) -> Completion:
+    """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
+    ids = tuple(grown.token_ids[: choice.num_tokens])
+    told = job.logprobs >= 0
+    return Completion(
+        index=index,
+        text="".join(grown.texts),
+        token_ids=ids,
+        finish_reason=grown.reason,
+        logprobs=tuple(_at(token, one, job.logprobs, labels) for token, one in zip(ids, grown.logprobs, strict=False))
+        if told
+        else None,
+        cumulative_logprob=sum(one.logprob for one in grown.logprobs[: len(ids)]) if told else None,
+        score=grown.score if job.requests[0].beam is not None else None,
+    )
+
+
+def _of_prompt(job: Job, choice: Choice, labels: Labels) -> tuple[TokenLogprobs | None, ...] | None:
+    if job.prompt_logprobs < 0:
+        return None
+    ids = job.requests[0].prompt[1:]
+    found = (
+        _at(token, one, job.prompt_logprobs, labels) for token, one in zip(ids, choice.prompt_logprobs, strict=True)
+    )
+    return (None, *found)
+
+
+def _at(token: int, found: Logprobs, num_top: int, labels: Labels) -> TokenLogprobs:
+    made = {token: Logprob(logprob=found.logprob, rank=found.rank, decoded_token=labels.token(token))}
+    for rank, (other, value) in enumerate(zip(found.top_ids[:num_top], found.top, strict=False), 1):
+        made.setdefault(other, Logprob(logprob=value, rank=rank, decoded_token=labels.token(other)))
+    return made

@@ -1,0 +1,46 @@
+"""How answers are asked for in Python: the fields of a request, with logprobs as vLLM's classes have them."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kvasir_runtime.server import bodies
+from kvasir_runtime.server.bodies import MAX_CHOICES, MAX_COUNT, MAX_LOGPROBS, Strict
+
+
+class SamplingParams(bodies.SamplingParams):
+    """docs/api.md has the meanings. logprobs: how many of the likeliest tokens are told beside each of an answer.
+
+    best_of: draw so many and give the n of the highest total probability; with use_beam_search the width.
+    """
+
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+
+    def fields(self, *, chat: bool) -> dict[str, Any]:
+        """What a body says of them; what was not said is left out, as the model may have defaults of its own."""
+        asked = self.model_dump(exclude_unset=True)
+        if "logit_bias" in asked:
+            asked["logit_bias"] = {str(token_id): bias for token_id, bias in self.logit_bias}
+        if chat and "logprobs" in asked:
+            asked |= {"logprobs": True, "top_logprobs": self.logprobs}
+        return asked
+
+
+class BeamSearchParams(Strict):
+    """Search for the beam_width likeliest answers. Names are vLLM's; the rules are those of transformers."""
+
+    beam_width: int = Field(ge=1, le=MAX_CHOICES)
+    max_tokens: int = Field(ge=1, le=MAX_COUNT)
+    ignore_eos: bool = False
+    temperature: float = Field(0.0, ge=0, le=0)
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    early_stopping: bool | Literal["never"] = False
+    include_stop_str_in_output: bool = False
+    stop_token_ids: list[bodies.TokenId] = Field([], max_length=bodies.MAX_STOP_IDS)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    def sampling(self) -> SamplingParams:
+        """The same as parameters of a request."""
+        asked = self.model_dump(exclude={"beam_width"})
+        return SamplingParams(**asked, n=self.beam_width, use_beam_search=True)
