@@ -379,6 +379,17 @@ class Capacity(Part):
     device: str = option("", "Device and kernels that really serve.", max_length=253)
 
 
+class ColdStart(Part):
+    """How long the last replica took from its creation until it took requests, and where the time went."""
+
+    seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0)
+    schedule_seconds: int = option(0, "Until a node was found.", unit="seconds", ge=0)
+    image_seconds: int = option(0, "From there until the container ran: image and volumes.", unit="seconds", ge=0)
+    load_seconds: int = option(0, "Reading and placing the weights.", unit="seconds", ge=0)
+    warm_seconds: int = option(0, "First steps, compilation and graphs.", unit="seconds", ge=0)
+    other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0)
+
+
 class RolloutStatus(Part):
     """Which revisions there are."""
 
@@ -418,6 +429,7 @@ class Status(Part):
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
     counts: Counts = option(Counts(), "Replicas by what they are doing.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
+    cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")
     autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler thinks; absent while it is off.")
     rollout: RolloutStatus = option(RolloutStatus(), "Which revisions there are.")
     address: Address = option(Address(), "Where clients call.")

@@ -60,6 +60,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     first_tokens: int = 0
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the start, 0 until they are over. load_s: reading and placing the weights. warm_s: the first steps."""
+
+    load_s: float = 0.0
+    warm_s: float = 0.0
+
+
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Measured speed; 0 until something was measured.
 
@@ -102,6 +109,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     totals: Totals = Totals()
     served: Served = Served()
+    start: Start = Start()
     rates: Rates = Rates()
     prefix_digest: tuple[str, ...] = ()
     device: str = ""

@@ -30,6 +30,9 @@ async def test_create_becomes_ready_and_says_where(rig):
 
     await rig.until(measured, lambda: rig.dump("tiny"))
     assert (await rig.status())["capacity"]["device"] == "cpu, stub"
+    cold = (await rig.status())["coldStart"]
+    assert cold["seconds"] >= cold["scheduleSeconds"] + cold["imageSeconds"] - 1
+    assert cold["loadSeconds"] == 0
     (svc,) = await rig.all(SERVICE)
     assert svc["spec"]["ports"][0]["port"] == names.PORT_HTTP
     assert "finalizers" not in (await rig.service())["metadata"]

@@ -35,9 +35,10 @@ RESTARTS_OF_A_FAILURE: Final = 2
 class Replica:
     """One pod.
 
-    created, ready_at, drain_since: epoch seconds; None where it did not happen. assigned: a node was found. refusal:
-    the line with which the runtime refused model or options. last_words: why it failed, for people. drained: the
-    operator has marked it as the first to go. reading: what the runtime said last, None when it is silent.
+    created, scheduled_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen. assigned: a
+    node was found. refusal: the line with which the runtime refused model or options. last_words: why it failed, for
+    people. drained: the operator has marked it as the first to go. reading: what the runtime said last, None when it is
+    silent.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Replica:
     ops_port: int = names.PORT_OPS
     phase: Phase = "starting"
     created: float = 0.0
+    scheduled_at: float | None = None
+    started_at: float | None = None
     ready_at: float | None = None
     drain_since: float | None = None
     drained: bool = False
@@ -86,7 +89,7 @@ def replica(pod: Json, reading: State | None) -> Replica:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     notes = metadata.get("annotations") or {}
     runtime = _runtime(status.get("containerStatuses") or ())
-    ready = _condition(status, "Ready")
+    ready, scheduled = _condition(status, "Ready"), _condition(status, "PodScheduled")
     refusal = "" if ready.get("status") == "True" else refusal_line(_terminated(runtime))
     return Replica(
         name=str(metadata.get("name", "")),
@@ -96,6 +99,8 @@ def replica(pod: Json, reading: State | None) -> Replica:
         ops_port=_ops_port(pod),
         phase=_phase(pod, runtime, refusal, reading),
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
+        scheduled_at=epoch(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+        started_at=epoch(((runtime.get("state") or {}).get("running") or {}).get("startedAt")),
         ready_at=epoch(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         drain_since=epoch(notes.get(names.ANNOTATION_DRAIN)),
         drained=notes.get(names.ANNOTATION_DELETION_COST) == str(DRAINED_COST),

@@ -26,8 +26,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a step may do. cap: the current revision grows to no more than this for now, None for no bound; it takes none
-    away. keep: old replicas that stay although they are not needed, so that there is something to compare with."""
+    """What a step may do. cap: the current revision grows to no more than this for now, None for no bound; none leaves
+    for it. keep: old replicas that stay although they are not needed, so that there is something to compare with."""
 
     strategy: Strategy = "Surge"
     max_surge: int = 1

@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvasir_api import names
 from kvasir_api.service import Address, Capacity, Counts, RolloutStatus, Status
 from kvasir_operator.observed.course import Course
+from kvasir_operator.status.coldstart import cold_start
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.summary import Summary, summary
@@ -31,6 +32,7 @@ def compose(found: Findings) -> tuple[Status, Summary]:
         model_name=seen.served_name,
         counts=_counts(found),
         capacity=_capacity(found),
+        cold_start=cold_start(found),
         autoscaling=found.autoscaling,
         rollout=_rollout(found, answer),
         address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),

@@ -15,7 +15,7 @@ import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import Start, State
 from kvasir_api.surfaces import INSTANCE_CHARACTERS
 from kvasir_runtime.client.engine import EngineClient
 from kvasir_runtime.server.lifecycle import Lifecycle
@@ -40,6 +40,7 @@ class Opened:
     client: EngineClient
     max_sequences: int
     fingerprint: str
+    start: Start
     verdicts: Verdicts
     folder: Path | None = None
 
@@ -105,6 +106,7 @@ class Pod:
             revision=self.options.revision,
             instance=self.instance,
             served=self.metrics.served,
+            start=opened.start if opened is not None else Start(),
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_api import __version__, names
+from kvasir_api import __version__, names, state
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
@@ -143,6 +143,7 @@ class ServeProcess:
             client=self._client,
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
+            start=state.Start(load_s=ready.load_s, warm_s=ready.warm_s),
             folder=folder,
             verdicts=Verdicts(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )

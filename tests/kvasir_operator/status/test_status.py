@@ -8,8 +8,8 @@ from hypothesis import given
 from fakes.manifests import service
 from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
-from kvasir_api.service import Status
-from kvasir_api.state import Kv, Rates, State
+from kvasir_api.service import ColdStart, Status
+from kvasir_api.state import Kv, Rates, Start, State
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status.compose import compose, document, urgent
 from kvasir_operator.status.progress import overdue, progress
@@ -137,6 +137,24 @@ def test_capacity_is_kept_while_nobody_speaks():
 def test_address_is_the_gateways():
     status, _ = compose(findings(READY, gateway_url="http://127.0.0.1:8080/"))
     assert status.address.url == "http://127.0.0.1:8080/v1"
+
+
+def started(name, ready_at, **fields):
+    reading = State(start=Start(load_s=20.4, warm_s=5.2))
+    times = {"created": 100.0, "scheduled_at": 102.0, "started_at": 110.0, "ready_at": ready_at}
+    return replica("ready", name=name, reading=reading, **{**times, **fields})
+
+
+def test_the_last_start_is_told_with_its_parts():
+    found = findings(started("a", 140.0), started("b", 145.0), started("c", 150.0, restarts=1))
+    cold = compose(found)[0].cold_start
+    assert cold == ColdStart(
+        seconds=45, schedule_seconds=2, image_seconds=8, load_seconds=20, warm_seconds=5, other_seconds=9
+    )
+    kept = compose(again(found, replica("loading")))[0].cold_start
+    assert kept == cold
+    assert compose(findings(replica("loading")))[0].cold_start is None
+    assert "coldStart" not in document(compose(findings(replica("loading")))[0])
 
 
 def test_every_reason_is_in_the_public_list():
