@@ -191,6 +191,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     reason: Literal["stop", "abort"] = "abort"
 
 
+class Inject(msgspec.Struct, frozen=True, tag="inject"):
+    """Append these ids to what is known of a running request, as soon as none of its tokens is in flight.
+
+    They are no part of the answer and do not count as such. The next event with tokens says that they stand before
+    them. Ids of requests that have ended, and ids for which there is no room, are ignored.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """The pod is leaving: report phase draining from now on. Running and waiting requests are finished."""
 
@@ -199,7 +210,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the engine process now."""
 
 
-ToEngine = Hello | Submit | Abort | Drain | Shutdown
+ToEngine = Hello | Submit | Abort | Inject | Drain | Shutdown
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +223,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     order from the second one on; all of them come before or with the first of token_ids.
     score: of an answer that was searched for, on its only event: the sum of its logprobs by its length, see Beam.
     pooled: the vector of a request with pooling, little-endian float32, on its one event; finish_reason is "stop".
+    injected: how many ids of Inject messages stand before token_ids.
     message explains finish_reason "error".
     """
 
@@ -225,6 +237,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[Logprobs, ...] = ()
     score: float = 0.0
     pooled: bytes = b""
+    injected: int = 0
     message: str = ""
 
 

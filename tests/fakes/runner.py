@@ -100,6 +100,9 @@ class FakeRunner:
             for offset in range(self.block_size):
                 source = copy.source * self.block_size + offset
                 self.cache[copy.target * self.block_size + offset] = self.cache.get(source, -1)
+        for insert in plan.inserts:
+            assert insert.position == len(self.rows[insert.row].tokens), "inserted behind all that is known"
+            self.rows[insert.row].tokens += insert.tokens
         for chunk in plan.chunks:
             self._write(chunk)
         self.launched.append(plan)

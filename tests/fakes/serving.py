@@ -21,6 +21,8 @@ class Answer:
     pooled: bytes = b""
     message: str = ""
     score: float = 0.0
+    marks: list[int] = field(default_factory=list)
+    """For each id that was injected, how many of tokens stand before it."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Serving:
     def _note(self, event: Event) -> None:
         answer = self.answers[event.request_id]
         assert not answer.reason, "an event after the last one"
+        answer.marks += [len(answer.tokens)] * event.injected
         answer.tokens += event.token_ids
         answer.reason = event.finish_reason or ""
         answer.stop_token_id = event.stop_token_id

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvasir_runtime.core.plan import Chunk, Copy, Fork, Grow, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Copy, Fork, Grow, Insert, Join, Plan
 from kvasir_runtime.core.sequence import Sequence
 
 
@@ -33,11 +33,16 @@ class Draft:
     forks: list[Fork] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
+    inserts: list[Insert] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Compute the next num_tokens of a sequence; its projected lengths move at once."""
+        if sequence.unsent:
+            place = len(sequence.tokens) - len(sequence.unsent)
+            self.inserts.append(Insert(sequence.row, place, sequence.unsent))
+            sequence.unsent = ()
         start = sequence.computed
         end = start + num_tokens
         ends = end == sequence.known
@@ -69,6 +74,7 @@ class Draft:
             joins=tuple(self.joins),
             forks=tuple(self.forks),
             copies=tuple(self.copies),
+            inserts=tuple(self.inserts),
             grows=tuple(self.grows),
             chunks=tuple(self.chunks),
         )

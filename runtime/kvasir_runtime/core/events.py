@@ -16,6 +16,7 @@ def event_of(
     pooled: bytes = b"",
     score: float = 0.0,
     message: str = "",
+    injected: int = 0,
 ) -> Event:
     """An event of the sequence's request, or of the one with another id that it answers for too."""
     return Event(
@@ -29,4 +30,5 @@ def event_of(
         pooled=pooled,
         score=score,
         message=message,
+        injected=injected,
     )

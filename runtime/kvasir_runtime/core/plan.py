@@ -70,6 +70,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[int, int] = (0, 0)
 
 
+class Insert(msgspec.Struct, frozen=True):
+    """Ids that come from outside become known behind those of a row, from position on; they are computed later."""
+
+    row: int
+    position: int
+    tokens: tuple[int, ...]
+
+
 class Copy(msgspec.Struct, frozen=True):
     """Copy the contents of one block to another before anything is computed."""
 
@@ -78,7 +86,7 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: leaves, joins, forks, grows, copies, then all chunks in one forward pass.
+    """One step. Applied in this order: leaves, joins, forks, grows, copies, inserts, then all chunks in one pass.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
     flight: results belong to the plan, not to who holds the row when they are collected. After a failed step every
@@ -91,6 +99,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     forks: tuple[Fork, ...] = ()
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
+    inserts: tuple[Insert, ...] = ()
     chunks: tuple[Chunk, ...] = ()
 
     @property

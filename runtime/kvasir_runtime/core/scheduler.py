@@ -90,6 +90,12 @@ class Scheduler:
         if sequence is not None:
             self._end(sequence, now, aborted=not success)
 
+    def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
+        """Hand ids to a request, which come behind its tokens as soon as none is in flight; unknown ids are ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.gang is None:
+            sequence.handed += token_ids
+
     def plan(self, now: float) -> Plan | None:
         """The next step; None when nothing can be computed before a launched plan is collected, or at all."""
         draft = Draft(step=self._step + 1, budget=self.limits.max_batch_tokens)
@@ -168,6 +174,7 @@ class Scheduler:
             if sequence.gang is not None and (sequence.gang.parted or sequence.in_flight):
                 self._continue_gang(draft, sequence, sequence.gang, now)
                 continue
+            sequence.insert(self.limits.longest(sequence.request))
             count = min(sequence.known - sequence.computed, draft.budget)
             # At its limit it ends when its last sample is collected, and the last token is never computed.
             if count < 1 or sequence.phase != "running" or sequence.known >= sequence.limit or sequence.deferred:
@@ -215,6 +222,7 @@ class Scheduler:
             # A preempted sequence comes back only when nothing of it is in flight any more.
             if sequence.last_step > self._collected:
                 return
+            sequence.insert(self.limits.longest(sequence.request))
             hits = self._hits(sequence)
             if self._promises.worth_waiting(sequence, len(hits), sequence.reusable // self.limits.block_size):
                 return
@@ -235,6 +243,7 @@ class Scheduler:
         sequence.charge(revived + need, now)
         sequence.computed = len(hits) * self.limits.block_size
         sequence.published = len(hits)
+        sequence.unsent = ()
         self._promises.make(sequence)
         sequence.row = self._rows.pop()
         if sequence.gang is not None:
@@ -312,6 +321,7 @@ class Scheduler:
             if reason is not None:
                 break
         self._counters.generation_tokens += len(sequence.tokens) - answered
+        injected, sequence.untold = sequence.untold, 0
         if stop_token_id is None and answered + len(sampled.tokens) == len(sequence.tokens):
             reason = "error" if sampled.error else "stop" if sampled.ended else reason
         if reason is not None:
@@ -324,6 +334,7 @@ class Scheduler:
             logprobs=sampled.logprobs[: len(sequence.tokens) - answered],
             prompt_logprobs=scores,
             message=sampled.error if reason == "error" else "",
+            injected=injected,
         )
 
     def _publish(self, sequence: Sequence, entry: Entry) -> None:

@@ -25,6 +25,8 @@ class Sequence:
     charged: blocks it took or revived, the share of pinned blocks that it answers for.
     scored: tokens of the prompt whose logprobs are done once every launched plan is collected; the first has none.
     reported: those of which they were collected.
+    handed: ids that wait to be inserted behind its tokens. inserted: those that were; untold: no event
+    has said so; unsent: the last of tokens, which no plan has brought to the runner.
     gang: the beams of the request, where it is searched for; the sequence is their head or one of them.
     """
 
@@ -50,6 +52,10 @@ class Sequence:
     kv_block_seconds: float = 0.0
     scored: int = 1
     reported: int = 1
+    handed: tuple[int, ...] = ()
+    inserted: int = 0
+    untold: int = 0
+    unsent: tuple[int, ...] = ()
     gang: "Gang | None" = None
 
     @property
@@ -96,7 +102,7 @@ class Sequence:
     @property
     def generated(self) -> int:
         """Length of the answer, samples in flight included."""
-        return len(self.tokens) + self.in_flight - len(self.request.prompt)
+        return len(self.tokens) + self.in_flight - len(self.request.prompt) - self.inserted
 
     @property
     def remaining(self) -> int:
@@ -107,13 +113,29 @@ class Sequence:
 
     @property
     def deferred(self) -> bool:
-        """Whether it must wait for its last token: what a grammar allows after it depends on it."""
-        return self.in_flight > 0 and self.request.sampling.grammar is not None
+        """Whether it must wait for its last token: a grammar depends on it, or what is handed in goes behind it."""
+        return self.in_flight > 0 and (self.request.sampling.grammar is not None or bool(self.handed))
 
     @property
     def num_rows(self) -> int:
         """Rows that it needs to run."""
         return 1 if self.gang is None else self.gang.width
+
+    def insert(self, longest: int) -> None:
+        """Append what was handed in, if nothing is in flight. longest: tokens that it may have in all.
+
+        The answer may become as long as before. What leaves no room for a token is dropped.
+        """
+        if self.in_flight or not self.handed:
+            return
+        tokens, self.handed = self.handed, ()
+        if len(self.tokens) + len(tokens) >= longest:
+            return
+        self.tokens += tokens
+        self.limit = min(longest, self.limit + len(tokens))
+        self.inserted += len(tokens)
+        self.untold += len(tokens)
+        self.unsent += tokens
 
     def charge(self, blocks: int, now: float) -> None:
         """Change the share of pinned blocks it answers for, and carry the integral over time forward."""
@@ -166,7 +188,7 @@ def ending(sequence: Sequence, token: int) -> FinishReason | None:
     "stop": EOS or a stop id, which does not become part of the answer. Before min_tokens the runner was forbidden to
     draw one; if it did, it counts as text. "length": max_tokens, the model's length or the cache is reached.
     """
-    answered = len(sequence.tokens) - len(sequence.request.prompt)
+    answered = len(sequence.tokens) - len(sequence.request.prompt) - sequence.inserted
     if token in sequence.stops and answered >= sequence.request.sampling.min_tokens:
         return "stop"
     return "length" if len(sequence.tokens) + 1 >= sequence.limit else None

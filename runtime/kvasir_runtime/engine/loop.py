@@ -18,7 +18,7 @@ from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.ports import Clients, Runner
 from kvasir_runtime.engine.trace import Broke, Collected, Heard, NoTrace, Opened, Planned, Trace
-from kvasir_runtime.wire import Abort, Drain, Event, Hello, Ready, Shutdown, Step, Submit, ToEngine
+from kvasir_runtime.wire import Abort, Drain, Event, Hello, Inject, Ready, Shutdown, Step, Submit, ToEngine
 
 LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
@@ -112,6 +112,9 @@ class Engine:
                 self._park(client, message)
             case Abort():
                 self._abort(message)
+            case Inject(request_id, token_ids):
+                self._trace.add(Heard(self._clock(), message))
+                self._scheduler.inject(request_id, token_ids)
             case Drain():
                 self._state = msgspec.structs.replace(self._state, phase="draining")
             case Shutdown():

@@ -12,7 +12,7 @@ import msgspec
 from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.trace import Broke, Collected, Heard, Opened, Planned, Record, records
-from kvasir_runtime.wire import Abort, Submit
+from kvasir_runtime.wire import Abort, Inject, Submit
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,8 @@ def _tell(scheduler: Scheduler, record: Heard | Collected | Broke) -> None:
             scheduler.submit(request, now)
         case Heard(now, Abort(request_id, reason)):
             scheduler.abort(request_id, now, success=reason == "stop")
+        case Heard(_, Inject(request_id, token_ids)):
+            scheduler.inject(request_id, token_ids)
         case Collected(now, results):
             scheduler.commit(results, now)
         case Broke(now, message):

@@ -13,7 +13,7 @@ import msgspec
 
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Plan, Results
-from kvasir_runtime.wire import Abort, Submit
+from kvasir_runtime.wire import Abort, Inject, Submit
 
 _LENGTH = struct.Struct("<I")
 
@@ -28,7 +28,7 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     """A message was given to the scheduler at a time in seconds."""
 
     now: float
-    message: Submit | Abort
+    message: Submit | Abort | Inject
 
 
 class Planned(msgspec.Struct, frozen=True, tag="planned"):

@@ -52,12 +52,14 @@ class Controls:
         self._bad: dict[int, _Words] = {}
 
     def apply(self, plan: Plan) -> None:
-        """Forget the rows that leave, learn those that join."""
+        """Forget the rows that leave, learn those that join; what is inserted counts as said, as after a preemption."""
         for row in plan.leaves:
             self._forget(row)
         for join in plan.joins:
             self._forget(join.row)
             self._learn(join)
+        for insert in plan.inserts:
+            self.count(insert.row, insert.tokens)
 
     def change(self, logits: Tensor, sampled: Sequence[Chunk], tokens: Tensor) -> None:
         """Change the logits of the chunks that sample, in place, in the order that `wire.Sampling` names.

@@ -61,7 +61,7 @@ class Rows:
         self._stop_token_ids: list[tuple[int, ...]] = [()] * max_sequences
 
     def apply(self, plan: Plan) -> None:
-        """Take in joins, forks and grows of a plan. Leaves need nothing: a row is overwritten when it is used again."""
+        """Take in joins, forks, grows and inserts. Leaves need nothing: a row is overwritten when it is used again."""
         for join in plan.joins:
             row, sampling = join.row, join.sampling
             self._tokens[row, : len(join.tokens)] = self._to_device(np.array(join.tokens, dtype=np.int32))
@@ -75,6 +75,8 @@ class Rows:
             self._fork(plan.forks)
         for grow in plan.grows:
             self._append_blocks(grow.row, grow.blocks)
+        for insert in plan.inserts:
+            self.extend(insert.row, insert.position, insert.tokens)
 
     @property
     def tokens(self) -> Tensor:

@@ -14,6 +14,7 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.wire import Grammar
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
+INJECTED = 77
 # Prompts begin alike, so that prefixes are shared and diverge at every place.
 PROMPTS = st.builds(
     lambda length, tail: [*range(1, length + 1), *tail],
@@ -54,25 +55,36 @@ def served_with(limits, depth):
     return Serving(Scheduler(Limits(**limits)), runner, depth)
 
 
-def alone(made, limit):
-    """What the model says to a request that has a machine for itself, without any scheduler."""
+def alone(made, longest, marks=()):
+    """What the model says to a request that has a machine for itself, without any scheduler.
+
+    marks: for each id that is handed in, how many tokens of the answer stand before it.
+    """
     tokens, sampling = list(made.prompt), made.sampling
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (0,))}
-    limit = min(limit, len(tokens) + sampling.max_tokens)
-    while len(tokens) < limit:
-        early = len(tokens) - len(made.prompt) < sampling.min_tokens
+    limit = min(longest, len(tokens) + sampling.max_tokens)
+    answer, marks = [], list(marks)
+    while True:
+        while marks and marks[0] == len(answer):
+            tokens.append(INJECTED)
+            limit = min(longest, limit + 1)
+            marks.pop(0)
+        if len(tokens) >= limit:
+            return answer, "length"
+        early = len(answer) < sampling.min_tokens
         token = MODEL.next_token(tokens, sampling.seed, {0, *sampling.stop_token_ids} if early else ())
         if token in stops and not early:
-            return tokens[len(made.prompt) :], "stop"
+            return answer, "stop"
         tokens.append(token)
+        answer.append(token)
         if sampling.grammar is None:
             continue
         forced = MODEL.forced(tokens)
         room = limit - len(tokens)
         tokens += forced.tokens[:room]
+        answer += forced.tokens[:room]
         if len(forced.tokens) <= room and (forced.error or forced.ended):
-            return tokens[len(made.prompt) :], "error" if forced.error else "stop"
-    return tokens[len(made.prompt) :], "length"
+            return answer, "error" if forced.error else "stop"
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -104,6 +116,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.served.scheduler.abort(name, self.served.now, success=pick % 2 == 0)
             self.served.answers[name].reason = "aborted"
             self.aborted.add(name)
+
+    @rule(pick=st.integers(0, 99), count=st.integers(1, 9))
+    def inject(self, pick, count):
+        plain = [name for name, made in self.requests.items() if made.sampling.grammar is None]
+        if plain:
+            self.served.scheduler.inject(plain[pick % len(plain)], (INJECTED,) * count)
 
     @rule()
     def fail(self):
@@ -138,12 +156,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name, made in self.requests.items():
             answer = self.served.answers[name]
             if name in self.aborted:
-                tokens, _ = alone(made, limit)
+                tokens, _ = alone(made, limit, answer.marks)
                 assert answer.tokens == tokens[: len(answer.tokens)]
             elif answer.reason == "error" and not answer.tokens:
                 assert not made.prompt or len(made.prompt) >= limit
             else:
-                assert (answer.tokens, answer.reason) == alone(made, limit)
+                assert (answer.tokens, answer.reason) == alone(made, limit, answer.marks)
         self.every_block_is_pinned_cached_or_free()
         state = self.served.scheduler.report(State())
         assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (0, 0, 0, 0)

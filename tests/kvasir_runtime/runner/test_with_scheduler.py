@@ -34,9 +34,10 @@ def folder_of(root: Path, name: str) -> Path:
 
 
 def answers(
-    runner: Runner, requests: list[Request], *, budget: int, depth: int = 1
+    runner: Runner, requests: list[Request], *, budget: int, depth: int = 1, handed: tuple[int, ...] = ()
 ) -> tuple[dict[str, list[int]], int]:
-    """All answers by request id, and how many sequences were preempted on the way."""
+    """All answers by request id, and how many sequences were preempted on the way. handed: ids that the first request
+    is handed after some steps; they are put into its answer where they came."""
     facts = runner.facts
     scheduler = Scheduler(
         Limits(
@@ -53,13 +54,15 @@ def answers(
     for request in requests:
         assert scheduler.submit(request, 0.0) is None
     for now in range(20_000):
+        if now == 6 and handed:
+            scheduler.inject(requests[0].request_id, handed)
         while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:
             joins += len(plan.joins)
             flying.append(runner.launch(plan))
         if not flying:
             break
         for event in scheduler.commit(runner.collect(flying.popleft()), float(now)):
-            found[event.request_id] += event.token_ids
+            found[event.request_id] += handed[: event.injected] + event.token_ids
             if event.finish_reason is not None:
                 assert event.finish_reason in {"length", "stop"}
                 ended.add(event.request_id)
@@ -115,3 +118,17 @@ def test_sampled_answers_do_not_depend_on_batch_budget_or_preemption(root: Path)
     for request in requests[:3]:
         alone, _ = answers(runner_of(folder), [request], budget=7)
         assert alone[request.request_id] == together[request.request_id]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_answer_goes_on_behind_what_was_handed_in(root: Path, depth: int) -> None:
+    folder = folder_of(root, "qwen3")
+    prompt, handed = tuple(range(3, 40)), tuple(range(100, 120))
+    requests = requests_of([prompt, prompt[:9]], 24)
+    found, _ = answers(runner_of(folder), requests, budget=64, depth=depth, handed=handed)
+    said = found["0"]
+    assert len(said) == 24 + len(handed)
+    mark = next(place for place in range(len(said)) if tuple(said[place : place + len(handed)]) == handed)
+    assert 3 <= mark <= 8
+    assert oracle_of(folder).wrong_tokens(prompt, said[:mark]) == []
+    assert oracle_of(folder).wrong_tokens((*prompt, *said[:mark], *handed), said[mark + len(handed) :]) == []
