@@ -111,27 +111,8 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         guided.check_total(asked, len(prompts) * drawn)
         sampling = msgspec.structs.replace(sampling, grammar=asked.grammar)
     answer_id = prefix + secrets.token_hex(12)
-    seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
-    salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
-    # Routes are hashes of the text's beginning, which a cut prompt no longer has.
-    cut = body.truncate_prompt_tokens is not None
-    routes = [() if cut else hashes.route_hashes(text, model=body.model, salt=salt) for text in texts]
-    requests = [
-        Request(
-            request_id=f"{answer_id}-{number * drawn + choice}",
-            prompt=prompt,
-            sampling=msgspec.structs.replace(
-                sampling, max_tokens=max(1, limits[number]), seed=(seed + choice) & SEED_MASK
-            ),
-            salt=salt,
-            route_hashes=routes[number],
-        )
-        for number, prompt in enumerate(prompts)
-        for choice in range(drawn)
-    ]
-    if body.use_beam_search:
-        groups = [requests[start : start + drawn] for start in range(0, len(requests), drawn)]
-        requests = [request for group in groups for request in searches.searched(body, group)]
+    samplings = [msgspec.structs.replace(sampling, max_tokens=max(1, limit)) for limit in limits]
+    requests = _requests(body, answer_id, list(zip(prompts, texts, samplings, strict=True)), drawn)
     return Job(
         answer_id=prefix + body.request_id if body.request_id else answer_id,
         model=body.model,
@@ -155,6 +136,32 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         parsing=parsing,
         guided_by="" if asked is None else asked.field,
     )
+
+
+def _requests(
+    body: Body, answer_id: str, asked: Sequence[tuple[tuple[int, ...], str, Sampling]], drawn: int
+) -> list[Request]:
+    """So many of each prompt (its ids, its text, how it is continued), in order; of a search, as it is sent."""
+    seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
+    salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
+    # Routes are hashes of the text's beginning, which a cut prompt no longer has.
+    cut = body.truncate_prompt_tokens is not None
+    routes = [() if cut else hashes.route_hashes(text, model=body.model, salt=salt) for _, text, _ in asked]
+    requests = [
+        Request(
+            request_id=f"{answer_id}-{number * drawn + choice}",
+            prompt=prompt,
+            sampling=msgspec.structs.replace(sampling, seed=(seed + choice) & SEED_MASK),
+            salt=salt,
+            route_hashes=routes[number],
+        )
+        for number, (prompt, _, sampling) in enumerate(asked)
+        for choice in range(drawn)
+    ]
+    if not body.use_beam_search:
+        return requests
+    groups = [requests[start : start + drawn] for start in range(0, len(requests), drawn)]
+    return [request for group in groups for request in searches.searched(body, group)]
 
 
 def _check_generates(name: str, served: Served) -> None:
