@@ -1,4 +1,4 @@
-"""Where the time of a start went: as Kubernetes says until the container runs, and as the runtime says from there on."""
+"""Where the time of a start went: as Kubernetes says until the container runs, then as the runtime says."""
 
 from kvasir_api.service import ColdStart
 from kvasir_operator.observed.replica import Replica
