@@ -43,15 +43,27 @@ def scripted(
     folder: Path,
     *args: str,
     faults: Mapping[str, Any] | None = None,
-    chat_template: str | None = None,
+    files: Mapping[str, str] | None = None,
     wait: str = "ready",
 ) -> Iterator[Scripted]:
-    """Start one in an empty folder. chat_template: of the model, in place of the usual one. wait: as api_process()."""
+    """Start one in an empty folder. files: of the model, besides or in place of the usual ones. wait: as api_process()."""
     model = checkpoints.write(folder / "tiny")
-    if chat_template is not None:
-        (model / "chat_template.jinja").write_text(chat_template)
+    for name, text in (files or {}).items():
+        (model / name).write_text(text)
     log, script = folder / "heard", folder / "says"
     script.write_text("[]")
     told = {"log": str(log), "says": str(script), **(faults or {})}
     with api_process(model, *args, faults=told, wait=wait) as server:
         yield Scripted(server, log, script, Tokenizer.from_file(str(model / "tokenizer.json")))
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}"
+    "</tool_call>{% endfor %}{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined %}{{ 'think' if enable_thinking else 'quiet' }}{% endif %}{% endif %}"
+)
+"""Shows what a template is given; calls are in hermes' format, thoughts in qwen3's."""

@@ -118,6 +118,22 @@ def test_options_reach_the_engine(engine, client, options, sampled, raw):
     assert {k: v for k, v in changed.items() if v != default.get(k) and k not in same} == sampled
 
 
+def test_the_models_own_defaults_go_before_ollamas(tmp_path):
+    own = {"temperature": 0.5, "top_k": 5, "max_new_tokens": 7, "repetition_penalty": 1.25}
+    with scripted(tmp_path, *ARGS, files={"generation_config.json": json.dumps(own)}) as engine:
+        engine.says("a")
+
+        def sampled(**options):
+            assert (
+                engine.server.ask("/api/generate", {"model": "tiny", "prompt": "a", "options": options}).status == 200
+            )
+            found = engine.heard()["sampling"]
+            return [found.get(name) for name in ("temperature", "top_k", "top_p", "max_tokens", "repetition_penalty")]
+
+        assert sampled() == sampled(raw=True) == [0.5, 5, 0.9, 7, 1.25]
+        assert sampled(temperature=0.0, num_predict=3, repeat_penalty=1.5) == [0.0, 5, 0.9, 3, 1.5]
+
+
 def test_stop_ends_an_answer(engine, client):
     engine.says("the operator watches")
     answer = chat(client, options={"stop": ["zebra", " watch"]})

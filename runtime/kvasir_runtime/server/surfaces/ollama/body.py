@@ -5,7 +5,7 @@ without messages or prompt asks Ollama to load the model, which is loaded here.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -90,9 +90,9 @@ class Request(Strict):
         """The model without the tag that Ollama adds."""
         return surfaces.model_name(self.model, "ollama")
 
-    def shared(self) -> dict[str, Any]:
-        """Fields of a chat's and a completion's body."""
-        document = {"model": self.served_name, "stream": self.stream, **self.options.as_sampling()}
+    def shared(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a chat's and a completion's body. own: defaults of the model."""
+        document = {"model": self.served_name, "stream": self.stream, **self.options.as_sampling(own)}
         if isinstance(self.format, dict):
             schema = {"name": "format", "schema": self.format, "strict": True}
             document["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -100,8 +100,8 @@ class Request(Strict):
             document["response_format"] = {"type": "json_object"}
         return document
 
-    def _as_chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        document = self.shared() | {"messages": messages} | common.thinking(self.think)
+    def _as_chat(self, messages: list[dict[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
+        document = self.shared(own) | {"messages": messages} | common.thinking(self.think)
         return document | ({"logprobs": True, "top_logprobs": self.top_logprobs} if self.logprobs else {})
 
 
@@ -111,9 +111,9 @@ class ChatRequest(Request):
     messages: list[Message] = Field([], max_length=16_384)
     tools: list[dict[str, Any]] = Field([], max_length=1024)
 
-    def as_chat(self) -> dict[str, Any]:
-        """The same as a chat's body."""
-        document = self._as_chat(_chat_messages(self.messages))
+    def as_chat(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as a chat's body. own: defaults of the model."""
+        document = self._as_chat(_chat_messages(self.messages), own)
         if self.messages[-1].role == "assistant" and self.messages[-1].content:
             document["continue_final_message"] = True
         return document | ({"tools": [_tool(tool) for tool in self.tools]} if self.tools else {})
@@ -126,15 +126,16 @@ class GenerateRequest(Request):
     system: str = ""
     raw: bool = False
 
-    def as_chat(self) -> dict[str, Any]:
-        """The same as a chat's body."""
+    def as_chat(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as a chat's body. own: defaults of the model."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self._as_chat([*system, {"role": "user", "content": self.prompt}])
+        return self._as_chat([*system, {"role": "user", "content": self.prompt}], own)
 
-    def as_completion(self) -> dict[str, Any]:
-        """The same as a completion's body."""
+    def as_completion(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as a completion's body. own: defaults of the model."""
         logprobs = {"logprobs": self.top_logprobs} if self.logprobs else {}
-        return self.shared() | {"prompt": self.prompt} | logprobs
+        length = {name: own[name] for name in ("max_tokens",) if name in own}
+        return length | self.shared(own) | {"prompt": self.prompt} | logprobs
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Called by the bodies. The defaults are Ollama's, so that a client that moves here is answered in the same way.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
@@ -26,6 +27,10 @@ LOADING: Final = (
 """How Ollama would load and keep a model: they change no answer."""
 
 
+_OURS: Final = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+"""Options that a chat calls otherwise."""
+
+
 def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -45,20 +50,16 @@ class Options(Strict):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
 
-    def as_sampling(self) -> dict[str, Any]:
-        """As a chat's and a completion's bodies have them."""
-        return {
-            "max_tokens": self.num_predict if self.num_predict > 0 else MAX_COUNT,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "seed": self.seed,
-            "stop": self.stop,
-            "repetition_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+    def as_sampling(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """As a chat's and a completion's bodies have them. own: the model's defaults, which go before Ollama's."""
+        found = {
+            _OURS.get(name, name): getattr(self, name)
+            for name in type(self).model_fields
+            if name != "num_ctx" and (name in self.model_fields_set or _OURS.get(name, name) not in own)
         }
+        if found.get("max_tokens", 1) < 1:
+            found["max_tokens"] = MAX_COUNT
+        return found
 
     def check(self, max_context: int) -> None:
         """Whether the context that is asked for is there. Raises Refused."""

@@ -87,7 +87,7 @@ def _chat(raw: bytes, served: Served) -> Prepared:
     body.options.check(served.max_context)
     if not body.messages:
         raise NothingAsked(_loaded(body.model, chat=True))
-    chat = common.chat_of(body.as_chat(), requests.NAMES)
+    chat = common.chat_of(body.as_chat(served.defaults), requests.NAMES)
     return _prepared(common.job_of(chat, served, PREFIX, requests.NAMES, fit=True), body.model, chat=True)
 
 
@@ -102,9 +102,11 @@ def _generate(raw: bytes, served: Served) -> Prepared:
 
 def _generated(body: GenerateRequest, served: Served) -> Job:
     if not body.raw:
-        return common.job_of(common.chat_of(body.as_chat(), requests.NAMES), served, PREFIX, requests.NAMES, fit=True)
+        return common.job_of(
+            common.chat_of(body.as_chat(served.defaults), requests.NAMES), served, PREFIX, requests.NAMES, fit=True
+        )
     try:
-        return prepare.job_of(bodies.completion(body.as_completion()), served, PREFIX, fit=True)
+        return prepare.job_of(bodies.completion(body.as_completion(served.defaults)), served, PREFIX, fit=True)
     except Refused as refused:
         raise common.renamed(refused, requests.NAMES) from refused
 
