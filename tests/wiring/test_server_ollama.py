@@ -123,10 +123,9 @@ def test_the_models_own_defaults_go_before_ollamas(tmp_path):
     with scripted(tmp_path, *ARGS, files={"generation_config.json": json.dumps(own)}) as engine:
         engine.says("a")
 
-        def sampled(**options):
-            assert (
-                engine.server.ask("/api/generate", {"model": "tiny", "prompt": "a", "options": options}).status == 200
-            )
+        def sampled(*, raw=False, **options):
+            body = {"model": "tiny", "prompt": "a", "raw": raw, "options": options}
+            assert engine.server.ask("/api/generate", body).status == 200
             found = engine.heard()["sampling"]
             return [found.get(name) for name in ("temperature", "top_k", "top_p", "max_tokens", "repetition_penalty")]
 

@@ -82,6 +82,9 @@ class TestResponses:
         assert (second.name, second.arguments) == ("clock", "{}")
         assert first.call_id != second.call_id
         assert answer.status == "completed"
+        thought = engine.encoder.encode(BOTH.partition("</think>")[0]).ids
+        blanks = len(thought) - answer.usage.output_tokens_details.reasoning_tokens
+        assert 0 <= blanks < 3, "those before the tag are none"
         if streamed:
             kinds = [event.type.removeprefix("response.") for event in events]
             call = [
@@ -189,6 +192,7 @@ class TestMessages:
         assert (first.name, first.input) == ("weather", {"city": "Köln"})
         assert (second.name, second.input) == ("clock", {})
         assert answer.stop_reason == "tool_use"
+        assert 0 < answer.usage.output_tokens_details.thinking_tokens < answer.usage.output_tokens
 
     def test_results_go_back(self, engine, messages):
         engine.says(BOTH)

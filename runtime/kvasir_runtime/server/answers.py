@@ -27,6 +27,12 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    """Part of Usage: tokens of the answer that were thoughts."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one request, all its choices together."""
 
@@ -34,6 +40,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +255,9 @@ def usage(ending: Ending) -> Usage:
         completion_tokens=ending.completion_tokens,
         total_tokens=ending.prompt_tokens + ending.completion_tokens,
         prompt_tokens_details=CachedTokens(ending.cached_tokens),
+        completion_tokens_details=ReasoningTokens(ending.reasoning_tokens)
+        if ending.reasoning_tokens
+        else msgspec.UNSET,
     )
 
 

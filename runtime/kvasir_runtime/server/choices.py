@@ -12,7 +12,7 @@ from kvasir_runtime.server.detokenize import REPLACEMENT, Decode, Detokenizer
 from kvasir_runtime.server.logprobs import Said
 from kvasir_runtime.server.parsing import parser
 from kvasir_runtime.server.parsing.parser import Parser
-from kvasir_runtime.server.parsing.parts import Content, Part
+from kvasir_runtime.server.parsing.parts import Content, Part, Reasoning
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.stops import StopMatcher
 from kvasir_runtime.server.tokenizer import Tokenizer
@@ -54,7 +54,8 @@ def shown(job: Job, choices: "Sequence[Choice]") -> list[int]:
 class Choice:
     """One choice. stopped says that a stop string ended it, so the engine has to be told; open, that it goes on.
 
-    cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them.
+    cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them. reasoning_tokens:
+    up to the end of the thoughts.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Choice:
         "num_tokens",
         "open",
         "prompt_logprobs",
+        "reasoning_tokens",
         "request_id",
         "stopped",
     )
@@ -98,6 +100,7 @@ class Choice:
         self.prompt_logprobs: list[Logprobs] = []
         self.cumulative = 0.0
         self.num_tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.open = True
         self.stopped = False
@@ -120,6 +123,24 @@ class Choice:
         if self._parser is not None and self._parser.full and reason is None:
             self.open, self.stopped, reason = False, True, "stop"
         return text, reason
+
+    @property
+    def busy(self) -> bool:
+        """It is within thoughts or a call, where nothing can be handed in."""
+        return self._parser is not None and self._parser.busy
+
+    def reopen(self) -> None:
+        """Its turn is over, and it will have another one."""
+        self.open = True
+
+    def interrupted(self, block: str) -> None:
+        """What comes next is written after a block that is not its own: a new turn."""
+        rest = self._detokenizer.flush()
+        self._detokenized += len(rest)
+        self._released(rest, ended=True)
+        self._detokenizer = Detokenizer(self._decode)
+        if self._parser is not None:
+            self._parser.restart(block)
 
     @property
     def called(self) -> bool:
@@ -182,8 +203,10 @@ class Choice:
     def _released(self, text: str, *, ended: bool = False) -> str:
         self._sent += len(text)
         if self._parser is not None:
-            self._parts += self._parser.push(text)
-            self._parts += self._parser.finish() if ended else ()
+            parts = [*self._parser.push(text), *(self._parser.finish() if ended else ())]
+            if any(isinstance(part, Reasoning) for part in parts):
+                self.reasoning_tokens = self.num_tokens  # thoughts come first
+            self._parts += parts
         elif self._job.chat and text:
             self._parts.append(Content(text))
         return text

@@ -37,12 +37,13 @@ class Piece:
 class Ending:
     """Counts and times of a request, at its end or so far. Times are -1 where it did not come so far.
 
-    cached_tokens: of the prompts, found in the prefix cache. total_s: since its arrival. prompt_s: from its first chunk
-    to its first token. answer_s: from there to the last.
+    reasoning_tokens: of the completion's, those of thoughts. cached_tokens: of the prompts, found in the prefix cache.
+    total_s: since its arrival. prompt_s: from its first chunk to its first token. answer_s: from there to the last.
     """
 
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
     cached_tokens: int
     total_s: float
     prompt_s: float

@@ -6,7 +6,7 @@ aborted, so that their blocks are free a step later; one that reads slowly gets 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,16 +18,16 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.channel import Channel
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.server.answers import OpenAi
-from kvasir_runtime.server.choices import choices_of, shown
+from kvasir_runtime.server.choices import Choice, choices_of, shown
 from kvasir_runtime.server.framing import Ending, Framing, Piece
 from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.meter import Ended, Meter
-from kvasir_runtime.server.parsing.parts import merged
+from kvasir_runtime.server.parsing.parts import Part, merged
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.running import Running
 from kvasir_runtime.server.tokenizer import Tokenizer
 from kvasir_runtime.server.tracing import Traced, asked
-from kvasir_runtime.wire import Event
+from kvasir_runtime.wire import Event, FinishReason
 
 KEEP_ALIVE_S: Final = 15.0
 WRITE_TIMEOUT_S: Final = 120.0
@@ -163,14 +163,18 @@ class Answering(Response):
             if event.token_ids:
                 self._measure(index, len(event.token_ids), now)
             choice = self._choices[index]
+            self._before(index, event)
             text, reason = choice.accept(event)
+            parts = choice.parts()
+            if self._goes_on(choice, reason, parts):
+                reason = None
             if choice.stopped and reason is not None:
                 self._client.abort(choice.request_id, stopped=True)
             if reason is not None:
                 self._num_open -= 1
                 self._meter.ended(self._ended(index, reason, now))
                 self.summary.reason = reason
-            if text or reason is not None:
+            if text or parts or reason is not None:
                 pieces.append(
                     Piece(
                         index=index,
@@ -179,11 +183,22 @@ class Answering(Response):
                         said=choice.said(),
                         ids=choice.ids(),
                         stopped_by=choice.stopped_by,
-                        parts=choice.parts(),
-                        called=choice.called,
+                        parts=parts,
+                        called=self._calls(choice),
                     )
                 )
         return pieces
+
+    def _before(self, index: int, event: Event) -> None:
+        """Before an event is taken in."""
+
+    def _goes_on(self, _choice: Choice, _reason: FinishReason | None, _parts: Sequence[Part], /) -> bool:
+        """What an event brought; whether a choice that it ended is continued all the same."""
+        return False
+
+    def _calls(self, choice: Choice, /) -> bool:
+        """Whether a choice that ends now asks for calls to be made."""
+        return choice.called
 
     def _measure(self, index: int, count: int, now: float) -> None:
         last = self._last[index]
@@ -248,6 +263,7 @@ class Answering(Response):
         return Ending(
             prompt_tokens=self.job.prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices),
             cached_tokens=cached,
             total_s=self._clock() - self._arrived,
             prompt_s=max(0.0, first - self._submitted - max(0.0, *self._queue_s)) if first else -1.0,

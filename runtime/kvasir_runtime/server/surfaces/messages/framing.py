@@ -154,4 +154,5 @@ def _usage(ending: Ending) -> Document:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": ending.cached_tokens,
         "output_tokens": ending.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": ending.reasoning_tokens},
     }

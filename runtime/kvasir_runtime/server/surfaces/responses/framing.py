@@ -150,6 +150,6 @@ def _usage(ending: Ending) -> Document:
         "input_tokens": ending.prompt_tokens,
         "input_tokens_details": {"cached_tokens": ending.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": ending.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens},
         "total_tokens": ending.prompt_tokens + ending.completion_tokens,
     }
