@@ -93,7 +93,7 @@ class Scheduler:
     def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
         """Hand ids to a request, which come behind its tokens as soon as none is in flight; unknown ids are ignored."""
         sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.gang is None:
+        if sequence is not None and sequence.gang is None and sequence.request.pooling is None:
             sequence.handed += token_ids
 
     def plan(self, now: float) -> Plan | None:

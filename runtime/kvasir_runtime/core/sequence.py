@@ -109,6 +109,8 @@ class Sequence:
         """Tokens it may still generate, samples in flight excluded; of a head, all its beams."""
         if self.gang is not None:
             return self.gang.width * max(0, self.limit - self.prompt_tokens - self.gang.search.length)
+        if self.request.pooling is not None:
+            return 0
         return max(0, self.limit - len(self.tokens) - self.in_flight)
 
     @property

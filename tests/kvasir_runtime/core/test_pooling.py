@@ -4,6 +4,7 @@ import pytest
 
 from fakes.runner import FakeRunner
 from fakes.serving import serving
+from kvasir_api.state import State
 from kvasir_runtime.wire import Pooling, Request, Sampling
 
 LAST, MEAN = Pooling(kind="last"), Pooling(kind="mean")
@@ -65,3 +66,13 @@ def test_a_failed_step_ends_it_with_an_error_and_an_abort_without_an_event():
         served.step()
     events = served.scheduler.fail_running("broken", 1.0)
     assert [event.finish_reason for event in events] == ["error"]
+
+
+def test_it_has_nothing_left_to_generate_and_takes_no_ids_from_outside():
+    served = serving(max_batch_tokens=6)
+    served.submit(pooled("a", range(1, 21), MEAN))
+    served.step()
+    assert served.scheduler.report(State()).remaining_tokens == 0
+    served.scheduler.inject("a", (5, 5))
+    served.finish()
+    assert len(served.answers["a"].pooled) == 2 * 20

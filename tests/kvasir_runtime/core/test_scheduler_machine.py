@@ -1,5 +1,6 @@
 """Any traffic, any cache, one or two plans in flight: hypothesis plays clients, the fake runner checks every block."""
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -11,7 +12,7 @@ from kvasir_api.state import State
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.wire import Grammar
+from kvasir_runtime.wire import Grammar, Pooling
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
 INJECTED = 77
@@ -102,6 +103,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests[made.request_id] = made
         self.served.submit(made)
 
+    @rule(prompt=PROMPTS, kind=st.sampled_from(["last", "mean"]))
+    def pool(self, prompt, kind):
+        made = request(f"r{len(self.requests)}", prompt)
+        made = msgspec.structs.replace(made, pooling=Pooling(kind=kind))
+        self.requests[made.request_id] = made
+        self.served.submit(made)
+
     @rule(steps=st.integers(1, 6))
     def step(self, steps):
         for _ in range(steps):
@@ -148,6 +156,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(plan.chunks) <= limits.max_sequences
         self.served.plans.clear()
 
+    def look_at_vector(self, made, answer):
+        """What the fake runner read at the pooled positions, however the prompt was cut and preempted."""
+        if made.request_id in self.aborted:
+            assert not answer.pooled
+        elif answer.reason == "error":
+            assert not made.prompt or len(made.prompt) > self.served.scheduler.limits.max_pooled_tokens
+        else:
+            wanted = made.prompt if made.pooling.kind == "mean" else made.prompt[-1:]
+            assert answer.pooled == b"".join(token.to_bytes(2, "little") for token in wanted)
+            assert (answer.tokens, answer.reason) == ([], "stop")
+
     def teardown(self):
         if not hasattr(self, "served"):
             return
@@ -155,7 +174,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         limit = self.served.scheduler.limits.max_sequence_tokens
         for name, made in self.requests.items():
             answer = self.served.answers[name]
-            if name in self.aborted:
+            if made.pooling is not None:
+                self.look_at_vector(made, answer)
+            elif name in self.aborted:
                 tokens, _ = alone(made, limit, answer.marks)
                 assert answer.tokens == tokens[: len(answer.tokens)]
             elif answer.reason == "error" and not answer.tokens:

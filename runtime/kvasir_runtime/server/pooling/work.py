@@ -5,9 +5,9 @@ the engine's events. It decides and refuses; it knows nothing of sockets or of t
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,8 @@ from kvasir_runtime.server.pooling.inputs import Cut
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.wire import Event, Pooling, Request, Sampling
+
+MAX_TOTAL_TOKENS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ def embeddings(raw: bytes, served: Served) -> Work:
         raise _cannot(f"This model gives no embeddings. {ability}")
     dimensions = _dimensions(body.dimensions, ability)
     cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens)
-    prompts = [inputs.single(source, served, cut, param="input") for source in body.input]
+    prompts = _bounded((inputs.single(source, served, cut, param="input") for source in body.input), "input")
     normalize = ability.normalize if body.normalize is None else body.normalize
 
     def finish(events: Sequence[Event], _created: int) -> bytes:
@@ -127,11 +129,11 @@ def _scored(
     if ability.kind == "similarity":
         return _similarities(ability, firsts, seconds, served, cut, params)
     if ability.kind == "judgement":
-        prompts = [
-            inputs.judgement(first, second, body.instruction, served, cut, param=params[1]) for first, second in pairs
-        ]
+        said, param = body.instruction, params[1]
+        made = (inputs.judgement(first, second, said, served, cut, param=param) for first, second in pairs)
     else:
-        prompts = [inputs.pair(first, second, served, cut, param=params[1]) for first, second in pairs]
+        made = (inputs.pair(first, second, served, cut, param=params[1]) for first, second in pairs)
+    prompts = _bounded(made, params[1])
     return prompts, lambda events: [_likelihood(ability, event) for event in events], ability.pooling
 
 
@@ -151,8 +153,8 @@ def _similarities(
 ) -> tuple[_Prompts, _Score, Pooling]:
     """Every text is embedded once."""
     second_cut = cut if cut.second_keep is None else Cut(keep=cut.second_keep, special=cut.special)
-    prompts = [inputs.single(text, served, cut, param=params[0]) for text in firsts]
-    prompts += [inputs.single(text, served, second_cut, param=params[1]) for text in seconds]
+    texts = [(text, cut, params[0]) for text in firsts] + [(text, second_cut, params[1]) for text in seconds]
+    prompts = _bounded((inputs.single(text, served, how, param=param) for text, how, param in texts), params[1])
 
     def score(events: Sequence[Event]) -> list[float]:
         found = [vectors.read(event.pooled) for event in events]
@@ -176,6 +178,19 @@ def _dimensions(asked: int | None, ability: Embedding) -> int | None:
         message = f"dimensions {asked} is not possible; expected {known}."
         raise Refused(openai_errors.invalid(message, param="dimensions", code="invalid_value"))
     return asked
+
+
+def _bounded(prompts: Iterable[tuple[int, ...]], param: str) -> _Prompts:
+    """All prompts of a request, made one by one: a client decides neither our memory nor how long a thread works."""
+    made: _Prompts = []
+    total = 0
+    for prompt in prompts:
+        total += len(prompt)
+        if total > MAX_TOTAL_TOKENS:
+            message = f"The texts have more than {MAX_TOTAL_TOKENS} tokens together; send fewer of them at a time."
+            raise Refused(openai_errors.invalid(message, param=param, code="invalid_value"))
+        made.append(prompt)
+    return made
 
 
 def _work(answer_id: str, prompts: _Prompts, pooling: Pooling, finish: Callable[[Sequence[Event], int], bytes]) -> Work:
