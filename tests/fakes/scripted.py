@@ -43,12 +43,14 @@ def scripted(
     folder: Path,
     *args: str,
     faults: Mapping[str, Any] | None = None,
+    chat_template: str = "",
     files: Mapping[str, str] | None = None,
     wait: str = "ready",
 ) -> Iterator[Scripted]:
-    """Start one in an empty folder. files: of the model, besides or in place of the usual ones. wait: as api_process()."""
+    """Start one in an empty folder. chat_template, files: of the model, in place of the usual. wait: as api_process()."""
     model = checkpoints.write(folder / "tiny")
-    for name, text in (files or {}).items():
+    own = {"chat_template.jinja": chat_template} if chat_template else {}
+    for name, text in {**own, **(files or {})}.items():
         (model / name).write_text(text)
     log, script = folder / "heard", folder / "says"
     script.write_text("[]")

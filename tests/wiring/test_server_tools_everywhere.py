@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("server-tools")  # its process is shared by
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    with scripted(tmp_path_factory.mktemp("tools"), *ARGS, files={"chat_template.jinja": TOOL_TEMPLATE}) as running:
+    with scripted(tmp_path_factory.mktemp("tools"), *ARGS, chat_template=TOOL_TEMPLATE) as running:
         yield running
 
 
