@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import (
+    argmax,
     attention,
     copy_blocks,
     embedding,
@@ -47,6 +48,7 @@ class Ops:
     attention: Callable[[Tensor, Tensor, Spans, float, int], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, sample.Draws], Tensor]
+    argmax: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -62,6 +64,7 @@ REFERENCE = Ops(
     attention=attention.reference,
     silu_mul=silu_mul.reference,
     sample=sample.reference,
+    argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
 )
 
@@ -77,6 +80,7 @@ CPU = Ops(
     attention=attention.cpu,
     silu_mul=silu_mul.cpu,
     sample=sample.cpu,
+    argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
 )
 
@@ -97,6 +101,7 @@ def native_ops() -> Ops:
         split_qkv=made.split_qkv,
         attention=made.attention,
         silu_mul=made.silu_mul,
+        argmax=made.argmax,
     )
 
 

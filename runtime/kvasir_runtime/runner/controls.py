@@ -61,6 +61,11 @@ class Controls:
         for insert in plan.inserts:
             self.count(insert.row, insert.tokens)
 
+    def touch(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether one of the chunks that sample asks for something."""
+        asking = (self._penalties, self._biases, self._allowed, self._bad)
+        return any(asking) and any(chunk.row in rows for rows in asking for chunk in sampled)
+
     def change(self, logits: Tensor, sampled: Sequence[Chunk], tokens: Tensor) -> None:
         """Change the logits of the chunks that sample, in place, in the order that `wire.Sampling` names.
 

@@ -22,13 +22,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The sampling half of a step. rows, next_positions: (samples,) where each drawn id is appended.
+    """The sampling half of a step. forbidden: (sample, id) pairs that may not be drawn."""
 
-    forbidden: (sample, id) pairs that may not be drawn.
-    """
-
-    rows: Ints
-    next_positions: Ints
     draws: Draws
     forbidden: Tensor
 
@@ -49,6 +44,8 @@ class Rows:
         self._eos_token_ids = tuple(eos_token_ids)
         self._device = device
         self._tokens = torch.empty((max_sequences, max_model_len + 1), dtype=torch.int32, device=device)
+        # The same memory where the device is the host, for whose small arrays numpy is the quicker one.
+        self._host: NDArray[np.int32] | None = self._tokens.numpy() if device.type == "cpu" else None
         self._block_tables = np.zeros((max_sequences, -(-max_model_len // block_size)), dtype=np.int64)
         self._num_blocks = [0] * max_sequences
         # First id of a row whose blocks are consecutive ids, else -1: its cache can be read without gathering it.
@@ -89,8 +86,10 @@ class Rows:
         lens = np.array([chunk.num_tokens for chunk in chunks])
         starts = np.array([chunk.start for chunk in chunks])
         ends = np.cumsum(lens)
-        token_rows = np.repeat(rows, lens)
-        positions = np.arange(ends[-1]) + np.repeat(starts - ends + lens, lens)
+        token_rows, positions = rows, starts
+        if ends[-1] > len(chunks):
+            token_rows = np.repeat(rows, lens)
+            positions = np.arange(ends[-1]) + np.repeat(starts - ends + lens, lens)
         slots = self._block_tables[token_rows, positions // self._block_size] * self._block_size
         slots += positions % self._block_size
         kv_lens = (starts + lens).tolist()
@@ -102,23 +101,18 @@ class Rows:
             [self._first_blocks[chunk.row] for chunk in chunks],
         )
         device_positions = self._to_device(positions)
-        sampling = np.array([chunk.samples for chunk in chunks])
-        wanted = [(ends - 1)[sampling]]
-        for end, chunk in zip(ends.tolist(), chunks, strict=True):
-            if chunk.scores[0] < chunk.scores[1]:
-                first = end - chunk.num_tokens - chunk.start - 1  # index of the token that gives position 0
-                wanted.append(np.arange(first + chunk.scores[0], first + chunk.scores[1]))
-        for end, chunk in zip(ends.tolist(), chunks, strict=True):
-            if chunk.pools[0] < chunk.pools[1]:
-                first = end - chunk.num_tokens - chunk.start  # index of position 0
-                wanted.append(np.arange(first + chunk.pools[0], first + chunk.pools[1]))
         return Batch(
-            token_ids=self._tokens[self._to_device(token_rows), device_positions].long(),
+            token_ids=self._ids(token_rows, positions, device_positions),
             positions=device_positions,
             slots=self._to_device(slots),
             spans=spans,
-            logit_rows=self._to_device(np.concatenate(wanted)),
+            logit_rows=self._to_device(_wanted(chunks, ends)),
         )
+
+    def _ids(self, rows: Ints, positions: Ints, device_positions: Tensor) -> Tensor:
+        if self._host is not None:
+            return torch.from_numpy(self._host[rows, positions].astype(np.int64))
+        return self._tokens[self._to_device(rows), device_positions].long()
 
     def scored_ids(self, chunks: Sequence[Chunk]) -> Tensor:
         """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
@@ -148,12 +142,21 @@ class Rows:
             any_filter=bool(((temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))).any()),
         )
         pairs = np.array(forbidden, dtype=np.int64).reshape(-1, 2)
-        return Sampling(rows=rows, next_positions=positions, draws=draws, forbidden=self._to_device(pairs))
+        return Sampling(draws=draws, forbidden=self._to_device(pairs))
 
-    def append(self, sampling: Sampling, ids: Tensor) -> None:
-        """Write each drawn id behind the tokens of its row."""
-        rows, positions = self._to_device(sampling.rows), self._to_device(sampling.next_positions)
-        self._tokens[rows, positions] = ids.to(torch.int32)
+    def greedy(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether all chunks that sample want the most likely token, and may have any."""
+        temperature = self._temperature[[chunk.row for chunk in sampled]]
+        return not temperature.any() and all(chunk.min_tokens_left <= 0 for chunk in sampled)
+
+    def append(self, sampled: Sequence[Chunk], ids: Tensor) -> None:
+        """Write the drawn id of each chunk that samples behind the tokens of its row."""
+        rows, positions = [chunk.row for chunk in sampled], [chunk.start + chunk.num_tokens for chunk in sampled]
+        if self._host is not None:
+            self._host[rows, positions] = ids.numpy()
+            return
+        places = self._to_device(np.array(rows)), self._to_device(np.array(positions))
+        self._tokens[places] = ids.to(torch.int32)
 
     def _fork(self, forks: Sequence[Fork]) -> None:
         """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
@@ -196,4 +199,19 @@ class Rows:
 
     def _to_device(self, array: NDArray[np.generic]) -> Tensor:
         """Without waiting for the device, as torch.tensor(..., device=...) would."""
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self._host is not None else tensor.to(self._device, non_blocking=True)
+
+
+def _wanted(chunks: Sequence[Chunk], ends: Ints) -> Ints:
+    """Indices of the tokens that sample, that score, that pool. ends: (chunks,) where each ends among the tokens."""
+    wanted = [(ends - 1)[[chunk.samples for chunk in chunks]]]
+    for end, chunk in zip(ends.tolist(), chunks, strict=True):
+        if chunk.scores[0] < chunk.scores[1]:
+            first = end - chunk.num_tokens - chunk.start - 1  # index of the token that gives position 0
+            wanted.append(np.arange(first + chunk.scores[0], first + chunk.scores[1]))
+    for end, chunk in zip(ends.tolist(), chunks, strict=True):
+        if chunk.pools[0] < chunk.pools[1]:
+            first = end - chunk.num_tokens - chunk.start  # index of position 0
+            wanted.append(np.arange(first + chunk.pools[0], first + chunk.pools[1]))
+    return wanted[0] if len(wanted) == 1 else np.concatenate(wanted)

@@ -186,6 +186,11 @@ class Runner:
         return drawn
 
     def _draw(self, hidden: Tensor, sampled: Sequence[Chunk], filling: Filling | None) -> Drawn:
+        plain = filling is None and not self._controls.touch(sampled) and not self._reports.asking(sampled)
+        if plain and self._rows.greedy(sampled):
+            ids = self._ops.argmax(self._model.logits(hidden))
+            self._rows.append(sampled, ids)
+            return Drawn(ids=ids)
         sampling = self._rows.sampling(sampled)
         logits = self._model.logits(hidden).float()
         owners = self._reports.asking(sampled)
@@ -200,7 +205,7 @@ class Runner:
         if filling is not None and self._masks is not None:
             self._masks.change(logits, before, filling)
         ids = self._ops.sample(logits, sampling.draws)
-        self._rows.append(sampling, ids)
+        self._rows.append(sampled, ids)
         self._controls.drawn(sampled, ids)
         return Drawn(ids=ids, of_answer=reports.of_answer(unchanged, ids[asking], owners) if owners else None)
 

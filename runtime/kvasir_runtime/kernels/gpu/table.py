@@ -1,6 +1,6 @@
 """TRITON: the table of operations for CUDA, and for a CPU whose Triton interprets."""
 
-from kvasir_runtime.kernels import copy_blocks, embedding, gated, linear
+from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear
 from kvasir_runtime.kernels.gpu import attention, rms_norm, rope, sample, silu_mul, split_qkv, write_kv
 from kvasir_runtime.kernels.ops import Ops
 
@@ -17,5 +17,6 @@ TRITON = Ops(
     attention=attention.launch,
     silu_mul=silu_mul.launch,
     sample=sample.launch,
+    argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
 )

@@ -29,6 +29,7 @@ class Native:
     _split_qkv: Function
     _gate: Function
     _gather: Function
+    _argmax: Function
 
     def attention(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -> Tensor:
         """kernels.attention."""
@@ -130,6 +131,21 @@ class Native:
         self._gather(ctypes.byref(args))
         return out
 
+    def argmax(self, logits: Tensor) -> Tensor:
+        """kernels.argmax."""
+        if logits.dtype not in TYPES:
+            return logits.argmax(dim=-1)
+        ids = torch.empty(logits.shape[0], dtype=torch.int64)
+        args = structs.ArgmaxArgs(
+            x=logits.data_ptr(),
+            ids=ids.data_ptr(),
+            rows=logits.shape[0],
+            columns=logits.shape[1],
+            type=structs.TYPES[logits.dtype],
+        )
+        self._argmax(ctypes.byref(args))
+        return ids
+
 
 def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
     """Whether the C++ computes attention with these types of the model and its cache."""
@@ -139,5 +155,8 @@ def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
 def native(library: Library) -> Native:
     """The functions of a library."""
     return Native(
-        *(library.function(name, ctypes.c_void_p) for name in ("attention", "norm", "split_qkv", "gate", "gather"))
+        *(
+            library.function(name, ctypes.c_void_p)
+            for name in ("attention", "norm", "split_qkv", "gate", "gather", "argmax")
+        )
     )
