@@ -27,7 +27,7 @@ def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRu
         progress(Progress(phase="loading", progress_fraction=percent / 100))
         time.sleep(0.01 if name == "slow" else 0)
     return FakeRunner(
-        model=FakeModel(table=tuple(range(1, 61))) if name == "endless" else FakeModel(),
+        model=FakeModel(table=tuple(range(1, 61)), loses=False) if name == "endless" else FakeModel(loses=False),
         num_blocks=(options.kv_cache_tokens or 4096) // options.block_size,
         block_size=options.block_size,
         vector_size=8,

@@ -21,9 +21,13 @@ class Forced(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeModel:
-    """table: tokens to answer with. Any change in the context, even far back, moves to another place in it."""
+    """table: tokens to answer with. Any change in the context, even far back, moves to another place in it.
+
+    loses: a grammar may be at a loss, which ends its request in an error.
+    """
 
     table: tuple[int, ...] = tuple(range(61))
+    loses: bool = True
 
     def next_token(self, context: Sequence[int], seed: int = 0, forbidden: Collection[int] = ()) -> int:
         """What follows the context; the first token of the table from its place on that is not forbidden."""
@@ -52,4 +56,6 @@ class FakeModel:
         """As a grammar would have it after the context: none to three tokens that are no stop ids, rarely an end."""
         place = crc32(array("I", context).tobytes(), 7)
         tokens = tuple(6 + (place + step) % 17 for step in range(place % 4))
-        return Forced(tokens, ended=place % 19 == 0, error="told to be at a loss" if place % 41 == 0 else "")
+        return Forced(
+            tokens, ended=place % 19 == 0, error="told to be at a loss" if place % 41 == 0 and self.loses else ""
+        )

@@ -11,6 +11,8 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvasir_runtime.server.protocol import BoundedProtocol
+
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
 """Longer than the 60 s for which gateways usually keep a connection, so that they close it and not we."""
@@ -58,7 +60,7 @@ def server(app: ASGIApp) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

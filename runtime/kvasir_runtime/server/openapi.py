@@ -217,11 +217,13 @@ def _moved(node: Any, owner: str) -> Any:
 
 
 def _widened(schema: Document, names: Sequence[str]) -> bool:
-    """Null for whatever may be absent, and the names of the model. Whether the body may ask for a stream."""
+    """Null for whatever may be absent, known or not, and the names of the model. Whether it may ask for a stream."""
     properties = schema.get("properties", {})
     if "model" in properties:
         properties["model"] = {"type": "string", "enum": list(names)}
     schema.update(_nullable(schema))
+    if schema.get("additionalProperties") is False:
+        schema["additionalProperties"] = {"type": "null"}
     return "stream" in properties
 
 
