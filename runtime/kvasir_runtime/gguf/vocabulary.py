@@ -1,5 +1,5 @@
 """Build the tokenizer that a GGUF file carries as lists: pieces, merges or scores, kinds of tokens, a name for the
-splitting rule. Called by `tokenizer.load`; the result is the same library's tokenizer as elsewhere.
+splitting rule. Called by the server and for grammars; the result is the same library's tokenizer as elsewhere.
 
 Two models exist in the families served here: `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece's BPE, with
 scores and bytes as a fallback).
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Encoder
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.gguf import GgufFile
+from kvasir_runtime.gguf.file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BLANK: Final = "\u2581"

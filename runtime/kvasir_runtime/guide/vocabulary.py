@@ -1,15 +1,18 @@
-"""The model's vocabulary as llguidance wants it, from tokenizer.json. Loaded at the first grammar, never before.
+"""The model's vocabulary for llguidance, from tokenizer.json or a GGUF file. Loaded at the first grammar, not before.
 
 It takes about a second and 100 MB for 150,000 tokens, and llguidance holds the interpreter's lock meanwhile.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from kvasir_runtime import gguf
+from kvasir_runtime.gguf import vocabulary
 from kvasir_runtime.guide import grammars
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.wire import Grammar
@@ -33,20 +36,31 @@ class Vocabulary:
 
 
 def load(folder: Path, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> Vocabulary:
-    """vocab_size: of the model's logits, which may exceed the tokenizer's. Raises GrammarError."""
-    path = folder / "tokenizer.json"
+    """folder: of the model, or a GGUF file. vocab_size: of its logits, which may exceed the tokenizer's.
+
+    Raises GrammarError.
+    """
     try:
-        added = json.loads(path.read_bytes()).get("added_tokens") or []
+        text = _document(folder)
+        document = json.loads(text)
+        added = document.get("added_tokens") or []
         specials = {token["content"]: token["id"] for token in added if token.get("special")}
-        tokenizer = LLTokenizer(str(path), n_vocab=_size(path, vocab_size), eos_token=list(eos_token_ids) or None)
+        size = max(vocab_size, _size(document, added))
+        tokenizer = LLTokenizer(text, n_vocab=size, eos_token=list(eos_token_ids) or None)
     except Exception as error:  # the library raises whatever its parser meets
         raise GrammarError(f"the model's tokenizer cannot be used for guided decoding: {error}") from error
     return Vocabulary(tokenizer, specials)
 
 
-def _size(path: Path, vocab_size: int) -> int:
-    document = json.loads(path.read_bytes())
-    ids = [token["id"] for token in document.get("added_tokens") or []]
+def _document(folder: Path) -> str:
+    """The text of tokenizer.json."""
+    if gguf.is_gguf(folder):
+        return str(vocabulary.encoder(gguf.read(folder)).to_str())
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def _size(document: Mapping[str, Any], added: Sequence[Mapping[str, Any]]) -> int:
     vocab = document.get("model", {}).get("vocab", ())
+    ids = [token["id"] for token in added]
     ids += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
-    return max(vocab_size, 1 + max(ids, default=0))
+    return 1 + max(ids, default=0)

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer as Encoder
 
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import gguftokenizer, templates
+from kvasir_runtime.gguf import vocabulary
+from kvasir_runtime.server import templates
 from kvasir_runtime.server.templates import ChatTemplate, TemplateError
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -156,7 +157,7 @@ def load(folder: Path) -> Tokenizer:
 def _inside(file: gguf.GgufFile) -> Tokenizer:
     source = file.text("tokenizer.chat_template") or None
     vocab_size = int(gguf.config(file)["vocab_size"])
-    return _made(file.path, gguftokenizer.encoder(file), source, gguftokenizer.special_tokens(file), vocab_size)
+    return _made(file.path, vocabulary.encoder(file), source, vocabulary.special_tokens(file), vocab_size)
 
 
 def _made(path: Path, encoder: Encoder, source: str | None, specials: dict[str, str], vocab_size: int) -> Tokenizer:

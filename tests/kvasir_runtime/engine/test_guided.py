@@ -15,7 +15,9 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
+from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.start import limits_of, ready_of
+from kvasir_runtime.engine.trace import TraceFile, records
 from kvasir_runtime.guide import trial, vocabulary
 from kvasir_runtime.runner.build import build
 from kvasir_runtime.wire import Grammar, Hello, Submit
@@ -59,7 +61,7 @@ class Seen:
         self.tokens, self.logprobs, self.reason, self.stop, self.message, self.num_events = [], [], "", None, "", 0
 
 
-def served(folder, requests, *, depth=1, **options):
+def served(folder, requests, *, depth=1, trace=None, **options):
     """Answers by request, and the last state."""
     torch.set_num_threads(1)
     defaults = {"kv_cache_tokens": 16_384, "max_batch_tokens": 64, "max_sequences": 12, "max_model_len": 512}
@@ -68,7 +70,15 @@ def served(folder, requests, *, depth=1, **options):
     limits = limits_of(options, runner.facts)
     clients = FakeClients([[Hello()], *[[Submit(made)] for made in requests]], patience_s=0.02)
     ready, state = ready_of(runner.facts, limits), State()
-    Engine(scheduler=Scheduler(limits), runner=runner, clients=clients, ready=ready, state=state, depth=depth).run()
+    Engine(
+        scheduler=Scheduler(limits),
+        runner=runner,
+        clients=clients,
+        ready=ready,
+        state=state,
+        depth=depth,
+        trace=trace,
+    ).run()
     seen = {made.request_id: Seen() for made in requests}
     for event in clients.events():
         one = seen[event.request_id]
@@ -247,3 +257,14 @@ def test_logprobs_are_those_of_the_unmasked_logits(folder, words):
     assert len(one.logprobs) == len(one.tokens)
     assert any(made.rank > 1 for made in one.logprobs)
     assert any(set(made.top_ids) - set(one.tokens) for made in one.logprobs)
+
+
+def test_a_trace_with_forced_tokens_replays(folder, words, tmp_path):
+    """What a grammar forced came with the results, so a scheduler without a runner plans the same."""
+    requests = [guided(name, grammar, words) for name, (grammar, _) in list(ALL.items())[:12]]
+    trace = TraceFile(tmp_path / "trace")
+    seen, _ = served(folder, requests, depth=2, trace=trace)
+    trace.close()
+    replayed = replay(records(tmp_path / "trace"))
+    assert not replayed.differs
+    assert replayed.num_plans >= max(one.num_events for one in seen.values())

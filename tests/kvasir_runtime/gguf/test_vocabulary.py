@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as Encoder
 from fakes import checkpoints, ggufs, tiny_tokenizer
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import gguftokenizer, tokenizer
+from kvasir_runtime.gguf import vocabulary
+from kvasir_runtime.server import tokenizer
 
 CORPUS = (
     "", " ", "  two  blanks", "Hello, world! It's 2024 and we'RE 12345 ok", "\n\n\tindented\r\n  more\n ", "naïve",
@@ -203,7 +204,7 @@ def test_prefix_blank_is_left_out_where_the_file_says(tmp_path: Path) -> None:
     changed = gguf.GgufFile(
         path=path, tensors=file.tensors, metadata={**file.metadata, "tokenizer.ggml.add_space_prefix": False}
     )
-    built = gguftokenizer.encoder(changed)
+    built = vocabulary.encoder(changed)
     assert built.encode("the", add_special_tokens=False).tokens == ["the"]
     assert built.decode(built.encode(" the", add_special_tokens=False).ids) == " the"
 
@@ -230,7 +231,7 @@ def test_tokenizer_that_cannot_be_is_named(tmp_path: Path, keys: dict[str, Any],
 def test_merges_follow_scores() -> None:
     vocab = {"a": 0, "b": 1, "ab": 2, "abb": 3, "bb": 4}
     scores = array("f", [0, 0, -2, -1, -3])
-    assert gguftokenizer.merges_of(vocab, scores, array("i", [1] * 5)) == [
+    assert vocabulary.merges_of(vocab, scores, array("i", [1] * 5)) == [
         ("a", "bb"), ("ab", "b"), ("a", "b"), ("b", "b"),
     ]  # fmt: skip
 
