@@ -17,6 +17,8 @@ ROUTE_HASH_BYTES: Final = 8
 """Narrow, because thousands of them travel in digests and a collision only misroutes one request."""
 PIECE_BYTES: Final = 256
 
+_SAID: Final = {"role", "content", "type", "id", "status"}
+_TEXT_PARTS: Final = {"text", "input_text", "output_text"}
 _FIELD: Final = "\x1f"
 _RECORD: Final = "\x1e"
 
@@ -66,24 +68,51 @@ def route_hashes(text: str, *, model: str, adapter: str = "", salt: bytes = b"")
 
 
 def request_text(body: Mapping[str, object]) -> str:
-    """Canonical text of a decoded completion or chat body, in the order in which templates lay it out.
+    """Canonical text of a decoded body that generates, in the order in which templates lay it out.
 
     Tools come first, since chat templates put them before the conversation. Only what shapes the prompt counts:
-    sampling parameters, user and stream do not. Never raises on odd types, since the gateway calls it before anybody
-    validated the body; what is not text is written as sorted JSON.
+    sampling parameters, user and stream do not. A chat has the same text whether it came as OpenAI's chat, as a
+    response's input or as Anthropic's messages, as far as it consists of texts. Never raises on odd types, since the
+    gateway calls it before anybody validated the body; what is not text is written as sorted JSON.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list | tuple):
+    messages = _messages(body)
+    if messages is None:
         return _text(body.get("prompt"))
-    parts = [_text(body[name]) + _RECORD for name in ("tools", "chat_template_kwargs") if body.get(name)]
+    tools = body.get("tools")
+    shown = [_tool(tool) for tool in tools] if isinstance(tools, list | tuple) else tools
+    shaping = (shown, body.get("chat_template_kwargs"))
+    parts = [_text(value) + _RECORD for value in shaping if value]
     parts += [_message(message) + _RECORD for message in messages]
     return "".join(parts)
+
+
+def _messages(body: Mapping[str, object]) -> list[object] | None:
+    """The messages of a chat, in whichever API's fields; None where it is none."""
+    found, first = body.get("messages"), body.get("system")
+    if "input" in body:
+        found, first = body["input"], body.get("instructions")
+        found = [{"role": "user", "content": found}] if isinstance(found, str) else found
+    if not isinstance(found, list | tuple):
+        return None
+    return [{"role": "system", "content": first}, *found] if first else list(found)
+
+
+def _tool(tool: object) -> object:
+    """A function by what templates show of it; each API has it elsewhere."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return tool
+    parameters = function.get("parameters", function.get("input_schema"))
+    shown = {"name": function["name"], "description": function.get("description") or None, "parameters": parameters}
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def _message(message: object) -> str:
     if not isinstance(message, Mapping):
         return _text(message)
-    rest = {key: value for key, value in message.items() if key not in {"role", "content"} and value is not None}
+    rest = {key: value for key, value in message.items() if key not in _SAID and value is not None}
+    if message.get("type", "message") != "message":
+        rest["type"] = message["type"]
     fields = [_text(message.get("role")), _text(message.get("content"))]
     return _FIELD.join([*fields, _text(rest)] if rest else fields)
 
@@ -101,7 +130,7 @@ def _text(value: object) -> str:
 
 def _part(part: Mapping[str, object]) -> str:
     text = part.get("text")
-    if isinstance(text, str) and part.get("type", "text") == "text":
+    if isinstance(text, str) and part.get("type", "text") in _TEXT_PARTS:
         return text
     return json.dumps(part, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 

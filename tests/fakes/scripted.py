@@ -31,7 +31,8 @@ class Scripted:
     def heard(self) -> dict[str, Any]:
         """The last request that the engine was sent."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [line["request"] for line in lines if line["type"] == "submit"][-1]
+        found: dict[str, Any] = [line["request"] for line in lines if line["type"] == "submit"][-1]
+        return found
 
     def prompt(self) -> str:
         """The text of its prompt."""
@@ -47,7 +48,7 @@ def scripted(
     files: Mapping[str, str] | None = None,
     wait: str = "ready",
 ) -> Iterator[Scripted]:
-    """Start one in an empty folder. chat_template, files: of the model, in place of the usual. wait: as api_process()."""
+    """Start one in an empty folder. chat_template, files: of the model. wait: as api_process()."""
     model = checkpoints.write(folder / "tiny")
     own = {"chat_template.jinja": chat_template} if chat_template else {}
     for name, text in {**own, **(files or {})}.items():

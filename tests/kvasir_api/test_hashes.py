@@ -83,6 +83,10 @@ def test_lone_surrogates_from_json_do_not_break_route_hashes():
             "user\x1fab\x1e",
         ),
         ({"messages": [], "tools": [{"b": 1, "a": 2}]}, '{"a":2,"b":1}\x1e'),
+        ({"messages": [], "tools": [3, {"function": {"name": "f"}}]}, '[3,{"name":"f"}]\x1e'),
+        ({"input": 3}, ""),
+        ({"input": [{"type": "x", "id": "i", "y": 1}]}, '\x1f\x1f{"type":"x","y":1}\x1e'),
+        ({"messages": [{"type": ["x"]}], "system": 3}, 'system\x1f3\x1e\x1f\x1f{"type":["x"]}\x1e'),
         ({"messages": ["odd", None, 3]}, "odd\x1e\x1e3\x1e"),
         ({"messages": [{"role": 1, "content": {"x": 1}}]}, '1\x1f{"x":1}\x1e'),
         (
@@ -93,3 +97,50 @@ def test_lone_surrogates_from_json_do_not_break_route_hashes():
 )
 def test_request_text_is_canonical_and_never_raises(body, text):
     assert hashes.request_text(body) == text
+
+
+SCHEMA = {"type": "object"}
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}],
+}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+            ],
+            "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
+            "max_tokens": 5,
+        },
+        {
+            "instructions": "s",
+            "input": [
+                {"role": "user", "content": "u"},
+                {
+                    "type": "message",
+                    "id": "msg_1",
+                    "status": "completed",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "a", "annotations": []}],
+                },
+            ],
+            "tools": [{"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}],
+        },
+    ],
+)
+def test_a_chat_is_the_same_in_every_api(body):
+    assert hashes.request_text(body) == hashes.request_text(CHAT)
+
+
+def test_a_text_as_input_is_a_users_message():
+    assert hashes.request_text({"input": "u"}) == hashes.request_text({"messages": [{"role": "user", "content": "u"}]})
