@@ -34,7 +34,7 @@ $(VENV)/.uv: constraints.txt
 
 $(VENV)/.packages: $(VENV)/.uv constraints.txt
 	@echo "setup: installing the pinned packages, checked by hash (the first time several GB with torch)"
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --require-hashes --requirement constraints.txt
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --compile-bytecode --require-hashes --requirement constraints.txt
 	@touch $@
 
 $(VENV)/.project: $(VENV)/.packages pyproject.toml hatch_build.py $(wildcard runtime/kvasir_runtime/kernels/native/*.cpp runtime/kvasir_runtime/kernels/native/*.h)

@@ -45,9 +45,13 @@ class JsonLines(logging.Formatter):
 
 def main(build: Build | None = None) -> int:
     """Runs the process; build is replaced by tests. Returns the exit code."""
+    build = build or _real_build()  # takes a second or two, while whoever started us finds the model
     try:
         with open(STDIN, "rb", buffering=0, closefd=False) as stdin:
-            launch = msgspec.json.decode(stdin.readline(), type=Launch)
+            line = stdin.readline()
+        if not line:
+            return 1  # our parent ended, or wants no engine any more
+        launch = msgspec.json.decode(line, type=Launch)
         options = ServeOptions.model_validate({**launch.options, "model": launch.model})
     except (msgspec.MsgspecError, ValidationError) as error:
         sys.stderr.write(f"error: the launch document is not understood: {one_line(error)}\n")
@@ -56,7 +60,7 @@ def main(build: Build | None = None) -> int:
     threading.Thread(target=_die_with_parent, daemon=True, name="parent").start()
     link = Link(launch.address)
     try:
-        return _serve(options, build or _real_build(), link)
+        return _serve(options, build, link)
     finally:
         link.close()
 

@@ -8,8 +8,11 @@ import asyncio
 import contextlib
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,8 @@ class EngineChild:
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._command = tuple(command)
         self._folder: Path | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.began_s = 0.0  # on the monotonic clock; 0 before it was started
 
     @property
     def address(self) -> str:
@@ -40,24 +44,39 @@ class EngineChild:
     @property
     def pid(self) -> int:
         """Of the engine, once started."""
-        assert self._process is not None, "the engine was not started"
-        return self._process.pid
+        return self._started.pid
+
+    def begin(self) -> None:
+        """Start the process, which imports torch while it waits to be told what to serve: that takes a second or two.
+
+        Needs no event loop, so that it can be done before this process imports what it needs itself.
+        """
+        if self._process is None:
+            self.began_s = time.monotonic()
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
 
     async def start(self, model: str, options: dict[str, Any]) -> None:
-        """Start the process and tell it what to serve."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
-        )
-        assert self._process.stdin is not None
+        """Start the process, if it was not begun, and tell it what to serve."""
+        self.begin()
         launch = Launch(address=self.address, model=model, options=options)
-        with contextlib.suppress(ConnectionError):  # it died already: wait() tells
-            self._process.stdin.write(msgspec.json.encode(launch) + b"\n")
-            await self._process.stdin.drain()
+        await asyncio.to_thread(self._tell, msgspec.json.encode(launch) + b"\n")
 
     async def wait(self) -> str:
         """Waits until the process ends; says how it did."""
-        assert self._process is not None, "the engine was not started"
-        code = await self._process.wait()
+        process, loop = self._started, asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+
+        def resolve(code: int) -> None:
+            if not ended.done():
+                ended.set_result(code)
+
+        def watch() -> None:
+            code = process.wait()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+                loop.call_soon_threadsafe(resolve, code)
+
+        threading.Thread(target=watch, daemon=True, name="engine-end").start()
+        code = await ended
         if code < 0:
             return f"the engine process was killed by {signal.Signals(-code).name}"
         return f"the engine process ended with code {code}"
@@ -65,14 +84,35 @@ class EngineChild:
     async def stop(self, *, at_once: bool = False) -> None:
         """End it if it still runs: ask, then kill after a few seconds; removes the socket's directory."""
         process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill() if at_once else process.terminate()
+        if process is not None and process.poll() is None:
+            process.kill() if at_once else process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), KILL_AFTER_S)
+                await asyncio.wait_for(self.wait(), KILL_AFTER_S)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+                process.kill()
+                await self.wait()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Kill it if it still runs, without an event loop; removes the socket's directory. May be called again."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stdin is not None:
+                with contextlib.suppress(OSError):  # what was not written is of no use any more
+                    self._process.stdin.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the engine was not started"
+        return self._process
+
+    def _tell(self, line: bytes) -> None:
+        stdin = self._started.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):  # it died already: wait() tells
+            stdin.write(line)
+            stdin.flush()

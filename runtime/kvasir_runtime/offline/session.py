@@ -72,6 +72,7 @@ class Session:
     async def open(self) -> Ready:
         """Find the model and start the engine; its facts. Raises EngineError."""
         try:
+            self._child.begin()
             folder = await asyncio.to_thread(source.resolve, self._options.model)
             loaded = await asyncio.to_thread(tokenizer.load, folder)
             self.defaults = await asyncio.to_thread(defaults, folder, self._options)

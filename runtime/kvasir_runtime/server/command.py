@@ -2,13 +2,16 @@
 
 import asyncio
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
 
 from kvasir_api.command import click_options, describe
 from kvasir_api.options import ServeOptions
+
+if TYPE_CHECKING:
+    from kvasir_runtime.client.child import EngineChild
 
 KEY_VARIABLE = "KVASIR_API_KEY"
 
@@ -43,10 +46,23 @@ serve = click.Command(
 
 
 def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) -> int:
-    """Serve until the end; the exit code. Imports are late, so that --help is quick."""
+    """Serve until the end; the exit code.
+
+    Imports are late, so that --help is quick, and later still than the engine's start: it imports torch meanwhile.
+    """
+    from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
+
+    child = EngineChild(engine_command or ENGINE_COMMAND)
+    child.begin()
+    try:
+        return _served(options, child)
+    finally:
+        child.abandon()
+
+
+def _served(options: ServeOptions, child: "EngineChild") -> int:
     import uvloop
 
-    from kvasir_runtime.client.child import ENGINE_COMMAND
     from kvasir_runtime.server import logs
     from kvasir_runtime.server.console import Console
     from kvasir_runtime.server.listen import PortError
@@ -56,7 +72,7 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
     console = Console(options.log_format)
 
     async def live() -> int:
-        return await ServeProcess(options, console, engine_command=engine_command or ENGINE_COMMAND).run()
+        return await ServeProcess(options, console, child=child).run()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

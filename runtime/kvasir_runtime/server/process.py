@@ -9,14 +9,13 @@ import gc
 import hashlib
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from kvasir_api import __version__, names, state
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
-from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
+from kvasir_runtime.client.child import EngineChild
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server import listen, tokenizer, tracing
@@ -38,22 +37,20 @@ SECRET_OPTIONS: Final = frozenset({"api_key", "model"})
 
 
 class ServeProcess:
-    """One run. engine_command: what to start as the engine, replaced by tests."""
+    """One run. child: the engine, begun or not; it is ended here."""
 
-    def __init__(
-        self, options: ServeOptions, console: Console, *, engine_command: Sequence[str] = ENGINE_COMMAND
-    ) -> None:
+    def __init__(self, options: ServeOptions, console: Console, *, child: EngineChild) -> None:
         names = options.served_model_name or (source.name_of(options.model),)
         self._options = options
         self._console = console
         self._pod = Pod(options=options, names=names, created=int(time.time()))
-        self._child = EngineChild(engine_command)
+        self._child = child
         self._client: EngineClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._leave = asyncio.Event()
         self._stop = asyncio.Event()
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._began = time.monotonic()
+        self._began = child.began_s or time.monotonic()
 
     async def run(self) -> int:
         """Serve until told to stop or until something fails; the exit code. Raises listen.PortError at once."""

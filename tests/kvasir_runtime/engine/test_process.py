@@ -190,9 +190,8 @@ def test_the_end_of_the_parent_is_the_end_of_the_engine(start, while_loading):
     assert engine.wait() == 1
 
 
-@pytest.mark.parametrize("line", [b"", b'{"address":"x","model":"m","options":{"block_size":7}}\n'])
-def test_a_launch_document_that_is_not_understood(line):
-    ended = subprocess.run(
+def told(line: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
         [sys.executable, "-m", "fakes.engine_process"],
         input=line,
         capture_output=True,
@@ -200,6 +199,16 @@ def test_a_launch_document_that_is_not_understood(line):
         timeout=DEADLINE_S,
         check=False,
     )
+
+
+def test_the_end_of_the_parent_before_a_launch_document_is_the_end_without_a_word():
+    ended = told(b"")
+    assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("line", [b"\n", b'{"address":"x","model":"m","options":{"block_size":7}}\n'])
+def test_a_launch_document_that_is_not_understood(line):
+    ended = told(line)
     assert ended.returncode == 1
     assert ended.stderr.startswith(b"error: the launch document is not understood: ")
     assert ended.stderr.count(b"\n") == 1
