@@ -4,6 +4,7 @@ It samples from what it reads back through the block table, so that a block give
 shared before it was computed changes the answer or fails at once.
 """
 
+import struct
 from array import array
 from dataclasses import dataclass, field
 from typing import Literal
@@ -178,7 +179,7 @@ class FakeRunner:
         row.computed = end
 
     def _pool(self, chunk: Chunk) -> bytes:
-        """What the cache holds at the pooled positions once they are complete, two bytes each; else nothing."""
+        """What the cache holds at the pooled positions once they are complete, a float32 each; else nothing."""
         row = self.rows[chunk.row]
         if chunk.pools[0] < chunk.pools[1]:
             assert chunk.start <= chunk.pools[0]
@@ -189,7 +190,7 @@ class FakeRunner:
         if self.vector_size:
             size = len(row.join.pooling.token_ids) or self.vector_size
             return array("f", (sum(row.pooled) % (7 + place) - 3.0 for place in range(size))).tobytes()
-        return b"".join(token.to_bytes(2, "little") for token in row.pooled)
+        return struct.pack(f"<{len(row.pooled)}f", *row.pooled)
 
     def _sampled(self, chunk: Chunk) -> Sampled:
         row = self.rows[chunk.row]

@@ -14,6 +14,8 @@ from fastapi.openapi.utils import get_openapi
 
 from kvasir_api import surfaces
 from kvasir_runtime.server.answers import ChatChoice, TextPiece, Usage
+from kvasir_runtime.server.pooling.documents import Embeddings, Ranking, Scores
+from kvasir_runtime.server.pooling.routes import RERANK_PATHS, SCORE_PATHS
 
 Document = dict[str, Any]
 REFS: Final = "#/components/schemas/"
@@ -155,6 +157,9 @@ class Load(msgspec.Struct):
 ANSWERS: Final[dict[str, Any]] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": Chat,
+    "/v1/embeddings": Embeddings,
+    **dict.fromkeys(RERANK_PATHS, Ranking),
+    **dict.fromkeys(SCORE_PATHS, Scores),
     "/tokenize": Tokens,
     "/detokenize": Prompt,
     "/v1/models": Models,

@@ -1,5 +1,7 @@
 """Prompts that are pooled: which positions, what ends them, and what they may share; the fake runner checks blocks."""
 
+import struct
+
 import pytest
 
 from fakes.runner import FakeRunner
@@ -22,7 +24,7 @@ def test_a_prompt_gives_one_vector_of_the_wanted_positions(depth, pooling, want)
     served.finish()
     answer = served.answers["a"]
     assert (answer.reason, answer.tokens) == ("stop", [])
-    assert answer.pooled == b"".join(token.to_bytes(2, "little") for token in want)
+    assert answer.pooled == struct.pack(f"<{len(want)}f", *want)
     assert served.scheduler.pool.num_pinned == 0
 
 
@@ -75,4 +77,4 @@ def test_it_has_nothing_left_to_generate_and_takes_no_ids_from_outside():
     assert served.scheduler.report(State()).remaining_tokens == 0
     served.scheduler.inject("a", (5, 5))
     served.finish()
-    assert len(served.answers["a"].pooled) == 2 * 20
+    assert len(served.answers["a"].pooled) == 4 * 20

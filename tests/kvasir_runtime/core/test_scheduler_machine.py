@@ -1,5 +1,7 @@
 """Any traffic, any cache, one or two plans in flight: hypothesis plays clients, the fake runner checks every block."""
 
+import struct
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -164,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not made.prompt or len(made.prompt) > self.served.scheduler.limits.max_pooled_tokens
         else:
             wanted = made.prompt if made.pooling.kind == "mean" else made.prompt[-1:]
-            assert answer.pooled == b"".join(token.to_bytes(2, "little") for token in wanted)
+            assert answer.pooled == struct.pack(f"<{len(wanted)}f", *wanted)
             assert (answer.tokens, answer.reason) == ([], "stop")
 
     def teardown(self):

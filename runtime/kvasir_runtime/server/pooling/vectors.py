@@ -17,6 +17,11 @@ def read(pooled: bytes) -> Vector:
     return np.frombuffer(pooled, "<f4")
 
 
+def is_finite(vector: Vector) -> bool:
+    """Whether all its numbers are numbers."""
+    return bool(np.isfinite(vector).all())
+
+
 def embedding(vector: Vector, *, dimensions: int | None, normalize: bool) -> Vector:
     """The first so many numbers (all for None), scaled to length 1 where wanted; a vector of zeros stays."""
     shortened = vector[:dimensions].astype(np.float64)

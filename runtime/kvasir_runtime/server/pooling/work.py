@@ -7,7 +7,7 @@ the engine's events. It decides and refuses; it knows nothing of sockets or of t
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,9 +16,20 @@ from kvasir_runtime.server import bodies, prepare
 from kvasir_runtime.server.pooling import inputs, vectors
 from kvasir_runtime.server.pooling.abilities import Embedding, Scoring
 from kvasir_runtime.server.pooling.bodies import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
+from kvasir_runtime.server.pooling.documents import (
+    EmbeddingItem,
+    Ranked,
+    RankedDocument,
+    Ranking,
+    Score,
+    Scores,
+    ScoreUsage,
+    Usage,
+)
 from kvasir_runtime.server.pooling.inputs import Cut
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.streams import Failed
 from kvasir_runtime.wire import Event, Pooling, Request, Sampling
 
 MAX_TOTAL_TOKENS: Final = 1 << 20
@@ -48,10 +59,10 @@ def embeddings(raw: bytes, served: Served) -> Work:
     def finish(events: Sequence[Event], _created: int) -> bytes:
         made = []
         for index, event in enumerate(events):
-            vector = vectors.embedding(vectors.read(event.pooled), dimensions=dimensions, normalize=normalize)
+            vector = vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize)
             written = vectors.as_base64(vector) if body.encoding_format == "base64" else vector.tolist()
-            document = {"object": "embedding", "index": index, "embedding": written}
-            made.append(msgspec.Raw(msgspec.json.encode(document)))
+            made.append(msgspec.Raw(msgspec.json.encode(EmbeddingItem(index=index, embedding=written))))
+        # One by one, so that other threads get their turn in between; what is written is an Embeddings.
         return msgspec.json.encode({"object": "list", "data": made, "model": body.model, "usage": _usage(prompts)})
 
     return _work(_new_id("embd-"), prompts, Pooling(kind=ability.kind), finish)
@@ -69,16 +80,16 @@ def reranking(raw: bytes, served: Served) -> Work:
     def finish(events: Sequence[Event], _created: int) -> bytes:
         found = score(events)
         best = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n or None]
-        results: list[dict[str, Any]] = [{"index": index, "relevance_score": found[index]} for index in best]
-        if body.return_documents:
-            results = [{**result, "document": {"text": body.documents[result["index"]]}} for result in results]
-        document = {
-            "id": answer_id,
-            "model": body.model or served.names[0],
-            "results": results,
-            "usage": _usage(prompts),
-        }
-        return msgspec.json.encode(document)
+        results = [
+            Ranked(
+                index=index,
+                relevance_score=found[index],
+                document=RankedDocument(body.documents[index]) if body.return_documents else msgspec.UNSET,
+            )
+            for index in best
+        ]
+        name = body.model or served.names[0]
+        return msgspec.json.encode(Ranking(id=answer_id, model=name, results=results, usage=_usage(prompts)))
 
     return _work(answer_id, prompts, pooling, finish)
 
@@ -90,14 +101,14 @@ def scores(raw: bytes, served: Served) -> Work:
     answer_id = _new_id("score-")
 
     def finish(events: Sequence[Event], created: int) -> bytes:
-        document = {
-            "id": answer_id,
-            "object": "list",
-            "created": created,
-            "model": body.model or served.names[0],
-            "data": [{"index": i, "object": "score", "score": found} for i, found in enumerate(score(events))],
-            "usage": {**_usage(prompts), "completion_tokens": 0},
-        }
+        usage = _usage(prompts)
+        document = Scores(
+            id=answer_id,
+            created=created,
+            model=body.model or served.names[0],
+            data=[Score(index=index, score=found) for index, found in enumerate(score(events))],
+            usage=ScoreUsage(usage.prompt_tokens, usage.total_tokens),
+        )
         return msgspec.json.encode(document)
 
     return _work(answer_id, prompts, pooling, finish)
@@ -139,7 +150,7 @@ def _scored(
 
 def _likelihood(ability: Scoring, event: Event) -> float:
     """0..1: of the one label, or of yes over no."""
-    logits = vectors.read(event.pooled)
+    logits = _read(event)
     return vectors.sigmoid(float(logits[0]) if ability.kind == "label" else float(logits[1] - logits[0]))
 
 
@@ -157,7 +168,7 @@ def _similarities(
     prompts = _bounded((inputs.single(text, served, how, param=param) for text, how, param in texts), params[1])
 
     def score(events: Sequence[Event]) -> list[float]:
-        found = [vectors.read(event.pooled) for event in events]
+        found = [_read(event) for event in events]
         ones, others = found[: len(firsts)], found[len(firsts) :]
         return [vectors.similarity(ones[index % len(ones)], other) for index, other in enumerate(others)]
 
@@ -206,9 +217,17 @@ def _new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def _usage(prompts: _Prompts) -> dict[str, int]:
+def _usage(prompts: _Prompts) -> Usage:
     count = sum(map(len, prompts))
-    return {"prompt_tokens": count, "total_tokens": count}
+    return Usage(count, count)
+
+
+def _read(event: Event) -> vectors.Vector:
+    """The vector of an event. Raises Failed for one that is none, as 16 bits can overflow."""
+    vector = vectors.read(event.pooled)
+    if not vectors.is_finite(vector):
+        raise Failed(openai_errors.internal("The model's numbers overflowed; serve it with --dtype float32."))
+    return vector
 
 
 def _cannot(message: str) -> Refused:

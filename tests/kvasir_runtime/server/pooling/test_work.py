@@ -12,6 +12,7 @@ from kvasir_runtime.server.pooling import bodies, work
 from kvasir_runtime.server.pooling.abilities import Abilities, Embedding, Scoring
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.streams import Failed
 from kvasir_runtime.wire import Event, Pooling
 
 EMBEDS = Embedding(kind="mean", normalize=True, size=4, shortens=True)
@@ -85,6 +86,12 @@ def test_scores_are_one_with_many_or_pair_by_pair():
     assert ([item["score"] for item in found["data"]], found["created"]) == ([1.0, 0.0], 7)
     with pytest.raises(Refused, match="2 text_1 for 3 text_2"):
         work.scores(b'{"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}', served())
+
+
+def test_numbers_that_are_none_are_an_error_and_not_null():
+    made = work.embeddings(b'{"model": "m", "input": "a"}', served())
+    with pytest.raises(Failed, match="overflowed"):
+        made.finish(events((1.0, float("nan"), 0.0, 0.0)), 1)
 
 
 def test_equal_scores_keep_the_order_of_the_documents():
