@@ -216,6 +216,11 @@ class ServeOptions(RuntimeOptions):
         "Address of an OTLP collector (HTTP) that gets a span for each request, for example http://127.0.0.1:4318; needs the extra otel.",
         metavar="URL",
     )
+    profile: str = option(
+        "",
+        "File to write a trace of where the time of each step goes into, for Perfetto or chrome://tracing; a table of it is logged every 10 seconds.",
+        metavar="FILE",
+    )
     revision: str = option("", "Name of the revision this pod belongs to; reported in /state.", metavar="NAME")
 
 

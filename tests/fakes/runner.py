@@ -14,6 +14,7 @@ import msgspec
 from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
 from kvasir_runtime.engine.ports import Grammars
+from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Logprobs
 
 
@@ -117,6 +118,9 @@ class FakeRunner:
         self.guided[plan.step] = self._undecided(plan)
         pooled = tuple(vector for chunk in plan.chunks if (vector := self._pool(chunk)))
         return Results(step=plan.step, sampled=sampled, scored=scored, pooled=pooled)
+
+    def watched(self, watch: Watch) -> None:
+        """It computes nothing whose time could be told."""
 
     def collect(self, handle: Results) -> Results:
         """In order of launch."""

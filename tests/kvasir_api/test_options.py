@@ -36,6 +36,7 @@ CHANGED = {
     "drain_timeout": 5,
     "log_format": "json",
     "trace": "plans.bin",
+    "profile": "steps.json",
     "otlp_traces_endpoint": "http://127.0.0.1:4318",
     "revision": "r1",
 }

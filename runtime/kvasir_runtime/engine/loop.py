@@ -18,6 +18,7 @@ from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.ports import Clients, Runner
 from kvasir_runtime.engine.trace import Broke, Collected, Heard, NoTrace, Opened, Planned, Trace
+from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Abort, Drain, Event, Hello, Inject, Ready, Shutdown, Step, Submit, ToEngine
 
 LOG = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Engine:
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -58,6 +60,7 @@ class Engine:
         self._depth = depth
         self._clock = clock
         self._trace = NoTrace() if trace is None else trace
+        self._watch = Watch() if watch is None else watch
         self._flight: deque[tuple[Plan, Any, float]] = deque()
         self._present: dict[bytes, None] = {}
         self._owners: dict[str, bytes] = {}
@@ -91,16 +94,26 @@ class Engine:
 
     def run(self) -> None:
         """Serve. Raises EngineError when the runner fails again and again."""
+        try:
+            self._serve()
+        finally:
+            self._watch.close()
+
+    def _serve(self) -> None:
         while not self._stopping.is_set():
             busy = self._scheduler.has_work or bool(self._flight)
             idle_s = PARKED_S if self._parked else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock())
             heard = self._clients.receive(0.0 if busy else idle_s)
+            if not busy:
+                self._watch.start()
             for client, message in heard:
                 self._hear(client, message)
+            self._watch.lap("receive")
             unparked = self._unpark()
             stepped = not self._stopping.is_set() and self._step()
             if stepped or heard or unparked or self._clock() >= self._spoke_at + HEARTBEAT_S:
                 self._speak()
+                self._watch.lap("send")
 
     def _hear(self, client: bytes, message: ToEngine) -> None:
         match message:
@@ -194,6 +207,7 @@ class Engine:
                 return False
             plan, handle, launched_at = self._flight.popleft()
             results = self._runner.collect(handle)
+            self._watch.lap("results")
         except EngineError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
@@ -206,6 +220,8 @@ class Engine:
         self._collected_at = now
         self._computed_tokens += plan.num_tokens
         self._failed_steps = 0
+        self._watch.lap("commit")
+        self._watch.step(plan.num_tokens, len(plan.chunks))
         return True
 
     def _launch(self) -> None:
@@ -219,6 +235,7 @@ class Engine:
                 submitted = self._submitted.pop(join.request_id, None)
                 if submitted is not None:  # else it was preempted and comes back
                     self._queued[join.request_id] = now - submitted
+            self._watch.lap("plan")
             self._flight.append((plan, self._runner.launch(plan), now))
 
     def _break(self, error: Exception) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from kvasir_runtime.core.plan import Plan, Results
+from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import FromEngine, Grammar, ToEngine
 
 
@@ -91,6 +92,9 @@ class Runner(Protocol):
 
     def collect(self, handle: Any) -> Results:
         """Wait for a launched step, in the order of launch."""
+
+    def watched(self, watch: Watch) -> None:
+        """From now on, say what the time of a step goes into."""
 
 
 class Clients(Protocol):

@@ -16,8 +16,10 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.link import Link
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.ports import Facts, Runner
+from kvasir_runtime.engine.profile import Profile
 from kvasir_runtime.engine.trace import TraceFile
 from kvasir_runtime.errors import StartError
+from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Failed, FromEngine, Hello, Progress, Ready, Shutdown, ToEngine
 
 LOG = logging.getLogger(__name__)
@@ -82,8 +84,9 @@ class Lobby:
 def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> Engine:
     """The engine, its model loaded, its clients greeted. Raises StartError, or what else the runner raised."""
     lobby.say(Progress(phase="starting", progress_fraction=0.0))
-    trace = _trace(options.trace)
+    trace, watch = _trace(options.trace), _profile(options.profile)
     runner = build(options, lobby.say)
+    runner.watched(watch)
     lobby.hear(0.0)
     facts = runner.facts
     limits = limits_of(options, facts)
@@ -96,6 +99,7 @@ def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> En
         state=_state(options, facts),
         depth=2 if on_gpu else 1,
         trace=trace,
+        watch=watch,
     )
     for client in lobby.present:
         engine.greet(client)
@@ -108,6 +112,14 @@ def _trace(path: str) -> TraceFile | None:
         return TraceFile(Path(path)) if path else None
     except (OSError, ValueError) as error:
         raise StartError(f"--trace {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _profile(path: str) -> Watch:
+    """Opened before the model is loaded, as a trace is. Raises StartError."""
+    try:
+        return Profile(Path(path)) if path else Watch()
+    except (OSError, ValueError) as error:
+        raise StartError(f"--profile {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def limits_of(options: ServeOptions, facts: Facts) -> Limits:

@@ -3,7 +3,7 @@
 Called by the runner once a step with the ragged batch of that step. It knows no checkpoint names, no sampling, no rows.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +95,15 @@ class Decoder:
         if self._head is None:
             raise ValueError("the model has no head: it gives hidden states only")
         return self._head(hidden)
+
+    def count(self, wanted: bool) -> None:
+        """Count, or do not, what the time of `hidden` goes into; only the one call of C++ can."""
+        if self.step is not None:
+            self.step.count(wanted)
+
+    def counted(self) -> Mapping[str, int]:
+        """Time stamps that each kind of operation took in the last `hidden`; nothing where they are not counted."""
+        return {} if self.step is None else self.step.counted()
 
     def hidden(self, batch: Batch, cache: Tensor) -> Tensor:
         """What the head sees of the wanted rows, and the keys and values of all tokens written to the cache.

@@ -23,6 +23,7 @@ from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.pooling import Pools
 from kvasir_runtime.runner.reports import Drawn, Report, Reports
 from kvasir_runtime.runner.rows import Rows
+from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Sampling
 
 
@@ -95,6 +96,12 @@ class Runner:
         self._pools = Pools(model.logits)
         self._on_cpu = cache.device.type == "cpu"
         self._launched: deque[Launched] = deque()
+        self._watch = Watch()
+
+    def watched(self, watch: Watch) -> None:
+        """From now on, say what the time of a step goes into."""
+        self._watch = watch
+        self._model.count(watch.wants_parts)
 
     def launch(self, plan: Plan) -> Launched:
         """Start a plan; never waits for the device."""
@@ -172,10 +179,15 @@ class Runner:
         if self._masks is not None:
             self._masks.apply(plan)
             launched.filling = self._masks.begin(sampled)
-        hidden = self._model.hidden(self._rows.batch(plan.chunks), self._cache)
+        batch = self._rows.batch(plan.chunks)
+        self._watch.lap("batch")
+        hidden = self._model.hidden(batch, self._cache)
+        self._watch.lap("forward")
+        self._watch.parts(self._model.counted())
         if not hidden.shape[0]:
             return None
         drawn = self._draw(hidden[: len(sampled)], sampled, launched.filling) if sampled else Drawn()
+        self._watch.lap("head+draw")
         owners = self._reports.scoring(plan.chunks)
         pooled_from = len(sampled) + sum(count for _, count, _ in owners)
         if owners:

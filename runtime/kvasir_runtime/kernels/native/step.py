@@ -104,14 +104,14 @@ class Layer(Protocol):
 
 
 class Step:
-    """The layers of one decoder. ticks: time stamps by KINDS since it was set, where it is."""
+    """The layers of one decoder."""
 
     def __init__(self, model: ModelStruct, kept: tuple[Any, ...]) -> None:
         """kept: what the struct points into."""
         found = library()
         if found is None:
             raise ValueError("there is no library of C++ kernels")
-        self.ticks: NDArray[np.int64] | None = None
+        self._ticks: NDArray[np.int64] | None = None
         self._model = model
         self._kept = kept
         self._cache = 0
@@ -134,11 +134,23 @@ class Step:
             rows=rows.data_ptr(),
             sequences=sequences,
             out=out.data_ptr(),
-            ticks=None if self.ticks is None else self.ticks.ctypes.data,
+            ticks=None if self._ticks is None else self._ticks.ctypes.data,
         )
         self._run(ctypes.byref(self._model), ctypes.byref(batch))
         del kept
         return out
+
+    def count(self, wanted: bool) -> None:
+        """Count time stamps from now on, or do not."""
+        self._ticks = np.zeros(len(KINDS), dtype=np.int64) if wanted else None
+
+    def counted(self) -> dict[str, int]:
+        """By kind, those since the last time that this was asked."""
+        if self._ticks is None:
+            return {}
+        counted = dict(zip(KINDS, self._ticks.tolist(), strict=True))
+        self._ticks[:] = 0
+        return counted
 
     def takes(self, cache: Tensor) -> bool:
         """Whether the C++ reads a cache of this type."""
