@@ -1,8 +1,10 @@
 """`/v1/responses` through the official client with strict validation: items, events, conversations, what is kept."""
 
+import json
 import threading
 
 import openai
+import pydantic
 import pytest
 
 from fakes.api_process import JSON
@@ -160,6 +162,16 @@ def test_sampling_reaches_the_engine(engine, client, fields, sampled):
     assert {k: v for k, v in changed.items() if v != default.get(k) and k != "seed"} == sampled
 
 
+def test_the_client_parses_what_it_asks_for(engine, client):
+    class Place(pydantic.BaseModel):
+        city: str
+
+    engine.says('{"city": "x"}')
+    answer = client.responses.parse(model="tiny", input="where", text_format=Place)
+    assert answer.output_parsed == Place(city="x")
+    assert "city" in json.dumps(engine.heard()["sampling"]["grammar"])
+
+
 def test_what_does_not_fit_is_cut_only_where_asked(engine, client):
     engine.says("x")
     turns = [
@@ -288,6 +300,7 @@ BAD_ITEM = [{"role": "user", "content": "a"}, {"type": "message", "role": "user"
         ({"reasoning": {"summary": "auto"}}, "invalid_value", "reasoning.summary"),
         ({"text": {"verbosity": "low"}}, "invalid_value", "text.verbosity"),
         ({"text": {"format": {"type": "json_schema"}}}, "invalid_value", "text.format"),
+        ({"stream_options": {"include_usage": True}}, "unknown_parameter", "stream_options.include_usage"),
         ({"metadata": {"a": 1}}, "invalid_value", "metadata"),
         ({"background": True, "store": False}, "unsupported_parameter", "background"),
         ({"background": True, "stream": True}, "unsupported_parameter", "background"),

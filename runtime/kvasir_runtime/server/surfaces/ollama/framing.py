@@ -38,13 +38,14 @@ class Lines:
     """model: as the client named it. chat: of `/api/chat`; the other API has its text elsewhere."""
 
     stream_type = b"application/x-ndjson"
-    keep_alive = b"\n"
 
     def __init__(self, job: Job, created: int, labels: Labels, *, model: str, chat: bool) -> None:
         self._job = job
         self._labels = labels
         self._head = head(model, created)
         self._chat = chat
+        # Every line must be a document: one that says nothing is the sign of life.
+        self.keep_alive = encode(self._head | said("", "", [], chat=chat) | {"done": False}) + b"\n"
         self._calls: dict[int, Called] = {}
         self._reason = "stop"
 

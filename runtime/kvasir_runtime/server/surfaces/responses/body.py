@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvasir_runtime.server.bodies import MAX_COUNT, MAX_LOGPROBS, StreamOptions, Strict
+from kvasir_runtime.server.bodies import MAX_COUNT, MAX_LOGPROBS, Strict
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.surfaces.responses import items
 from kvasir_runtime.server.surfaces.responses.items import Id, Item
@@ -119,6 +119,12 @@ class Reasoning(Strict):
     effort: str | None = Field(None, max_length=16)
     summary: None = None
     generate_summary: None = None
+
+
+class StreamOptions(Strict):
+    """include_obfuscation: we pad nothing, so only false is true."""
+
+    include_obfuscation: Literal[False] = False
 
 
 def _metadata(value: Any) -> Any:
