@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-peers bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ bench: setup  ## Measure the engine on this machine's processors (see docs/bench
 
 bench-peers: setup  ## The same beside the peers that are installed, in turns (three rounds; BENCH_ARGS=--write keeps them)
 	@PYTHONPATH=tests $(BIN)/python -m bench.cpu --engines all --rounds 3 $(BENCH_ARGS)
+
+bench-scaling: setup  ## Measure 1 to 32 streams against what memory and processors allow (BENCH_ARGS=--write keeps it)
+	@PYTHONPATH=tests $(BIN)/python -m bench.scaling $(BENCH_ARGS)
 
 bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs/benchmarks/gpu.md)
 	@$(BIN)/python tests/bench/gpu_kernels.py

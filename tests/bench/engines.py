@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from fakes import ggufs
+
 HERE: Final = Path(__file__).parent
 BIN: Final = Path(sys.executable).parent
 SEQUENCES: Final = 32
@@ -62,10 +64,7 @@ def llama_cpp(name: str, precision: str, weight_bytes: float, quantization: str)
     """llama-server with one pool of KV for all slots, the best of its settings on the workloads with many at once."""
 
     def prepared(model: Path, folder: Path) -> Path:
-        file = folder / f"{quantization}.gguf"
-        converter = [sys.executable, str(HERE / "write_gguf.py"), str(model), str(file), quantization]
-        subprocess.run(converter, check=True)
-        return file
+        return ggufs.write(model, folder / f"{quantization}.gguf", kind=quantization)
 
     def command(model: Path, port: int) -> list[str]:
         threads = str(os.cpu_count())
@@ -131,8 +130,8 @@ ENGINES: Final = {
         kvasir("Kvasir", "bf16", 2),
         kvasir("Kvasir int8", "int8", 1, "--quantization", "int8"),
         kvasir("Kvasir int4", "int4", 0.5, "--quantization", "int4"),
-        llama_cpp("llama.cpp", "bf16", 2, "bf16"),
-        llama_cpp("llama.cpp Q8_0", "int8", 1.0625, "q8_0"),
+        llama_cpp("llama.cpp", "bf16", 2, "BF16"),
+        llama_cpp("llama.cpp Q8_0", "int8", 1.0625, "Q8_0"),
         openvino("OpenVINO", "bf16", 2, "fp16"),
         openvino("OpenVINO int8", "int8", 1, "int8"),
         vllm(),

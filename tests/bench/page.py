@@ -1,28 +1,39 @@
 """Writes what a run measured into docs/benchmarks: cpu.json, the tables between two marks of cpu.md, a plot as SVG."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from bench import results
 from bench.engines import ENGINES
 
-BEGIN: Final = "<!-- measured: written by tests/bench/cpu.py -->"
-END: Final = "<!-- end of measured -->"
+MEASURED: Final = ("<!-- measured: written by make bench-peers -->", "<!-- end of measured -->")
+SCALING: Final = ("<!-- scaling: written by make bench-scaling -->", "<!-- end of scaling -->")
 OURS: Final = {"bf16": "Kvasir", "int8": "Kvasir int8"}
 
 
 def write(folder: Path, run: Mapping[str, Any], *, command: str) -> None:
     """Replace the committed figures with those of a run. Raises ValueError when cpu.md lacks the marks."""
     (folder / "cpu.json").write_text(json.dumps(run, indent=1) + "\n")
-    page = folder / "cpu.md"
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{page} must hold {BEGIN!r} and {END!r} once each")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n{section(run, command)}\n{END}{after}")
+    _between(folder / "cpu.md", MEASURED, section(run, command))
     _plot(folder / "cpu.svg", run)
+
+
+def write_scaling(folder: Path, run: Mapping[str, Any], tables: Sequence[str]) -> None:
+    """The same for the figures by number of streams."""
+    (folder / "scaling.json").write_text(json.dumps(run, indent=1) + "\n")
+    said = f"Measured {run['date']} on {run['processor']}, {run['engine']}, by `make bench-scaling`."
+    _between(folder / "cpu.md", SCALING, "\n\n".join([said, "![tokens a second by streams](scaling.svg)", *tables]))
+    _plot_scaling(folder / "scaling.svg", run)
+
+
+def _between(page: Path, marks: tuple[str, str], text: str) -> None:
+    whole = page.read_text()
+    if any(whole.count(mark) != 1 for mark in marks):
+        raise ValueError(f"{page} must hold {marks[0]!r} and {marks[1]!r} once each")
+    before, after = whole.split(marks[0])[0], whole.split(marks[1])[1]
+    page.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{after}")
 
 
 def section(run: Mapping[str, Any], command: str) -> str:
@@ -79,5 +90,27 @@ def _plot(file: Path, run: Mapping[str, Any]) -> None:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylabel("times as good as the best peer")
     axes.tick_params(axis="x", labelsize=6)
+    canvas.tight_layout()
+    canvas.savefig(file, metadata={"Date": None})
+
+
+def _plot_scaling(file: Path, run: Mapping[str, Any]) -> None:
+    """Rates and ceilings over streams, both axes logarithmic."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "kvasir"
+    from matplotlib import pyplot as plt
+
+    canvas, axes = plt.subplots(figsize=(6.0, 3.6))
+    for colour, (shape, points) in zip(("#3b6ea5", "#8a9a5b", "#a5643b"), run["shapes"].items(), strict=False):
+        streams = [point["streams"] for point in points]
+        axes.plot(streams, [point["rate"] for point in points], "o-", color=colour, label=shape)
+        axes.plot(streams, [point["ceiling"] for point in points], "--", color=colour, label=f"{shape}, ceiling")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("streams at once")
+    axes.set_ylabel("tokens a second")
+    axes.legend(fontsize=7)
     canvas.tight_layout()
     canvas.savefig(file, metadata={"Date": None})

@@ -4,7 +4,7 @@ import pytest
 
 from bench import limits, results
 from bench.limits import Ceilings
-from bench.shapes import SHAPES, work
+from bench.shapes import SHAPES, Work, work
 from kvasir_runtime.bench.workload import Task
 
 TOP = Ceilings(read=1e9, products={1: 1e9, 32: 4e9, 512: 8e9})
@@ -22,14 +22,14 @@ def test_rate_is_of_the_nearest_measured_rows(rows: int, rate: float) -> None:
 
 
 def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
-    cost = limits.Work(weights=1_000_000, kv_width=1, attention=1)
+    cost = Work(weights=1_000_000, kv_width=1, attention=1)
     assert limits.step(1, cost, 4, TOP) == pytest.approx(4e-3)
     assert limits.step(1, cost, 1, TOP) == pytest.approx(2e-3)
     assert limits.step(1, cost, 1, TOP, kv_bytes=3e6) == pytest.approx(4e-3)
 
 
 def test_a_crowd_computes_the_shared_prefix_once() -> None:
-    cost = limits.Work(weights=1_000_000, kv_width=1, attention=0)
+    cost = Work(weights=1_000_000, kv_width=1, attention=0)
     tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
     seconds = limits.crowd(tasks, 512, 4, cost, 2, TOP)
     assert seconds == pytest.approx((512 + 4 * 8) * 2e6 / 8e9 + 2 * 8e-3)
