@@ -1,7 +1,8 @@
 """What a model can be asked for: text, embeddings, scores; and why not, in a sentence that the client is told.
 
 Decided once at start from the engine's facts, the options and the files of the checkpoint. Files made by
-sentence-transformers (modules.json and the Pooling config that it names) say how its embeddings are made; options win.
+sentence-transformers (modules.json and the Pooling config that it names) say how its embeddings are made, as a GGUF
+file does itself; options win.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.tokenizer import Tokenizer, read_json
 from kvasir_runtime.wire import Pooling, Ready
@@ -26,6 +28,7 @@ _MODES: Final = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+_GGUF_MODES: Final = {0: "", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
 _SERVED_MODES: Final[dict[str, Literal["last", "mean"]]] = {"lasttoken": "last", "mean": "mean"}
 
 
@@ -87,6 +90,10 @@ def _embedding(model: Path, options: ServeOptions, ready: Ready, config: Mapping
             if mode not in _SERVED_MODES:
                 return f"The checkpoint asks for pooling {mode}, which is not supported here; lasttoken and mean are."
             kind = _SERVED_MODES[mode]
+    elif (mode := _of_gguf(model)) and options.pooling == "auto":
+        if mode not in _SERVED_MODES:
+            return f"The file asks for pooling {mode}, which is not supported here; lasttoken and mean are."
+        kind, declared = _SERVED_MODES[mode], True
     elif ready.head == "labels" and options.pooling == "auto":
         return "The model ends in a classification head; start it with --pooling last or mean to get embeddings."
     if options.normalize != "auto":
@@ -167,6 +174,14 @@ def _modules(model: Path) -> list[_Module]:
         if not (model / module.path).resolve().is_relative_to(model.resolve()):
             raise ModelError(f"{path}: path {module.path!r} leads out of the checkpoint")
     return modules
+
+
+def _of_gguf(model: Path) -> str:
+    """How a GGUF file says that it is pooled, in the words of sentence-transformers; "" where it says nothing."""
+    if not gguf.is_gguf(model):
+        return ""
+    file = gguf.read(model)
+    return _GGUF_MODES.get(file.integer(f"{file.text('general.architecture')}.pooling_type", 0), "of an unknown kind")
 
 
 def _mode(folder: Path) -> str:

@@ -75,6 +75,7 @@ class PooledAnswer(Response):
             headers = {"content-type": "application/json", "content-length": str(len(document))}
             await send_document(send, 200, document, headers)
         except EngineGone as gone:
+            self._give_up("error")
             await _refuse(send, engine_gone(str(gone)))
         except Failed as failed:
             await _refuse(send, failed.error)

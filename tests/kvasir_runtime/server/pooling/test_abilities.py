@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fakes import checkpoints, tiny_tokenizer
+from fakes import checkpoints, ggufs, tiny_tokenizer
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.pooling.abilities import Abilities, Embedding, abilities
@@ -116,6 +116,17 @@ def test_dimensions_follow_the_config_and_the_option(tmp_path):
     assert shortens(matryoshka=True) == (True, ())
     assert shortens(config={"is_matryoshka": True}) == (True, ())
     assert shortens(config={"matryoshka_dimensions": [16, 32]}) == (True, (16, 32))
+
+
+@pytest.mark.parametrize(("kind", "want"), [(0, "last"), (1, "mean"), (3, "last"), (2, None), (9, None)])
+def test_a_gguf_file_says_itself_how_it_is_pooled(tmp_path, kind, want):
+    folder = checkpoints.write(tmp_path / "made", checkpoints.Shape(family="qwen3"))
+    path = ggufs.write(folder, tmp_path / "m.gguf", qwen3__pooling_type=kind)
+    made = abilities(path, ServeOptions(model="m"), ready(), tiny_tokenizer.tokenizer()).embedding
+    if want is None:
+        assert "not supported here" in str(made)
+    else:
+        assert made == Embedding(kind=want, normalize=True, size=64, declared=kind != 0)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '[{"path": "a"}]', '[{"type": "a.Transformer", "path": "../../etc"}]'])
