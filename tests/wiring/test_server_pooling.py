@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer, processors
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -189,6 +190,29 @@ def test_bad_bodies_are_refused_by_field(embed, body, param, code):
     assert answer.status in {400, 404}
     assert answer.error["code"] == code
     assert param is None or answer.error["param"] == param
+
+
+def test_prompts_of_vectors_are_counted_as_requests_without_an_answer(embed, client):
+    def count(name):
+        found = text_string_to_metric_families(embed.ask("/metrics").body.decode())
+        return {
+            sample.name: sample.value
+            for family in found
+            for sample in family.samples
+            if sample.labels.get("finished_reason", "stop") == "stop"
+        }[name]
+
+    names = (
+        "request_success_total",
+        "request_prompt_tokens_sum",
+        "request_generation_tokens_sum",
+        "request_prefill_time_seconds_count",
+    )
+    before = [count(f"vllm:{name}") for name in names]
+    used = client.embeddings.create(model="embed", input=TEXTS[:2]).usage.prompt_tokens
+    after = [count(f"vllm:{name}") for name in names]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [2, used, 0, 2]
+    embed.until("the log line", lambda: "/v1/embeddings" in embed.output())
 
 
 def test_a_model_without_a_vocabulary_refuses_to_generate(client):
