@@ -100,7 +100,11 @@ def read_config(model: Path) -> ModelConfig:
     path = model if gguf.is_gguf(model) else model / "config.json"
     config = _converted(path) if gguf.is_gguf(model) else _decode(path, ModelConfig)
     if config.quantization_config is not None:
-        raise ModelError(f"{path}: quantised checkpoints (quantization_config) are not supported yet")
+        method = config.quantization_config.get("quant_method", "unnamed")
+        raise ModelError(
+            f"{path}: checkpoints quantised with {method} (quantization_config) are not supported;"
+            " take the full weights with --quantization int8 or int4, or a GGUF file"
+        )
     if config.is_causal is False:
         raise ModelError(f"{path}: attention in both directions (is_causal false) is not supported")
     if config.hidden_act not in ("silu", "swish"):

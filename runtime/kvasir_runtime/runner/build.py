@@ -62,6 +62,8 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     with torch.inference_mode():
         tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
+    if device.type == "cpu":
+        host.return_memory()  # pieces of the checkpoint, and the weights as they were before they were packed
     loaded = time.monotonic()
     on_progress(Progress(phase="warming", progress_fraction=0.0))
     batch_tokens = options.max_batch_tokens or (512 if device.type == "cpu" else 8192)

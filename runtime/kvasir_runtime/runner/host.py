@@ -78,6 +78,12 @@ def use(threads: int) -> None:
             libc.mallopt(parameter, value)
 
 
+def return_memory() -> None:
+    """Give what was freed since the start back to the kernel: `use` keeps it, which pays during steps only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _physical_cores() -> int:
     """Cores among the CPUs that this process may run on; hyper-threads of one core share its units and count once."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

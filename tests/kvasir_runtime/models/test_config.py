@@ -40,7 +40,7 @@ def spec_of(folder: Path) -> DecoderSpec:
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"head_dim": None, "hidden_size": 66}, "does not divide hidden_size 66"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq .* --quantization int8"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope type linear needs a factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
