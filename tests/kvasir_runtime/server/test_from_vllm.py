@@ -1,0 +1,61 @@
+"""The page for those who come from vLLM names options, fields and paths that exist, and every field that differs."""
+
+import re
+from pathlib import Path
+
+from kvasir_api.options import ServeOptions, flag
+from kvasir_runtime.server import bodies, known
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "from-vllm.md").read_text()
+FIELDS = {
+    *bodies.CompletionBody.model_fields,
+    *bodies.ChatBody.model_fields,
+    *known.LABELS,
+    *known.COMPLETION,
+    *known.CHAT,
+}
+
+
+def section(title):
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(title):
+    lines = [line for line in section(title).splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def names(cell):
+    return re.findall(r"`(--[a-z-]+)", cell)
+
+
+def test_every_option_of_ours_exists():
+    flags = {one for name in ServeOptions.model_fields for one in re.findall(r"--[a-z-]+", flag(name))}
+    flags |= {"--no-prefix-cache"}
+    mapped = {option for _, ours, _ in rows("Starting a server") for option in names(ours)}
+    assert len(mapped) > 15
+    text = section("Starting a server").split("What vLLM has no option for")[1]
+    assert (mapped | set(names(text))) - flags == set()
+
+
+def test_every_option_of_theirs_is_told_what_to_write_or_why_not():
+    for theirs, ours, remark in rows("Starting a server"):
+        assert names(theirs), theirs
+        assert ours or remark, theirs
+
+
+def test_every_field_that_differs_is_named_and_none_that_does_not_exist():
+    named = {name for field, _ in rows("Fields of requests") for name in re.findall(r"`([a-z_]+)`", field)}
+    assert named - FIELDS == set()
+    vllm = (Path(__file__).parent / "test_vllm_fields.py").read_text()
+    restricted = {*known.COMPLETION, *known.CHAT, *known.LABELS} & set(re.findall(r"\w+", vllm))
+    assert restricted - named - {"user", "model", "metadata", "parallel_tool_calls"} == set()
+
+
+def test_every_path_is_served():
+    sources = "".join(path.read_text() for path in (ROOT / "runtime/kvasir_runtime/server").rglob("*.py"))
+    sources += (ROOT / "crds/kvasir_api/surfaces.py").read_text()
+    listed = section("Paths").split("Not here:")[0]
+    for path in re.findall(r"`(/[a-z0-9_/]+)`", listed):
+        assert f'"{path}"' in sources, path
