@@ -34,6 +34,7 @@ def create(client, *, max_tokens=100, extra=None, **fields):
 def test_a_whole_message(engine, client):
     count = engine.says("the operator watches")
     answer = create(client, system="be brief")
+    assert answer._request_id, "the client finds it where Anthropic has it"
     assert (
         engine.prompt()
         == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nthe plan<|im_end|>\n<|im_start|>assistant\n"

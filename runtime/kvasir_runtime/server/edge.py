@@ -64,6 +64,7 @@ class Edge:
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
+        id_headers = [b"x-request-id", *([b"request-id"] if surfaces.of(scope["path"]) == "anthropic" else [])]
         load_format = next((value for name, value in scope["headers"] if name == orca.ASKED), b"")
 
         async def send_with_headers(message: Message) -> None:
@@ -73,7 +74,7 @@ class Edge:
                 elapsed_ms = round((self._clock() - started) * 1000)
                 message["headers"] = [
                     *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode()),
+                    *((name, request_id.encode()) for name in id_headers),
                     (b"openai-processing-ms", str(elapsed_ms).encode()),
                     *(orca.headers(load_format, self._snapshot()) if load_format else ()),
                 ]
