@@ -19,8 +19,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)
 def resolve(model: str) -> Path:
     """The directory that holds the model's files, or the one GGUF file that is all of it, after a download if need be.
 
-    model: a directory, a file, or a hub name such as `Qwen/Qwen3-0.6B`. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are
-    honoured. Raises ModelError with one line when there is no such directory or repository, or it may not be read.
+    model: a directory, a file, a hub name such as `Qwen/Qwen3-0.6B`, or `ORG/NAME/FILE.gguf` on the hub. HF_HOME,
+    HF_TOKEN and HF_HUB_OFFLINE are honoured. Raises ModelError with one line when there is no such directory, file or
+    repository, or it may not be read.
     """
     folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
     if model and folder.is_dir():
@@ -29,6 +30,8 @@ def resolve(model: str) -> Path:
         return folder
     if model and folder.exists():
         raise ModelError(f"model {model} is a file; expected a .gguf, or the directory of a Hugging Face checkpoint")
+    if is_hub_file(model):
+        return _download(*model.rsplit("/", 1))
     if not is_hub_name(model):
         raise ModelError(f"model directory {model} does not exist")
     return _download(model)
@@ -55,21 +58,39 @@ def is_hub_name(model: str) -> bool:
     return not looks_like_path and _HUB_NAME.fullmatch(model) is not None
 
 
-def _download(name: str) -> Path:
-    from huggingface_hub import errors, snapshot_download  # 0.3 s that a directory never needs
+def is_hub_file(model: str) -> bool:
+    """Whether a text can be a GGUF file of a repository: ORG/NAME/FILE.gguf, and does not look like a path."""
+    repository, _, file = model.rpartition("/")
+    named = repository.count("/") == 1 and is_hub_name(repository)
+    return named and file.lower().endswith(gguf.SUFFIX) and _HUB_NAME.fullmatch(file) is not None
+
+
+def _download(name: str, file: str = "") -> Path:
+    """A repository, or one file of it."""
+    from huggingface_hub import errors, hf_hub_download, snapshot_download  # 0.3 s that a directory never needs
 
     try:
+        if file:
+            return Path(hf_hub_download(name, file))
         return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
     except errors.GatedRepoError as error:
         raise ModelError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise ModelError(_unreachable(name)) from error
+        raise ModelError(f"repository {name} on the hub has no {file}") from error
     except errors.RepositoryNotFoundError as error:
         reason = "is neither a directory nor a public repository on the hub; a private one needs HF_TOKEN"
         raise ModelError(f"model {name} {reason}") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise ModelError(
-            f"model {name} is not a directory, is not in the local cache,"
-            " and the hub cannot be reached (or HF_HUB_OFFLINE is set)"
-        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise ModelError(_unreachable(name)) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ModelError(f"model {name} could not be fetched from the hub: {lines[0]}") from error
+
+
+def _unreachable(name: str) -> str:
+    return (
+        f"model {name} is not a directory, is not in the local cache,"
+        " and the hub cannot be reached (or HF_HUB_OFFLINE is set)"
+    )

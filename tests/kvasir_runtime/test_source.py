@@ -39,6 +39,22 @@ def test_directory_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     assert source.resolve(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.parametrize(
+    ("model", "is_one"),
+    [
+        ("org/name/file-Q4_K_M.gguf", True),
+        ("org/name/file.safetensors", False),
+        ("./org/name/file.gguf", False),
+        ("org/file.gguf", False),
+        ("a/b/c/file.gguf", False),
+        ("/org/name/file.gguf", False),
+        ("org/name/..gguf", False),
+    ],
+)
+def test_file_on_the_hub_is_told_from_a_path(model: str, is_one: bool) -> None:
+    assert source.is_hub_file(model) is is_one
+
+
 @pytest.mark.parametrize("model", ["{}/tiny-q4.gguf", "{}/tiny-q4", "org/tiny-q4"])
 def test_name_is_the_last_part(tmp_path: Path, model: str) -> None:
     assert source.name_of(model.format(tmp_path)) == "tiny-q4"
@@ -57,10 +73,16 @@ def test_hub_name_offline_is_found_in_the_cache_or_refused(tmp_path: Path) -> No
     refs = tmp_path / "hub/models--org--here/refs"
     refs.mkdir()
     (refs / "main").write_text("abc")
+    (snapshot / "a.gguf").touch()
     code = (
         "import sys\n"
         "from kvasir_runtime import errors, source\n"
         "print(source.resolve('org/here'))\n"
+        "print(source.resolve('org/here/a.gguf'))\n"
+        "try:\n"
+        "    source.resolve('org/here/b.gguf')\n"
+        "except errors.ModelError as error:\n"
+        "    print(error)\n"
         "try:\n"
         "    source.resolve('org/absent')\n"
         "except errors.ModelError as error:\n"
@@ -69,7 +91,9 @@ def test_hub_name_offline_is_found_in_the_cache_or_refused(tmp_path: Path) -> No
     )
     done = in_a_process(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    path, refusal, has_torch = done.stdout.splitlines()
+    path, file, no_file, refusal, has_torch = done.stdout.splitlines()
     assert path == str(snapshot)
+    assert file == str(snapshot / "a.gguf")
+    assert "org/here is not a directory, is not in the local cache" in no_file
     assert "org/absent is not a directory, is not in the local cache" in refusal
     assert has_torch == "False"
