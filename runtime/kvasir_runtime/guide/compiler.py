@@ -4,6 +4,9 @@ The engine's loop asks and holds requests back until they are ready; the runner 
 was tried out in a worker before, under the same limits, so compiling it takes a known amount of time and memory.
 """
 
+import os
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +23,7 @@ if TYPE_CHECKING:  # llguidance is loaded with the first grammar
     from kvasir_runtime.guide.vocabulary import Vocabulary
 
 MAX_IDLE = 64
+NICENESS = 10
 MAX_IDLE_BYTES = 4 << 20
 
 
@@ -80,7 +84,7 @@ class Compiler:
         entry = self._entries.get(grammar)
         if entry is None:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=_yield_cores)
             entry = self._entries[grammar] = _Entry(self._thread.submit(self._compile, grammar))
         self._entries.move_to_end(grammar)
         return entry
@@ -100,3 +104,9 @@ class Compiler:
                 return
             size -= len(grammar.text)
             del self._entries[grammar]
+
+
+def _yield_cores() -> None:
+    """Steps of the model come first. On Linux a priority is the thread's own; elsewhere it stays as it is."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

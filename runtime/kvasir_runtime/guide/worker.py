@@ -24,7 +24,7 @@ from kvasir_runtime.guide.vocabulary import Vocabulary
 from kvasir_runtime.wire import Grammar
 
 NUM_AT_ONCE: Final = 2
-STDIN, STDOUT = 0, 1
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 def main(arguments: list[str]) -> int:
@@ -140,8 +140,9 @@ def _limit() -> None:
     if statm.exists():
         limit = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)  # what Rust says when it is out of memory is for nobody
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (STDIN, STDOUT, STDERR):  # what Rust says when it is out of memory is for nobody
+        os.dup2(null, stream)
 
 
 def _death(status: int) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -26,9 +27,12 @@ from kvasir_runtime.wire import Grammar
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.guide.worker")
 MAX_BYTES: Final = 8 << 20
 ENTRY_BYTES: Final = 256
-MAX_WAITING: Final = 64
+MAX_WAITING_BYTES: Final = 32 << 20
+NUM_AT_WORKER: Final = 4
+QUEUE_S: Final = 30.0
+"""How long a grammar waits for its turn: others may be slow, and one core's time is all they get."""
 ANSWER_S: Final = 60 + 2 * WALL_S
-"""Until the worker has said something: it may have to load, and to try others first."""
+"""Until the worker has said something: it may have to load, and to try a few others first."""
 ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """The worker forks, which a second thread would not survive."""
 
@@ -43,14 +47,18 @@ class Verdicts:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         max_bytes: int = MAX_BYTES,
+        queue_s: float = QUEUE_S,
         observe: Callable[[float, bool], None] = lambda _seconds, _refused: None,
     ) -> None:
         self._command = (*command, str(folder), str(vocab_size))
         self._observe = observe
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._max_bytes = max_bytes
+        self._queue_s = queue_s
         self._bytes = 0
         self._asked: dict[bytes, asyncio.Future[Verdict]] = {}
+        self._turns = asyncio.Semaphore(NUM_AT_WORKER)
+        self._waiting_bytes = 0
         self._pending: dict[int, asyncio.Future[Verdict]] = {}
         self._number = 0
         self._worker: asyncio.subprocess.Process | None = None
@@ -99,17 +107,30 @@ class Verdicts:
             return self._known[key]
         asked = self._asked.get(key)
         if asked is None:
-            if len(self._asked) >= MAX_WAITING:
-                raise Refused(openai_errors.overloaded("Too many grammars are being compiled.", retry_after_s=2.0))
-            asked = self._asked[key] = asyncio.ensure_future(self._ask(key, grammar))
-            asked.add_done_callback(lambda done: self._answered(key, done))
+            if self._waiting_bytes + len(grammar.text) > MAX_WAITING_BYTES:
+                raise _busy()
+            self._waiting_bytes += len(grammar.text)
+            asked = self._asked[key] = asyncio.ensure_future(self._turn(key, grammar))
+            asked.add_done_callback(lambda done: self._answered(key, grammar, done))
         # Whoever came first may leave; the others still want to know.
         return await asyncio.shield(asked)
 
-    def _answered(self, key: bytes, done: asyncio.Future[Verdict]) -> None:
+    def _answered(self, key: bytes, grammar: Grammar, done: asyncio.Future[Verdict]) -> None:
         del self._asked[key]
+        self._waiting_bytes -= len(grammar.text)
         if not done.cancelled():
             done.exception()  # somebody may have left before it came
+
+    async def _turn(self, key: bytes, grammar: Grammar) -> Verdict:
+        try:
+            async with asyncio.timeout(self._queue_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise _busy() from error
+        try:
+            return await self._ask(key, grammar)
+        finally:
+            self._turns.release()
 
     async def _ask(self, key: bytes, grammar: Grammar) -> Verdict:
         """Once more where the worker died, which is no fault of this grammar's: those die in forks of it."""
@@ -182,7 +203,7 @@ class Verdicts:
         if worker is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            worker.kill()
+            os.killpg(worker.pid, signal.SIGKILL)  # its forks too
         await worker.wait()
 
     def _remember(self, key: bytes, grammar: Grammar, verdict: Verdict) -> None:
@@ -193,6 +214,10 @@ class Verdicts:
         while self._bytes > self._max_bytes:
             _, oldest = self._known.popitem(last=False)
             self._bytes -= _size(oldest)
+
+
+def _busy() -> Refused:
+    return Refused(openai_errors.overloaded("Too many grammars are being compiled.", retry_after_s=2.0))
 
 
 async def _read(stdout: asyncio.StreamReader) -> Told:

@@ -150,3 +150,39 @@ def test_what_is_remembered_is_bounded(folder):
     size, observed = using(folder, work, max_bytes=4000)
     assert 0 < size <= 4000
     assert len(observed) == 6
+
+
+SLOW = Grammar(kind="json_schema", text='{"type":"integer","multipleOf":999983}')
+
+
+def test_who_waits_too_long_for_a_turn_may_come_again(folder):
+    """Slow grammars take all turns; what is known already needs none."""
+
+    async def work(asking):
+        await asking.checked(job(GOOD))
+        slow = [
+            Grammar(kind="json_schema", text=SLOW.text.replace("999983", str(999_983 - 2 * number)))
+            for number in range(4)
+        ]
+        trials = [asyncio.create_task(asking.checked(job(grammar))) for grammar in slow]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as raised:
+            await asking.checked(job(GBNF))
+        assert await asking.checked(job(GOOD)) == job(GOOD)
+        for trial in trials:
+            trial.cancel()
+        await asyncio.gather(*trials, return_exceptions=True)
+        return raised.value.error
+
+    error, _ = using(folder, work, queue_s=0.05)
+    assert (error.status, error.code) == (429, "overloaded")
+
+
+def test_texts_that_wait_are_bounded(folder):
+    async def work(asking):
+        texts = [Grammar(kind="regex", text=f"{number}(" + "a" * 500_000) for number in range(80)]
+        answers = await asyncio.gather(*(asking.checked(job(one)) for one in texts), return_exceptions=True)
+        return [getattr(getattr(answer, "error", None), "status", 200) for answer in answers]
+
+    statuses, _ = using(folder, work, queue_s=0.01)
+    assert statuses.count(429) >= 80 - 64
