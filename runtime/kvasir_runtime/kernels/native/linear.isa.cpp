@@ -3,13 +3,21 @@
 
 #include "linear_bf16.h"
 #include "linear_pack.h"
+#include "linear_quantised.h"
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512VNNI__
 namespace KVASIR_ISA {
 
-int64_t linear_bytes(const Linear&, int64_t) { return 0; }
+int64_t linear_bytes(const Linear& weight, int64_t rows) {
+  return weight.kind == kvasir::Weights::BFLOAT16 ? 0 : shared_bytes(weight, rows);
+}
 
-void linear(int tid, int nth, const Linear& weight, const Product& product) { linear_bf16(tid, nth, weight, product); }
+void linear(int tid, int nth, const Linear& weight, const Product& product) {
+#ifdef __AVX512BF16__
+  if (weight.kind == kvasir::Weights::BFLOAT16) return linear_bf16(tid, nth, weight, product);
+#endif
+  linear_quantised(tid, nth, weight, product);
+}
 
 void linear_rows(int tid, int nth, const Linear& weight, const int64_t* ids, int64_t count, uint16_t* out) {
   rows_bf16(tid, nth, weight, ids, count, out);
@@ -53,9 +61,18 @@ KVASIR_EXPORT(kvasir_linear_rows)(const kvasir::Linear* weight, const int64_t* i
       &call);
 }
 
-KVASIR_EXPORT(kvasir_pack_bf16)
-(const uint16_t* source, int64_t rows, int64_t k, int64_t tiles, int32_t gated, uint32_t* target) {
-  KVASIR_ISA::Pack call{source, rows, k, tiles, gated != 0, target};
-  kvasir::run([](int tid, int nth, void* p) { KVASIR_ISA::pack_bf16(tid, nth, *static_cast<KVASIR_ISA::Pack*>(p)); }, &call);
+// bits: 8 or 4
+KVASIR_EXPORT(kvasir_pack_quantised)
+(const uint8_t* source, int64_t rows, int64_t k, int64_t tiles, int32_t gated, int32_t bits, uint32_t* target) {
+  KVASIR_ISA::Pack call{source, rows, k, tiles, gated != 0, bits, target};
+  kvasir::run([](int tid, int nth, void* p) { KVASIR_ISA::pack(tid, nth, *static_cast<KVASIR_ISA::Pack*>(p)); }, &call);
 }
+
+#ifdef __AVX512BF16__
+KVASIR_EXPORT(kvasir_pack_bf16)
+(const uint8_t* source, int64_t rows, int64_t k, int64_t tiles, int32_t gated, uint32_t* target) {
+  KVASIR_ISA::Pack call{source, rows, k, tiles, gated != 0, 16, target};
+  kvasir::run([](int tid, int nth, void* p) { KVASIR_ISA::pack(tid, nth, *static_cast<KVASIR_ISA::Pack*>(p)); }, &call);
+}
+#endif
 #endif

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.native import structs
 from kvasir_runtime.kernels.native.library import Function, Library
+from kvasir_runtime.kernels.quantized import Quantized, dequantized
 
 TILE: Final = 16
+PANEL_TILES: Final = 4
 BFLOAT16_WEIGHTS: Final = 0
+QUANTISED_WEIGHTS: Final = {8: 1, 4: 2}
 _HUGE: Final = 2 << 20
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -56,7 +59,9 @@ class Packed:
     _rows: Function
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(tokens, outputs) from contiguous (tokens, k)."""
+        """(tokens, outputs) from contiguous (tokens, k): bfloat16; quantised weights take any type."""
+        if x.dtype not in structs.TYPES:
+            return self(x.float()).to(x.dtype)
         out = x.new_empty((x.shape[0], self.struct.outputs))
         args = ProductStruct(x=x.data_ptr(), out=out.data_ptr(), rows=x.shape[0], type=structs.TYPES[x.dtype])
         self._product(ctypes.byref(self.struct), ctypes.byref(args))
@@ -69,17 +74,23 @@ class Packed:
         return out
 
 
-def takes(library: Library, weight: Tensor) -> bool:
-    """Whether this processor's variant computes with a weight of this type."""
+def takes(library: Library, weight: Tensor | Quantized) -> bool:
+    """Whether this processor's variant computes with such a weight."""
+    if isinstance(weight, Quantized):
+        return weight.format.group % 8 == 0 and library.has("pack_quantised")
     return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
 
 
-def packed(library: Library, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Packed:
-    """The product with a bfloat16 weight: (rows, k), contiguous; bias: (rows,) or None.
+def packed(library: Library, weight: Tensor | Quantized, bias: Tensor | None, *, gated: bool = False) -> Packed:
+    """The product with a weight that `takes` takes: (rows, k), contiguous; bias: (rows,) or None.
 
     gated: the first half of the rows is a gate, the second what it lets through, and calls return silu(gate) * up.
+    Quantised weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
+    formula. Their scales are kept in float16, relative to a power of two for each row.
     """
-    rows, k = weight.shape
+    if isinstance(weight, Quantized):
+        return _packed_quantised(library, weight, bias, gated=gated)
+    (rows, k), weight = weight.shape, weight.contiguous()
     tiles = num_tiles(rows, gated=gated)
     target = storage(tiles * TILE * -(-k // 2) * 4)
     types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _POINTER)
@@ -95,6 +106,67 @@ def packed(library: Library, weight: Tensor, bias: Tensor | None, *, gated: bool
         gated=gated,
     )
     return made(library, struct, (target,) if biases is None else (target, biases))
+
+
+def _packed_quantised(library: Library, weight: Quantized, bias: Tensor | None, *, gated: bool) -> Packed:
+    (rows, k), bits = weight.shape, weight.format.bits
+    tiles = num_tiles(rows, gated=gated)
+    target = storage(tiles * TILE * k * bits // 8)
+    types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _INT, _POINTER)
+    values = weight.values.contiguous()
+    library.function("pack_quantised", *types)(values.data_ptr(), rows, k, tiles, gated, bits, target.data_ptr())
+    units = unit(weight)
+    scales = _by_panel(tiled(weight.scales.float() / units, tiles, gated=gated))
+    minima = scales if weight.minima is None else _by_panel(tiled(weight.minima.float() / units, tiles, gated=gated))
+    by_row = tiled(units[:, 0], tiles, gated=gated)
+    biases = by_row if bias is None else tiled(bias.float(), tiles, gated=gated)
+    struct = LinearStruct(
+        weight=target.data_ptr(),
+        scales=scales.data_ptr(),
+        minima=minima.data_ptr(),
+        units=by_row.data_ptr(),
+        bias=None if bias is None else biases.data_ptr(),
+        k=k,
+        outputs=rows // 2 if gated else rows,
+        tiles=tiles,
+        group=weight.format.group,
+        kind=QUANTISED_WEIGHTS[bits],
+        gated=gated,
+    )
+    return made(library, struct, (target, scales, minima, by_row, biases))
+
+
+def unit(weight: Quantized) -> Tensor:
+    """A power of two for each row, (rows, 1), that brings its largest scale to 0.5..1 and its minima into float16."""
+    largest = weight.scales.float().abs().amax(dim=1, keepdim=True)
+    if weight.minima is not None:
+        largest = torch.maximum(largest, weight.minima.float().abs().amax(dim=1, keepdim=True) / 1024)
+    return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent), 1.0)
+
+
+def rounded_product(weight: Quantized, bias: Tensor | None, x: Tensor) -> Tensor:
+    """What a Packed of a quantised weight computes, in float64 and plain torch: for tests and comparisons."""
+    k, group = weight.shape[1], weight.format.group
+    grouped = x.float().view(x.shape[0], -1, group)
+    largest = grouped.abs().amax(dim=2, keepdim=True)
+    rounded = (grouped * torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)).round().view(x.shape[0], k)
+    steps = (largest / 127).double().expand(-1, -1, group).reshape(x.shape[0], k)
+    units = unit(weight)
+    coarse = Quantized(
+        format=weight.format,
+        values=weight.values,
+        scales=(weight.scales.float() / units).half().float(),
+        minima=None if weight.minima is None else (weight.minima.float() / units).half().float(),
+    )
+    out = (rounded.double() * steps) @ (dequantized(coarse) * units).double().T
+    return out if bias is None else out + bias.double()
+
+
+def _by_panel(values: Tensor) -> Tensor:
+    """(tiles * 16, groups) float32 -> the panels' (groups, tiles, 16), one after another, in float16."""
+    tiles, groups = values.shape[0] // TILE, values.shape[1]
+    panels = values.half().view(tiles, TILE, groups).split(PANEL_TILES)
+    return torch.cat([panel.permute(2, 0, 1).reshape(-1) for panel in panels])
 
 
 def made(library: Library, struct: LinearStruct, kept: tuple[Tensor, ...]) -> Packed:
@@ -113,15 +185,12 @@ def num_tiles(rows: int, *, gated: bool) -> int:
 
 
 def tiled(values: Tensor, tiles: int, *, gated: bool) -> Tensor:
-    """A value per row in the order of the tiles, zero where there is padding: (rows,) -> (tiles * 16,)."""
-    if not gated:
-        out = values.new_zeros(tiles * TILE)
-        out[: values.shape[0]] = values
-        return out
-    half = values.shape[0] // 2
-    halves = values.new_zeros(2, tiles // 2 * TILE)
-    halves[:, :half] = values.view(2, half)
-    return halves.view(2, tiles // 2, TILE).transpose(0, 1).reshape(-1)
+    """Rows in the order of the tiles, zero where there is padding: (rows, ...) -> (tiles * 16, ...)."""
+    halves = 2 if gated else 1
+    rows, rest = values.shape[0] // halves, values.shape[1:]
+    padded = values.new_zeros(halves, tiles // halves * TILE, *rest)
+    padded[:, :rows] = values.view(halves, rows, *rest)
+    return padded.view(halves, tiles // halves, TILE, *rest).transpose(0, 1).reshape(tiles * TILE, *rest)
 
 
 def storage(num_bytes: int) -> Tensor:

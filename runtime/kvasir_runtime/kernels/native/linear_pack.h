@@ -13,29 +13,43 @@ KVASIR_INLINE int64_t row_of(int64_t tile, int64_t lane, int64_t rows, bool gate
 }
 
 struct Pack {
-  const uint16_t* source;  // (rows, k) bfloat16
+  const uint8_t* source;  // (rows, k), bits each, rows dense; 4 bits: an even column in the low half of a byte
   int64_t rows, k, tiles;
   bool gated;
+  int bits;
   uint32_t* target;
 };
 
-// bfloat16: a line holds one pair of k for the 16 outputs of a tile.
-inline void pack_bf16(int tid, int nth, const Pack& a) {
-  const int64_t lines = (a.k + 1) / 2, panels = (a.tiles + 3) / 4;
+// What one output has in line `line`: 4 bytes of its row, in the order of linear.h.
+KVASIR_INLINE uint32_t word_of(const Pack& a, int64_t row, int64_t line) {
+  if (a.bits == 16) {
+    const uint8_t* from = a.source + (row * a.k + 2 * line) * 2;
+    uint32_t both = 0;
+    __builtin_memcpy(&both, from, 2 * line + 1 < a.k ? 4 : 2);
+    return both;
+  }
+  uint32_t four;
+  __builtin_memcpy(&four, a.source + (a.bits == 8 ? row * a.k : row * a.k / 2) + 4 * line, 4);
+  if (a.bits == 8) return four ^ 0x80808080u;
+  // Nibbles 0 1 2 3 4 5 6 7 become those of bytes 04 15 26 37.
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= (four >> 4 * i & 15) << 8 * i | (four >> 4 * (i + 4) & 15) << (8 * i + 4);
+  return out;
+}
+
+inline void pack(int tid, int nth, const Pack& a) {
+  const int64_t per_line = 32 / a.bits, lines = (a.k + per_line - 1) / per_line, panels = (a.tiles + 3) / 4;
+  const uint32_t padding = a.bits == 8 ? 0x80808080u : 0;
   for (int64_t panel; (panel = kvasir::claim(tid, nth, panels)) >= 0;) {
     const int64_t width = panel * 4 + 4 <= a.tiles ? 4 : a.tiles - panel * 4;
     uint32_t* base = a.target + panel * 4 * lines * 16;
-    // Blocks of 32 pairs: what is read of 64 rows and written stays in the first-level cache.
+    // Blocks of 32 lines: what is read of 64 rows and written stays in the first-level cache.
     for (int64_t begin = 0; begin < lines; begin += 32) {
       const int64_t end = begin + 32 < lines ? begin + 32 : lines;
       for (int64_t lane = 0; lane < width * 16; ++lane) {
         const int64_t row = row_of(panel * 4 + lane / 16, lane % 16, a.rows, a.gated);
-        const uint16_t* source = a.source + row * a.k;
-        for (int64_t line = begin; line < end; ++line) {
-          uint32_t both = 0;
-          if (row >= 0) both = source[2 * line] | (2 * line + 1 < a.k ? uint32_t(source[2 * line + 1]) << 16 : 0);
-          base[line * width * 16 + lane] = both;
-        }
+        for (int64_t line = begin; line < end; ++line)
+          base[line * width * 16 + lane] = row < 0 ? padding : word_of(a, row, line);
       }
     }
   }

@@ -13,6 +13,7 @@ using kvasir::Product;
 using kvasir::TILE;
 
 KVASIR_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+KVASIR_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 KVASIR_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 KVASIR_INLINE __m512 masked_load(__mmask16 there, const bfloat16* from) {
@@ -47,6 +48,23 @@ KVASIR_INLINE void finish(__m512 (&acc)[MR][NR], const Linear& w, const Product&
     }
   }
 }
+
+// The weights that come next, fetched evenly while `strips` strips of rows use these. A single strip reads memory as it
+// goes, and the processor's own prefetchers do that best: then `width` is 0.
+struct Ahead {
+  const uint8_t *next, *end;
+  int64_t width, strips;
+  bool near;  // into the first-level cache
+  int64_t owed = 0;
+
+  // Called before `lines` times `width` lines are used.
+  KVASIR_INLINE void fetch(int64_t lines) {
+    for (owed += lines * width; owed >= strips && next < end; owed -= strips, next += 64) {
+      if (near) _mm_prefetch(next, _MM_HINT_T0);
+      else _mm_prefetch(next, _MM_HINT_T1);
+    }
+  }
+};
 
 // Rows are cut into blocks that share a panel while it is in the cache near the core, and blocks into strips that share
 // registers. A task is a block times a panel, or a part of a panel where there are fewer panels than threads want.
