@@ -47,6 +47,7 @@ class Sequence:
         self.client = client
         self.request = request
         self.done = 0
+        self.injected = 0
         self.said = tuple(msgspec.json.decode(Path(says).read_bytes())) if says else ()
 
     def step(self, faults: Faults) -> wire.Event:
@@ -64,12 +65,14 @@ class Sequence:
         if self.done >= limit:
             reason = "stop" if stop and limit < sampling.max_tokens else "length"
         ended_by = 0 if reason == "stop" else None
+        injected, self.injected = self.injected, 0
         return wire.Event(
             request_id=self.request.request_id,
             token_ids=tokens,
             finish_reason=reason,
             stop_token_id=ended_by,
             cached_tokens=faults.cached,
+            injected=injected,
         )
 
 
@@ -148,6 +151,9 @@ class Stub:
                 else:
                     self.live[request.request_id] = Sequence(client, request, self.faults.says)
                     self.send(client, wire.Step((), self.state()))
+            case wire.Inject(request_id, token_ids):
+                if request_id in self.live:
+                    self.live[request_id].injected += len(token_ids)
             case wire.Abort(request_id):
                 self.live.pop(request_id, None)
                 self.send(client, wire.Step((), self.state()))

@@ -24,6 +24,10 @@ class Channel:
         self._events.append((index, event))
         self._wake()
 
+    def wake(self) -> None:
+        """Let the reader look around, though no event came."""
+        self._wake()
+
     def leave(self) -> None:
         """The client went away: the reader gets this from its next take()."""
         self._gone = True

@@ -103,6 +103,11 @@ class EngineClient:
         if self._routes.pop(request_id, None) is not None and self.failure is None:
             self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
 
+    def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
+        """Hand ids to a running request, behind what it has. Ended ones are ignored."""
+        if request_id in self._routes and self.failure is None:
+            self._send(wire.Inject(request_id, token_ids))
+
     def drain(self) -> None:
         """Tell the engine that the process is leaving."""
         if self.failure is None:

@@ -19,12 +19,14 @@ from starlette.types import ASGIApp
 
 from kvasir_api import __version__, openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.server import aborts, metrics, prepare, tokens
+from kvasir_runtime.server import aborts, interrupts, metrics, prepare, tokens
 from kvasir_runtime.server.aborts import AbortBody, AbortOneBody
 from kvasir_runtime.server.bodies import ChatBody, CompletionBody
 from kvasir_runtime.server.bodyread import read_body
 from kvasir_runtime.server.edge import Edge
 from kvasir_runtime.server.generation import Prepared, answering
+from kvasir_runtime.server.handed import HandedAnswer
+from kvasir_runtime.server.interrupts import ResultsBody
 from kvasir_runtime.server.jsons import body_schema, json_response
 from kvasir_runtime.server.openapi import described
 from kvasir_runtime.server.pod import Pod
@@ -76,6 +78,15 @@ def _add_generation(app: FastAPI, pod: Pod) -> None:
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         return await answering(request, pod, lambda raw, served: Prepared(job=prepare.job(raw, served, chat=True)))
+
+    @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ResultsBody))
+    async def tool_results(answer_id: str, request: Request) -> Response:
+        body = interrupts.parsed(await read_body(request, pod.options.max_body_bytes))
+        answer = next((one for one in pod.running.named(answer_id) if isinstance(one, HandedAnswer)), None)
+        if answer is None:
+            raise Refused(interrupts.not_running(answer_id))
+        accepted = await answer.hand_in(body.results)
+        return json_response({"id": answer_id, "object": "chat.completion.tool_results", "accepted": accepted})
 
     @app.post("/abort_requests", openapi_extra=body_schema(AbortBody))
     async def abort_requests(request: Request) -> Response:

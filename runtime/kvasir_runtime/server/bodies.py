@@ -86,7 +86,7 @@ def _bad_words(value: Any) -> list[str]:
     return value
 
 
-def _content(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A message's text: a string, or a list of text parts, which are joined."""
     if isinstance(value, str):
         return value
@@ -213,7 +213,7 @@ class Message(Strict):
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["role"]))
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
     name: str | None = Field(None, max_length=256)
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = Field(None, max_length=256)
@@ -241,6 +241,7 @@ class ChatBody(Body):
     parallel_tool_calls: bool = True
     reasoning_effort: Effort | None = None
     include_reasoning: bool = True
+    async_tool_calls: bool = False
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     add_special_tokens: bool = False
 

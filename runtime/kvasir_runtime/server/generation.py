@@ -16,6 +16,7 @@ from kvasir_runtime.server.admission import queue_refusal
 from kvasir_runtime.server.answers import OpenAi
 from kvasir_runtime.server.bodyread import read_body
 from kvasir_runtime.server.framing import Framing
+from kvasir_runtime.server.handed import HandedAnswer
 from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.pod import Opened, Pod
 from kvasir_runtime.server.prepare import Job, Served
@@ -64,7 +65,7 @@ async def answering(
         pod.leave()
         on_end()
 
-    form = StreamedAnswer if prepared.job.stream else WholeAnswer
+    form = WholeAnswer if not prepared.job.stream else HandedAnswer if prepared.job.interrupts else StreamedAnswer
     return form(
         prepared.job,
         opened.client,

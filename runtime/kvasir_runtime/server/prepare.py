@@ -16,6 +16,7 @@ from kvasir_api import hashes, openai_errors
 from kvasir_runtime.server import bodies, calling, guided, guidedchats, searches, toolbody
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Turn
 from kvasir_runtime.server.defaults import applied
+from kvasir_runtime.server.interrupts import Interrupts, interrupts_of
 from kvasir_runtime.server.parsing.parser import Parsing
 from kvasir_runtime.server.pooling.abilities import Abilities
 from kvasir_runtime.server.refusals import Refused
@@ -53,7 +54,8 @@ class Job:
     likeliest tokens are shown at each place, -1 for no logprobs at all. echoes: texts of the prompts, where they are
     repeated before the answers. continues: the answer goes on with the text of its prompt. only_prompt: the engine must
     draw a token, but none was asked for. special: special tokens are shown. token_ids: they are shown too. parsing:
-    what to look for in the answers of a chat. guided_by: the field that asks for their grammar.
+    what to look for in the answers of a chat. guided_by: the field that asks for their grammar. interrupts: results
+    of calls may be handed in.
     """
 
     answer_id: str
@@ -76,6 +78,7 @@ class Job:
     token_ids: bool = False
     as_token_ids: bool = False
     parsing: Parsing | None = None
+    interrupts: Interrupts | None = None
     guided_by: str = ""
 
     @property
@@ -98,8 +101,10 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     _check_generates(body.model, served)
     body = applied(body, served.defaults)
     parsing: Parsing | None = None
+    interrupts: Interrupts | None = None
     if isinstance(body, ChatBody):
         prompts, texts, parsing = _chat_prompt(body, served)
+        interrupts = interrupts_of(body, served.tokenizer, served.written, served.max_context)
     else:
         prompts, texts = _text_prompts(body, served)
     limits = [_max_tokens(body, len(prompt), served, fit=fit) for prompt in prompts]
@@ -134,6 +139,7 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
         token_ids=body.return_token_ids,
         as_token_ids=body.return_tokens_as_token_ids,
         parsing=parsing,
+        interrupts=interrupts,
         guided_by="" if asked is None else asked.field,
     )
 

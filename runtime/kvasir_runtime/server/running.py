@@ -3,7 +3,7 @@
 Used on the event loop only: the streams enter and leave, the routes for aborting ask.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -33,6 +33,10 @@ class Running:
                 answers.remove(answer)
             if not answers:
                 self._by_id.pop(one, None)
+
+    def named(self, answer_id: str) -> Sequence[Abortable]:
+        """The answers with this id."""
+        return tuple(self._by_id.get(answer_id, ()))
 
     def abort(self, request_id: str) -> int:
         """Abort all with this id; how many there were. Aborting what ended is no error."""

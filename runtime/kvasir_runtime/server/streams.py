@@ -6,7 +6,7 @@ aborted, so that their blocks are free a step later; one that reads slowly gets 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -165,8 +165,8 @@ class Answering(Response):
             choice = self._choices[index]
             self._before(index, event)
             text, reason = choice.accept(event)
-            parts = choice.parts()
-            if self._goes_on(choice, reason, parts):
+            parts = self._told(choice.parts())
+            if self._goes_on(choice, reason):
                 reason = None
             if choice.stopped and reason is not None:
                 self._client.abort(choice.request_id, stopped=True)
@@ -192,8 +192,12 @@ class Answering(Response):
     def _before(self, index: int, event: Event) -> None:
         """Before an event is taken in."""
 
-    def _goes_on(self, _choice: Choice, _reason: FinishReason | None, _parts: Sequence[Part], /) -> bool:
-        """What an event brought; whether a choice that it ended is continued all the same."""
+    def _told(self, parts: list[Part]) -> list[Part]:
+        """What the client is told of the parts that an event brought."""
+        return parts
+
+    def _goes_on(self, _choice: Choice, _reason: FinishReason | None, /) -> bool:
+        """Whether a choice that ended is continued all the same."""
         return False
 
     def _calls(self, choice: Choice, /) -> bool:

@@ -92,8 +92,8 @@ OF_CHAT = {
     "best_of": (3, None, None),
     "add_special_tokens": (True, None, None),
     **dict.fromkeys(
-        ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "include_reasoning"),
-        (None, None, None),  # in test_calling.py
+        ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "include_reasoning", "async_tool_calls"),
+        (None, None, None),  # in test_calling.py and test_handed.py
     ),
     "add_generation_prompt": (False, decoded, "<user>plan\n"),
     "continue_final_message": (True, lambda j: (decoded(j), j.continues), ("<user>plan", True)),

@@ -51,6 +51,11 @@ class CallReader:
         """From here on it is a new text of the same answer, such as the one after a result that was handed in."""
         self._try("", "")
 
+    @property
+    def busy(self) -> bool:
+        """A call may have begun, or its closing is missing."""
+        return any(one.counted for one in self._attempts) or bool("".join(self._raw).strip())
+
     def push(self, text: str) -> list[Part]:
         """What is certain with this piece."""
         self._read(text)

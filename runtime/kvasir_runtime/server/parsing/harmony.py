@@ -44,6 +44,11 @@ class HarmonyReader:
         """Complete calls."""
         return self._taking.num_done
 
+    @property
+    def busy(self) -> bool:
+        """It is within thoughts, a call, or a header."""
+        return self._state == "call" or self._message is Reasoning or bool(self._held.strip())
+
     def restart(self, prompt: str) -> None:
         """From here on the answer goes on after this text, which is not its own."""
         self._held = self._raw = ""

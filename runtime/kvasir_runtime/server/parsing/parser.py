@@ -76,6 +76,24 @@ class Parser:
         rest = self._rest(text)
         return self._kept([*thoughts, *rest, *(self._calls.finish() if self._calls is not None else ())])
 
+    @property
+    def busy(self) -> bool:
+        """It is within thoughts or a call."""
+        if self._harmony is not None:
+            return self._harmony.busy
+        thinking = self._thoughts is not None and self._thoughts.place == "thinking"
+        return thinking or (self._calls is not None and self._calls.busy)
+
+    def restart(self, prompt: str) -> None:
+        """The answer goes on after this text, which is not its own; what was held back has been given."""
+        if self._harmony is not None:
+            self._harmony.restart(prompt)
+        if self._thoughts is not None:
+            tags = formats.REASONING[self._parsing.reasoning]
+            self._thoughts = ThoughtReader(tags, place_of(prompt, tags))
+        if self._calls is not None:
+            self._calls.restart()
+
     def _rest(self, text: str) -> list[Part]:
         if not text:
             return []
