@@ -1,0 +1,47 @@
+"""The chart against a real API server: every object is one that it takes, and applying it again changes nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fakes.operator_rig import ROOT, kubectl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+HELM = Path(sys.executable).with_name("helm")
+SHARED = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
+
+
+@pytest.mark.parametrize("values", [(), ("--set", "watchNamespace=chart")], ids=["cluster", "one namespace"])
+def test_applied_twice_it_changes_nothing_the_second_time(control, values):
+    kubectl(control, "create", "namespace", "chart", check=False)
+    chart = str(ROOT / "manifests" / "chart")
+    # Rights and definitions are shared with other tests; here they are only tried.
+    rendered = subprocess.run(
+        [HELM, "template", "kvasir", chart, "--namespace", "chart", *values],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    said = kubectl(control, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", text=rendered)
+    assert "kvasir-operator serverside-applied" in said
+    kept = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] not in SHARED]
+    own = yaml.safe_dump_all(kept)
+    kubectl(control, "apply", "--server-side", "-f", "-", text=own)
+    versions = ("get", "deployment,service,poddisruptionbudget,serviceaccount,role", "--namespace=chart", "-o")
+    listed = (*versions, "jsonpath={range .items[*]}{.kind}/{.metadata.name}={.metadata.generation} {end}")
+    before = kubectl(control, *listed)
+    assert "Deployment/kvasir-operator=" in before
+    kubectl(control, "apply", "--server-side", "-f", "-", text=own)
+    assert kubectl(control, *listed) == before
+    kubectl(control, "delete", "namespace", "chart", "--wait=false")
+    kubectl(control, "wait", "--for=delete", "namespace/chart", "--timeout=60s", check=False)
