@@ -9,6 +9,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of tokens, sequences and blocks. A struct, since the trace stores it for the replay.
 
     max_batch_tokens: query tokens of one step. max_sequences: rows of the runner. max_model_len: prompt plus answer.
+    target_step_s: what a step that streams wait for should take in seconds, by measured cost; 0 for no such limit.
     """
 
     num_blocks: int
@@ -17,6 +18,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     max_model_len: int
     prefix_cache: bool = True
+    target_step_s: float = 0.0
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ the first is collected; lengths are projected, and what a launched plan names is
 """
 
 from collections import deque
-from functools import partial
 
 from kvasir_api.hashes import block_root, extend_block_hashes
 from kvasir_api.state import State
@@ -14,9 +13,10 @@ from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.digest import PrefixDigest
 from kvasir_runtime.core.draft import Draft, Entry
-from kvasir_runtime.core.events import event_of
+from kvasir_runtime.core.events import event_of, prompt_events
 from kvasir_runtime.core.gang import Gang, new_gang
 from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.pace import Pace
 from kvasir_runtime.core.plan import Grow, Join, Plan, Results, Sampled
 from kvasir_runtime.core.promises import Promises
 from kvasir_runtime.core.rates import Speed
@@ -49,8 +49,8 @@ class Scheduler:
         self._rows = list(range(self._num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self._launched: deque[tuple[Plan, list[Entry]]] = deque()
-        self._step = 0
-        self._collected = 0
+        self._pace = Pace(target_s=limits.target_step_s, max_tokens=limits.max_batch_tokens)
+        self._step = self._collected = 0
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +98,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None when nothing can be computed before a launched plan is collected, or at all."""
-        draft = Draft(step=self._step + 1, budget=self.limits.max_batch_tokens)
+        draft = Draft(step=self._step + 1, budget=self._pace.budget(self._running.values()))
         self._continue_running(draft, now)
         if not draft.preempted and not draft.short:
             self._admit(draft, now)
@@ -107,6 +107,7 @@ class Scheduler:
         plan = draft.plan(self._leaves)
         self._leaves = []
         self._step = draft.step
+        self._pace.begin(now)
         self._launched.append((plan, draft.entries))
         return plan
 
@@ -123,6 +124,7 @@ class Scheduler:
             raise ValueError(f"results of step {results.step} are not one for each chunk that samples")
         self._launched.popleft()
         self._collected = plan.step
+        self._pace.end(plan.num_tokens, now)
         if sum(entry.scores for entry in entries) != len(results.scored):
             raise ValueError(f"results of step {results.step} are not one for each chunk that scores")
         if sum(entry.pools for entry in entries) != len(results.pooled):
@@ -143,6 +145,7 @@ class Scheduler:
         Blocks that were published before stay valid, since they were computed by steps that succeeded.
         """
         self._launched.clear()
+        self._pace.forget()
         self._collected = self._step
         self.pool.settle(self._step)
         events = []
@@ -192,7 +195,7 @@ class Scheduler:
 
     def _continue_gang(self, draft: Draft, head: Sequence, gang: Gang, now: float) -> None:
         """The beams of a request fork and move together, or wait together."""
-        counts = gang.counts(draft.budget) if gang.parted and head.phase == "running" else []
+        counts = gang.counts(draft.budget)
         if not any(counts):
             return
         need = gang.need(counts, self.limits)
@@ -279,8 +282,7 @@ class Scheduler:
                 raise ValueError(f"no token sampled for row {sequence.row}")
             sequence.in_flight -= 1
             return [self._append(sequence, sampled, scores, now)]
-        names = () if sequence.request.beam is None else sequence.request.beam.answers
-        events = [event_of(sequence, request_id=name, prompt_logprobs=scores) for name in names or ("",) if scores]
+        events = prompt_events(sequence, scores)
         if sampled is not None and sequence.gang is not None:
             events += self._step_gang(sequence, sequence.gang, sampled, now)
         return events
@@ -290,15 +292,11 @@ class Scheduler:
         sequence.in_flight -= 1
         if sequence.phase != "running":  # a head that was preempted computes it again
             return []
-        head, pinned = gang.head, self.pool.num_pinned
-        tell = gang.part if sequence is head else partial(gang.take_in, sequence)
-        goes_on = tell(sampled.logprobs[0], self.pool, self.limits.block_size)
-        head.charge(head.charged + self.pool.num_pinned - pinned, now)
-        if goes_on:
+        if gang.take_in(sequence, sampled.logprobs[0], self.pool, self.limits.block_size, now):
             return []
         events = gang.answers()
         self._counters.generation_tokens += sum(len(event.token_ids) for event in events)
-        self._end(head, now, aborted=False)
+        self._end(gang.head, now, aborted=False)
         return events
 
     def _pool(self, entry: Entry, pooled: bytes, now: float) -> list[Event]:

@@ -1,0 +1,54 @@
+"""How many tokens a step may take while streams wait for it: what ends in a target time, by the cost of steps so far.
+
+A prompt that is computed in one step with others' next tokens holds those up. Pure: seconds are given. Owned by the
+scheduler.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from kvasir_runtime.core.rates import Mean
+from kvasir_runtime.core.sequence import Sequence
+
+MEMORY_S: Final = 2.0
+"""Busy seconds after which a measurement weighs 1/e: long prompts make tokens dearer as they go."""
+FEWEST_TOKENS: Final = 64
+"""Below it the weights are what a step costs, and smaller steps end hardly sooner."""
+
+
+class Pace:
+    """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
+
+    __slots__ = ("_began", "_cost", "_ended", "_max_tokens", "_target_s")
+
+    def __init__(self, *, target_s: float, max_tokens: int) -> None:
+        """target_s: 0 gives max_tokens always."""
+        self._target_s = target_s
+        self._max_tokens = max_tokens
+        self._cost = Mean()
+        self._began: deque[float] = deque()
+        self._ended = float("-inf")
+
+    def begin(self, now: float) -> None:
+        """A step begins, or will once those before it have ended."""
+        self._began.append(now)
+
+    def end(self, num_tokens: int, now: float) -> None:
+        """The oldest of those that have begun, of so many query tokens, ended."""
+        elapsed_s = now - max(self._began.popleft(), self._ended)
+        self._ended = now
+        if num_tokens >= FEWEST_TOKENS and elapsed_s > 0:
+            self._cost.add(elapsed_s, num_tokens, 1.0 / (1.0 + elapsed_s / MEMORY_S))
+
+    def forget(self) -> None:
+        """Those that have begun will not end."""
+        self._began.clear()
+
+    def budget(self, running: Iterable[Sequence]) -> int:
+        """Query tokens of the next step. Only sequences that lack nothing but their last token's cache wait for it."""
+        num_streams = sum(sequence.known - sequence.computed == 1 for sequence in running)
+        if not num_streams or not self._target_s or not self._cost.value:
+            return self._max_tokens
+        affordable = int(self._target_s / self._cost.value)
+        return min(self._max_tokens, max(affordable, FEWEST_TOKENS + num_streams))
