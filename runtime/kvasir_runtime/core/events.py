@@ -32,3 +32,9 @@ def event_of(
         message=message,
         injected=injected,
     )
+
+
+def prompt_events(sequence: Sequence, scores: tuple[Logprobs, ...]) -> list[Event]:
+    """Logprobs of a prompt, for every answer that it will have."""
+    names = () if sequence.request.beam is None else sequence.request.beam.answers
+    return [event_of(sequence, request_id=name, prompt_logprobs=scores) for name in names or ("",) if scores]

@@ -72,11 +72,18 @@ class Gang:
         shared = common // limits.block_size
         return shared + self.width * (limits.blocks_for(longest) - shared)
 
-    def part(self, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
-        """The head is computed and these tokens may follow: the beams begin, or go on after a preemption.
+    def take_in(self, sequence: Sequence, said: Logprobs, pool: BlockPool, block_size: int, now: float) -> bool:
+        """The head or a beam is computed, and these tokens may follow it. False when the search is over."""
+        pinned = pool.num_pinned
+        if sequence is self.head:
+            goes_on = self._part(said, pool, block_size)
+        else:
+            goes_on = self._step(sequence, said, pool, block_size)
+        self.head.charge(self.head.charged + pool.num_pinned - pinned, now)
+        return goes_on
 
-        False when the search is over.
-        """
+    def _part(self, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
+        """The beams begin, or go on after a preemption."""
         self.parted = True
         if self.members:
             common = len(self.head.tokens)
@@ -85,8 +92,8 @@ class Gang:
             return True
         return self._advance([self.head], [said], pool, block_size)
 
-    def take_in(self, member: Sequence, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
-        """A member's step is computed; with the last of them all step. False when the search is over."""
+    def _step(self, member: Sequence, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
+        """With the last member that is computed all step."""
         self._found[member] = said
         if len(self._found) < len(self.members):
             return True
@@ -109,8 +116,10 @@ class Gang:
         ]
 
     def counts(self, budget: int) -> list[int]:
-        """Tokens that each member computes now, within a budget."""
-        moves = []
+        """Tokens that each member computes now, within a budget; none while the head is on its own, or has no rows."""
+        moves: list[int] = []
+        if not self.parted or self.head.phase != "running":
+            return moves
         for member in self.members:
             waits = member.in_flight or member in self._found
             moves.append(0 if waits else min(member.known - member.computed, budget))
