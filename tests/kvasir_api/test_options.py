@@ -19,6 +19,8 @@ CHANGED = {
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "qwen3",
     "generation_config": "none",
     "pooling": "mean",
     "normalize": "never",

@@ -48,7 +48,7 @@ def events(*vectors):
     return [Event(request_id="", finish_reason="stop", pooled=struct.pack(f"<{len(v)}f", *v)) for v in vectors]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     means=st.sampled_from(list(LEAST)),
     scoring=st.sampled_from(list(SCORES)),
