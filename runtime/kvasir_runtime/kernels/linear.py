@@ -73,6 +73,11 @@ def native(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
     return build
 
 
+def with_rows(linear: Linear | None) -> packing.Packed | None:
+    """The layer itself where it gives back the rows that it was built from: then no table need be kept beside it."""
+    return linear if isinstance(linear, packing.Packed) and linear.gives_rows else None
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T for a weight that is used once: (tokens, in_features), (out_features, in_features), both contiguous.
 

@@ -3,13 +3,14 @@
 Called by the runner once a step with the ragged batch of that step. It knows no checkpoint names, no sampling, no rows.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.linear import Build, Linear, Weight
+from kvasir_runtime.kernels.linear import Build, Linear, Weight, with_rows
 from kvasir_runtime.kernels.native import step
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.spans import Spans
@@ -59,18 +60,22 @@ class Decoder:
         """
         self.spec = spec
         self._ops = ops
-        self._embedding = _plain(tensors, "embedding")
-        dtype, device = self._embedding.dtype, self._embedding.device
+        table = _plain(tensors, "embedding")
+        dtype, device = table.dtype, table.device
         self._cos, self._sin = (t.to(device) for t in rotary.tables(spec.rope, spec.head_dim, num_positions, dtype))
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
         self._norm = _plain(tensors, "norm")
         self._head: Linear | None = None
+        has_own = False
         if spec.head != "none":
-            has_own = spec.head_rows or "head.weight" in tensors  # a quantised copy of a table that is both
-            self._head = ops.linear(tensors.pop("head.weight") if has_own else self._embedding, None)
+            has_own = spec.head_rows > 0 or "head.weight" in tensors  # a quantised copy of a table that is both
+            self._head = ops.linear(tensors.pop("head.weight") if has_own else table, None)
+        # A table that is the head as well is kept once, as the head has it, where that gives its rows back.
+        shared = with_rows(self._head) if self._head and not has_own else None
+        self._embed: Callable[[Tensor], Tensor] = shared.rows if shared else partial(_looked_up, ops, table)
         self.step = step.whole(
             self._layers,
-            embedding=self._embedding,
+            embedding=shared or table,
             norm=self._norm,
             cos=self._cos,
             sin=self._sin,
@@ -114,7 +119,7 @@ class Decoder:
         spec, ops = self.spec, self._ops
         if self.step is not None and batch.logit_rows is not None and self.step.takes(cache):
             return self.step(batch.token_ids, batch.positions, batch.slots, batch.logit_rows, batch.spans, cache)
-        hidden = ops.embedding(batch.token_ids, self._embedding)
+        hidden = self._embed(batch.token_ids)
         cos = self._cos.index_select(0, batch.positions).unsqueeze(1)
         sin = self._sin.index_select(0, batch.positions).unsqueeze(1)
         residual: Tensor | None = None
@@ -158,6 +163,10 @@ class Decoder:
             gate_up=linear("gate_up", ops.gated),
             down=linear("down"),
         )
+
+
+def _looked_up(ops: Ops, table: Tensor, ids: Tensor) -> Tensor:
+    return ops.embedding(ids, table)
 
 
 def _plain(tensors: MutableMapping[str, Weight], name: str) -> Tensor:

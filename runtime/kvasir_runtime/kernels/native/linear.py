@@ -67,6 +67,11 @@ class Packed:
         self._product(ctypes.byref(self.struct), ctypes.byref(args))
         return out
 
+    @property
+    def gives_rows(self) -> bool:
+        """Whether `rows` can."""
+        return self.struct.kind == BFLOAT16_WEIGHTS and not self.struct.gated
+
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of a bfloat16 weight that is not gated, exactly: (count, k) of ids (count,) int64, contiguous."""
         out = torch.empty((ids.shape[0], self.struct.k), dtype=torch.bfloat16)

@@ -167,7 +167,7 @@ class Step:
 def whole(
     layers: Sequence[Layer],
     *,
-    embedding: Tensor,
+    embedding: Tensor | Packed,
     norm: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -177,10 +177,13 @@ def whole(
     intermediate: int,
     eps: float,
 ) -> Step | None:
-    """The step of these parts, or None where one of them is not for the C++. cos, sin: (positions, head_dim)."""
+    """The step of these parts, or None where one of them is not for the C++.
+
+    embedding: the table, or the head that gives its rows back. cos, sin: (positions, head_dim).
+    """
     weights = [_weights(layer) for layer in layers]
     packed = [four for four in weights if four is not None]
-    if embedding.dtype != torch.bfloat16 or len(packed) < len(layers) or not layers:
+    if norm.dtype != torch.bfloat16 or len(packed) < len(layers) or not layers:
         return None
     array = (LayerStruct * len(layers))()
     for struct, layer, four in zip(array, layers, packed, strict=True):
@@ -190,12 +193,13 @@ def whole(
         struct.window = layer.window
     model = ModelStruct(
         layers=array,
-        embedding=embedding.data_ptr(),
+        embedding=embedding.data_ptr() if isinstance(embedding, Tensor) else None,
+        head=ctypes.pointer(embedding.struct) if isinstance(embedding, Packed) else None,
         norm=norm.data_ptr(),
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
         num_layers=len(layers),
-        hidden=embedding.shape[1],
+        hidden=norm.shape[0],
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
