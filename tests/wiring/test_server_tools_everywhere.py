@@ -308,3 +308,55 @@ class TestOllama:
 
     def test_it_says_what_it_can(self, ollamas):
         assert ollamas.show("tiny").capabilities == ["completion", "tools", "thinking"]
+
+
+def test_high_effort_asks_nothing_of_a_model_that_knows_none(tmp_path):
+    with scripted(tmp_path, *ARGS) as engine:
+        engine.says("x")
+        body = {"model": "tiny", "messages": CHAT, "max_tokens": 9}
+
+        def status(**fields):
+            answer = engine.server.ask("/v1/messages", {**body, **fields})
+            return answer.status, answer.json["error"]["message"].partition(" ")[0] if answer.status != 200 else ""
+
+        assert status(output_config={"effort": "high"}, thinking={"type": "adaptive"}) == (200, "")
+        assert status(output_config={"effort": "low"}) == (400, "`output_config.effort`")
+        assert status(thinking={"type": "disabled"}) == (400, "`thinking`")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "citations": None}]}],
+                "tools": [{"name": "f", "description": None, "input_schema": {"type": "object"}, "type": None}],
+                "max_tokens": 5,
+                "system": None,
+            },
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": [{"role": "user", "content": "a", "id": None, "status": None}],
+                "text": {"format": None, "verbosity": None},
+                "reasoning": {"effort": None, "summary": None},
+                "tools": [{"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}],
+            },
+        ),
+        (
+            "/api/chat",
+            {
+                "messages": [{"role": "user", "content": "a", "images": None, "tool_calls": None, "thinking": None}],
+                "tools": [{"type": "function", "function": {"name": "f", "description": None}}],
+                "options": {"temperature": None},
+                "stream": False,
+            },
+        ),
+    ],
+)
+def test_null_means_absent_at_every_depth(engine, path, body):
+    engine.says("x")
+    answer = engine.server.ask(path, {"model": "tiny", **body})
+    assert answer.status == 200, answer.body

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kvasir_runtime.server.bodies import Strict
+from kvasir_runtime.server.surfaces.sparse import Sparse
 
 Chat = dict[str, Any]
 Ignored = Annotated[Any, Field(exclude=True)]
@@ -21,7 +21,7 @@ def _texts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class TextBlock(Strict):
+class TextBlock(Sparse):
     """A text."""
 
     type: Literal["text"]
@@ -30,7 +30,7 @@ class TextBlock(Strict):
     citations: None = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(Sparse):
     """What the model thought earlier. signature: ours are empty, so there is nothing to check."""
 
     type: Literal["thinking"]
@@ -38,7 +38,7 @@ class ThinkingBlock(Strict):
     signature: str = ""
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(Sparse):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -51,7 +51,7 @@ class ToolUseBlock(Strict):
 Texts = Annotated[list[TextBlock], BeforeValidator(_texts)]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(Sparse):
     """What a call gave. is_error: it failed, which the model is told."""
 
     type: Literal["tool_result"]
@@ -65,7 +65,7 @@ Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Fi
 Blocks = Annotated[list[Block], BeforeValidator(_texts)]
 
 
-class Turn(Strict):
+class Turn(Sparse):
     """One message."""
 
     role: Literal["user", "assistant", "system"]

@@ -4,6 +4,7 @@ Called in a worker thread with the raw bytes. The rule for fields is that of bod
 name. Field names and limits are Anthropic's.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -11,12 +12,13 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_api import openai_errors
 from kvasir_runtime.server import bodies
-from kvasir_runtime.server.bodies import MAX_COUNT, MAX_STOPS, ChatBody, Strict
+from kvasir_runtime.server.bodies import MAX_COUNT, MAX_STOPS, ChatBody
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.surfaces import common
 from kvasir_runtime.server.surfaces.messages.blocks import Ignored, Texts, ThinkingBlock, Turn, chat_messages, joined
+from kvasir_runtime.server.surfaces.sparse import Sparse
 
 LABELS: Final = frozenset({"metadata", "cache_control", "inference_geo", "user_profile_id", "workspace_id"})
 """Taken with any value: they change nothing of an answer; what of a prompt is cached its prefix decides."""
@@ -31,12 +33,11 @@ HARMLESS: Final = {
 NAMES: Final = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
-    "reasoning_effort": "thinking",
     "continue_final_message": "messages",
 }
 
 
-class Tool(Strict):
+class Tool(Sparse):
     """A function that the model may call. Tools that Anthropic runs itself have other types and are refused."""
 
     type: Literal["custom"] | None = None
@@ -57,7 +58,7 @@ class Tool(Strict):
         return {"type": "function", "function": function}
 
 
-class ToolChoice(Strict):
+class ToolChoice(Sparse):
     """Whether and which tool is called. name: with type tool."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -71,7 +72,7 @@ class ToolChoice(Strict):
         return {"auto": "auto", "any": "required", "none": "none"}[self.type]
 
 
-class Thinking(Strict):
+class Thinking(Sparse):
     """Whether the model thinks first. budget_tokens bounds nothing beside max_tokens, as models here have no budget."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -79,14 +80,14 @@ class Thinking(Strict):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class Format(Strict):
+class Format(Sparse):
     """The form that an answer must have."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(Sparse):
     """How much the model thinks, and the form of its answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -109,7 +110,7 @@ def _stops(value: Any) -> Any:
     return value
 
 
-class CountBody(Strict):
+class CountBody(Sparse):
     """A body of `/v1/messages/count_tokens`: what shapes the prompt."""
 
     model: str = Field(max_length=512)
@@ -134,11 +135,32 @@ class CountBody(Strict):
             document["tool_choice"] = self.tool_choice.as_chat()
             if self.tool_choice.disable_parallel_tool_use:
                 document["parallel_tool_calls"] = False
-        if self.thinking is not None:
-            document |= common.thinking(self.thinking.type != "disabled")
-        if self.output_config is not None:
-            document |= _configured(self.output_config)
-        return document
+        return document | self._thought() | self._formed()
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """A chat's fields, and what they are called here."""
+        off = self.thinking is not None and self.thinking.type == "disabled"
+        return {**NAMES, "reasoning_effort": "thinking" if off else "output_config.effort"}
+
+    def _thought(self) -> dict[str, Any]:
+        """An effort that is high asks for nothing, as that is Anthropic's default: only some templates look at it."""
+        effort = self.output_config.effort if self.output_config is not None else None
+        thinking = self.thinking.type if self.thinking is not None else None
+        if thinking == "disabled":
+            return common.thinking(False)
+        switches: dict[str, Any] = {"enable_thinking": True, "thinking": True} if thinking is not None else {}
+        if effort == "high":
+            return {"chat_template_kwargs": switches | {"reasoning_effort": "high"}}
+        kwargs = {"chat_template_kwargs": switches} if switches else {}
+        return kwargs | ({"reasoning_effort": effort} if effort is not None else {})
+
+    def _formed(self) -> dict[str, Any]:
+        form = self.output_config.format if self.output_config is not None else None
+        if form is None:
+            return {}
+        schema = {"name": "answer", "schema": form.schema_, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 class MessagesBody(CountBody):
@@ -166,25 +188,15 @@ def parsed(raw: bytes) -> tuple[MessagesBody, ChatBody]:
     body = bodies.validated(raw, MessagesBody, HARMLESS, LABELS)
     _check_thinking(body.thinking, body.max_tokens)
     _check_choice(body.tool_choice)
-    return body, common.chat_of(body.as_chat(), NAMES)
+    return body, common.chat_of(body.as_chat(), body.names)
 
 
 def counted(raw: bytes, served: Served) -> dict[str, int]:
     """input_tokens of the prompt that `/v1/messages` would send. Raises Refused."""
     body = bodies.validated(raw, CountBody, HARMLESS, LABELS)
     _check_choice(body.tool_choice)
-    chat = common.chat_of(body.as_chat(), NAMES)
-    return {"input_tokens": common.prompt_tokens(chat, served, NAMES)}
-
-
-def _configured(config: OutputConfig) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    if config.effort is not None:
-        document["reasoning_effort"] = config.effort
-    if config.format is not None:
-        schema = {"name": "answer", "schema": config.format.schema_, "strict": True}
-        document["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return document
+    chat = common.chat_of(body.as_chat(), body.names)
+    return {"input_tokens": common.prompt_tokens(chat, served, body.names)}
 
 
 def _check_thinking(thinking: Thinking | None, max_tokens: int) -> None:

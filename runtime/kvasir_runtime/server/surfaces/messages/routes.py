@@ -35,6 +35,6 @@ def add(app: FastAPI, pod: Pod) -> None:
 
 def _prepared(raw: bytes, served: Served) -> Prepared:
     body, chat = bodies.parsed(raw)
-    job = common.job_of(chat, served, "msg_", bodies.NAMES, fit=True)
+    job = common.job_of(chat, served, "msg_", body.names, fit=True)
     shows = body.thinking is None or body.thinking.display != "omitted"
     return Prepared(job=job, framing=lambda job, *_: Messages(job, max_tokens=body.max_tokens, shows_thinking=shows))

@@ -12,11 +12,12 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir_api import surfaces
-from kvasir_runtime.server.bodies import MAX_LOGPROBS, Strict
+from kvasir_runtime.server.bodies import MAX_LOGPROBS
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.surfaces import common
 from kvasir_runtime.server.surfaces.ollama import options as fields
 from kvasir_runtime.server.surfaces.ollama.options import Options
+from kvasir_runtime.server.surfaces.sparse import Sparse
 
 LABELS: Final = frozenset({"keep_alive"})
 """How long Ollama keeps a model in memory: here a model is served as long as the server lives."""
@@ -39,7 +40,7 @@ NAMES: Final = {
 }
 
 
-class CalledFunction(Strict):
+class CalledFunction(Sparse):
     """What was called."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -48,7 +49,7 @@ class CalledFunction(Strict):
     description: str | None = None
 
 
-class ToolCall(Strict):
+class ToolCall(Sparse):
     """A call that the model made. id: as it was told, or none, as Ollama's own messages had long none."""
 
     function: CalledFunction
@@ -62,7 +63,7 @@ def _empty(value: Any) -> Any:
     return value
 
 
-class Message(Strict):
+class Message(Sparse):
     """One message. tool_name: which call's result it is."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -74,7 +75,7 @@ class Message(Strict):
     images: Annotated[Any, BeforeValidator(_empty)] = None
 
 
-class Request(Strict):
+class Request(Sparse):
     """What both share. format: json, or a schema. think: true, false or a level."""
 
     model: str = Field(min_length=1, max_length=512)

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from kvasir_api import openai_errors
-from kvasir_runtime.server.bodies import MAX_COUNT, Strict
+from kvasir_runtime.server.bodies import MAX_COUNT
 from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.server.surfaces.sparse import Sparse
 
 LOADING: Final = (
     "numa",
@@ -35,7 +36,7 @@ def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class Options(Strict):
+class Options(Sparse):
     """num_predict: -1 and -2 mean all that fits. num_ctx: at most what the model is served with."""
 
     num_predict: int = Field(-1, ge=-2, le=MAX_COUNT)

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from kvasir_api import __version__, surfaces
 from kvasir_runtime.server import bodies, prepare
-from kvasir_runtime.server.bodies import Strict
 from kvasir_runtime.server.bodyread import read_body
 from kvasir_runtime.server.generation import Prepared, answering
 from kvasir_runtime.server.jsons import body_schema, json_response
@@ -24,12 +23,13 @@ from kvasir_runtime.server.surfaces.ollama import body as requests
 from kvasir_runtime.server.surfaces.ollama import cards
 from kvasir_runtime.server.surfaces.ollama.body import ChatRequest, GenerateRequest
 from kvasir_runtime.server.surfaces.ollama.framing import Lines, head, said
+from kvasir_runtime.server.surfaces.sparse import Sparse
 
 PREFIX: Final = "ollama-"
 SHOW_HARMLESS: Final = {"verbose": only(False), "system": only(""), "template": only(""), "options": only({})}
 
 
-class ShowRequest(Strict):
+class ShowRequest(Sparse):
     """A body of `/api/show`. name: what older clients call the model."""
 
     model: str = Field("", max_length=512)

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvasir_runtime.server.bodies import MAX_COUNT, MAX_LOGPROBS, Strict
+from kvasir_runtime.server.bodies import MAX_COUNT, MAX_LOGPROBS
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.surfaces.responses import items
 from kvasir_runtime.server.surfaces.responses.items import Id, Item
+from kvasir_runtime.server.surfaces.sparse import Sparse
 from kvasir_runtime.wire import Sampling
 
 MAX_INPUT: Final = 16_384
@@ -37,7 +38,7 @@ NAMES: Final = {
 }
 
 
-class FunctionTool(Strict):
+class FunctionTool(Sparse):
     """A function that the model may call. Tools that OpenAI runs itself have other types and are refused."""
 
     type: Literal["function"]
@@ -51,14 +52,14 @@ class FunctionTool(Strict):
         return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type"})}
 
 
-class NamedTool(Strict):
+class NamedTool(Sparse):
     """A function by its name."""
 
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(Strict):
+class AllowedTools(Sparse):
     """Some of the tools, of which any may or one must be called."""
 
     type: Literal["allowed_tools"]
@@ -83,7 +84,7 @@ ToolChoice = Annotated[
 ]
 
 
-class Format(Strict):
+class Format(Sparse):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -106,14 +107,14 @@ class Format(Strict):
         return {"type": "json_schema", "json_schema": given}
 
 
-class Text(Strict):
+class Text(Sparse):
     """How the answer is written."""
 
     format: Format = Format()
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Strict):
+class Reasoning(Sparse):
     """How much the model thinks. There are no summaries: an item carries what it thought."""
 
     effort: str | None = Field(None, max_length=16)
@@ -121,7 +122,7 @@ class Reasoning(Strict):
     generate_summary: None = None
 
 
-class StreamOptions(Strict):
+class StreamOptions(Sparse):
     """include_obfuscation: we pad nothing, so only false is true."""
 
     include_obfuscation: Literal[False] = False
@@ -135,7 +136,7 @@ def _metadata(value: Any) -> Any:
     return value
 
 
-class InputBody(Strict):
+class InputBody(Sparse):
     """What shapes the prompt; the body of `/v1/responses/input_tokens`."""
 
     model: str = Field(max_length=512)

@@ -10,14 +10,14 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvasir_api.openai_errors import quoted
-from kvasir_runtime.server.bodies import Strict
+from kvasir_runtime.server.surfaces.sparse import Sparse
 
 Item = dict[str, Any]
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Strict):
+class TextPart(Sparse):
     """A text of a user or of the model. Where a prompt may be cached its prefix decides, so marks change nothing."""
 
     type: Literal["input_text", "output_text"]
@@ -27,7 +27,7 @@ class TextPart(Strict):
     prompt_cache_breakpoint: Any = Field(None, exclude=True)
 
 
-class ReasoningPart(Strict):
+class ReasoningPart(Sparse):
     """A piece of what the model thought."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -42,7 +42,7 @@ def _texts(value: Any) -> Any:
 Texts = Annotated[list[TextPart], BeforeValidator(_texts)]
 
 
-class MessageItem(Strict):
+class MessageItem(Sparse):
     """A message. phase says what an assistant's was for, which no template asks."""
 
     type: Literal["message"] = "message"
@@ -53,7 +53,7 @@ class MessageItem(Strict):
     phase: Literal["commentary", "final_answer"] | None = Field(None, exclude=True)
 
 
-class CallItem(Strict):
+class CallItem(Sparse):
     """A call that the model made. arguments: the text of a JSON object."""
 
     type: Literal["function_call"]
@@ -64,7 +64,7 @@ class CallItem(Strict):
     status: Status | None = None
 
 
-class CallOutputItem(Strict):
+class CallOutputItem(Sparse):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -74,7 +74,7 @@ class CallOutputItem(Strict):
     status: Status | None = None
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(Sparse):
     """What the model thought before; of its content, or else of its summary."""
 
     type: Literal["reasoning"]
