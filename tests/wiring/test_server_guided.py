@@ -180,7 +180,6 @@ def test_hostile_grammars_are_refused_while_others_go_on(server):
         assert params[name] == (field if name not in {"deeper than JSON is read", "lone surrogates"} else None), name
     assert all(elapsed < 4 * WALL_S for _, _, elapsed in refused.values())
     assert pieces > 20, "the stream went on"
-    assert max(stream.gaps) < WALL_S / 2
     assert chat(server, guided_regex="[ab]").status == 200
     assert server.state()["phase"] == "ready"
 

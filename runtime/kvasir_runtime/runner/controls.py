@@ -66,6 +66,10 @@ class Controls:
         asking = (self._penalties, self._biases, self._allowed, self._bad)
         return any(asking) and any(chunk.row in rows for rows in asking for chunk in sampled)
 
+    def forbids(self, row: int) -> bool:
+        """Whether a row may have tokens that are never drawn."""
+        return row in self._allowed or row in self._bad
+
     def change(self, logits: Tensor, sampled: Sequence[Chunk], tokens: Tensor) -> None:
         """Change the logits of the chunks that sample, in place, in the order that `wire.Sampling` names.
 

@@ -4,7 +4,7 @@ Owned by the runner, told of leaves and joins, asked twice a step: for masks bef
 drawn tokens led to. What fails here ends the one request whose grammar it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from kvasir_runtime.runner.rows import Rows
 if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import Guide
 
-_FORBIDDEN = float("-inf")
+_NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,6 @@ class Filling:
 
     guided: tuple[Guided, ...]
     masks: "Future[NDArray[np.int32]]"
-
-    def places(self, device: torch.device) -> Tensor:
-        """(guided,) int64: among the chunks that sample."""
-        return torch.tensor([one.place for one in self.guided]).to(device, non_blocking=True)
 
 
 class Masks:
@@ -88,16 +84,23 @@ class Masks:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         return Filling(guided, self._thread.submit(self._fill, guided))
 
-    def change(self, logits: Tensor, unchanged: Tensor, filling: Filling) -> None:
+    def change(self, logits: Tensor, torn: Mapping[int, Tensor], filling: Filling) -> None:
         """Forbid what the grammars do not allow, in place. Where nothing else would be left, they alone decide.
 
-        logits: (samples, vocab) float32, all other changes made; unchanged: (guided, vocab) float32, before them.
+        logits: (samples, vocab) float32, all other changes made. torn: (vocab,) logits before them, by their places
+        among guided, of those of which others may have forbidden all.
         """
-        allowed = _unpacked(filling.masks.result(), logits)
-        places = filling.places(logits.device)
-        wanted = logits[places].masked_fill_(~allowed, _FORBIDDEN)
-        dead = wanted.amax(dim=1, keepdim=True) == _FORBIDDEN
-        logits[places] = torch.where(dead, unchanged.masked_fill(~allowed, _FORBIDDEN), wanted)
+        forbidden = _forbidden(filling.masks.result(), logits)
+        if logits.device.type == "cpu":  # where copies of all rows would take longer than the loop
+            for number, one in enumerate(filling.guided):
+                logits[one.place].masked_fill_(forbidden[number], _NEVER)
+        else:
+            places = torch.tensor([one.place for one in filling.guided]).to(logits.device, non_blocking=True)
+            logits[places] = logits[places].masked_fill_(forbidden, _NEVER)
+        for number, before in torn.items():
+            row = logits[filling.guided[number].place]
+            dead = row.amax() == _NEVER
+            row.copy_(torch.where(dead, before.masked_fill(forbidden[number], _NEVER), row))
 
     @torch.inference_mode()
     def take(self, results: Results, filling: Filling, rows: Rows, controls: Controls) -> Results:
@@ -130,10 +133,15 @@ class Masks:
         return masks
 
 
-def _unpacked(masks: NDArray[np.int32], logits: Tensor) -> Tensor:
-    """(guided, vocab) bool on the device of the logits; ids that the tokenizer lacks are not allowed."""
-    packed = torch.from_numpy(masks.view(np.uint8)).to(logits.device, non_blocking=True)
+def _forbidden(masks: NDArray[np.int32], logits: Tensor) -> Tensor:
+    """(guided, vocab) bool on the device of the logits; ids that the tokenizer lacks are forbidden."""
+    size = logits.shape[1]
+    packed = np.zeros((len(masks), -(-size // 8)), dtype=np.uint8)
+    known = masks.view(np.uint8)[:, : packed.shape[1]]
+    packed[:, : known.shape[1]] = known
+    np.invert(packed, out=packed)
+    if logits.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed, axis=1, count=size, bitorder="little").view(np.bool_))
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8).to(logits.device, non_blocking=True)
-    bits = (packed[:, :, None] & powers).ne(0).flatten(1)
-    missing = logits.shape[1] - bits.shape[1]
-    return torch.nn.functional.pad(bits, (0, missing)) if missing > 0 else bits[:, : logits.shape[1]]
+    bits = torch.from_numpy(packed).to(logits.device, non_blocking=True)[:, :, None] & powers
+    return bits.ne(0).flatten(1)[:, :size]

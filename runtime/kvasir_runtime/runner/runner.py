@@ -209,17 +209,24 @@ class Runner:
         if owners:
             asking = torch.tensor([place for place, _, _ in owners]).to(logits.device, non_blocking=True)
             unchanged = logits[asking]
-        if filling is not None:
-            before = logits[filling.places(logits.device)]
+        torn = {} if filling is None else self._torn(logits, sampled, filling)
         if sampling.forbidden.shape[0]:
             logits[sampling.forbidden[:, 0], sampling.forbidden[:, 1]] = float("-inf")
         self._controls.change(logits, sampled, self._rows.tokens)
         if filling is not None and self._masks is not None:
-            self._masks.change(logits, before, filling)
+            self._masks.change(logits, torn, filling)
         ids = self._ops.sample(logits, sampling.draws)
         self._rows.append(sampled, ids)
         self._controls.drawn(sampled, ids)
         return Drawn(ids=ids, of_answer=reports.of_answer(unchanged, ids[asking], owners) if owners else None)
+
+    def _torn(self, logits: Tensor, sampled: Sequence[Chunk], filling: Filling) -> dict[int, Tensor]:
+        """Logits of the guided rows of which all that is allowed may yet be forbidden, by their places among guided."""
+        return {
+            number: logits[one.place].clone()
+            for number, one in enumerate(filling.guided)
+            if sampled[one.place].min_tokens_left or self._controls.forbids(one.row)
+        }
 
 
 def _to_host(tensor: Tensor) -> Tensor:
