@@ -86,6 +86,25 @@ def test_a_short_run_finds_nothing(fuzz, server):
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/responses", {"input": "x", "tool_choice": {"type": {}}}, "tool_choice"),
+        (
+            "/v1/responses/input_tokens",
+            {
+                "input": "x",
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            },
+            "tool_choice",
+        ),
+    ],
+)
+def test_what_was_found_once_is_refused(server, path, fields, param):
+    answer = server.ask(path, {"model": "tiny", **fields})
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allow"),
     [("PUT", "/ping", "GET, POST"), ("PATCH", "/v1/completions", "POST"), ("DELETE", "/v1/models/tiny", "GET")],
 )

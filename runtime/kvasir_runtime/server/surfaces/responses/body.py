@@ -166,11 +166,8 @@ class InputBody(Sparse):
     def _tools(self) -> dict[str, Any]:
         choice = self.tool_choice
         if not self.tools:
-            return (
-                {"tool_choice": choice if isinstance(choice, str) else "required"}
-                if choice not in {"auto", "none"}
-                else {}
-            )
+            asked = choice if isinstance(choice, str) else "required"
+            return {} if asked in {"auto", "none"} else {"tool_choice": asked}
         named: Any = choice
         if isinstance(choice, NamedTool):
             named = {"type": "function", "function": {"name": choice.name}}
