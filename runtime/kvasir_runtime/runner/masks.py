@@ -142,6 +142,10 @@ def _forbidden(masks: NDArray[np.int32], logits: Tensor) -> Tensor:
     np.invert(packed, out=packed)
     if logits.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed, axis=1, count=size, bitorder="little").view(np.bool_))
-    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8).to(logits.device, non_blocking=True)
-    bits = torch.from_numpy(packed).to(logits.device, non_blocking=True)[:, :, None] & powers
-    return bits.ne(0).flatten(1)[:, :size]
+    return unpacked(torch.from_numpy(packed).to(logits.device, non_blocking=True), size)
+
+
+def unpacked(packed: Tensor, size: int) -> Tensor:
+    """(rows, size) bool from (rows, bytes) uint8, the lowest bit first, on the device where they are."""
+    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8).to(packed.device, non_blocking=True)
+    return (packed[:, :, None] & powers).ne(0).flatten(1)[:, :size]
