@@ -58,7 +58,7 @@ class Model(Part):
 
     uri: str = option(
         ...,
-        "Where the model's directory (Hugging Face layout, safetensors) is: pvc://CLAIM/PATH or file:///PATH below a directory that the operator allows.",
+        "Where the model is, a directory (Hugging Face layout, safetensors, or one GGUF file) or on a claim a .gguf file: pvc://CLAIM/PATH or file:///PATH below a directory that the operator allows.",
         min_length=7,
         max_length=1024,
     )
