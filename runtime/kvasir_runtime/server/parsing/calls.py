@@ -233,10 +233,12 @@ def _section(row: Row, taking: Taking) -> Steps:
 
 
 def begun(text: str, marks: Collection[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a mark."""
-    longest = max((len(mark) for mark in marks), default=0)
-    for length in range(min(longest - 1, len(text)), 0, -1):
-        tail = text[-length:]
-        if any(mark.startswith(tail) for mark in marks):
-            return length
-    return 0
+    """How many characters at the end of a text may be the beginning of a mark. Run once per token, so it is short."""
+    longest = 0
+    for mark in marks:
+        place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+        while place >= 0 and not mark.startswith(text[place:]):
+            place = text.find(mark[0], place + 1)
+        if place >= 0:
+            longest = max(longest, len(text) - place)
+    return longest

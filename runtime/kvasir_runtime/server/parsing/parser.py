@@ -101,6 +101,8 @@ class Parser:
 
     def _kept(self, parts: list[Part]) -> list[Part]:
         """What may be told."""
+        if len(parts) == 1 and isinstance(parts[0], Content) and not self.full:
+            return parts  # most pieces by far
         kept: list[Part] = []
         for part in parts:
             if self.full:
