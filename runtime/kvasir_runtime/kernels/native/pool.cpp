@@ -17,12 +17,10 @@ namespace kvasir {
 namespace {
 
 constexpr int MAX_THREADS = 256;
-// Pauses before the first yield: about 4 us, longer than a barrier between threads that all have a core.
-constexpr int SPINS = 100;
-// Then yields, as long as the next region is likely to follow within it: the time between two operations of one step.
-constexpr int64_t WORKER_YIELD_NS = 200'000;
-// Inside a region the others are at work, so sleeping pays only where one of them has lost its core for long.
-constexpr int64_t BARRIER_YIELD_NS = 1'000'000;
+// How long a thread waits awake. Never by sched_yield: on a core that another process wants that gives away a whole time
+// slice (3 ms), while a thread that sleeps takes its core back as soon as it is woken.
+constexpr int64_t WORKER_AWAKE_NS = 100'000;  // the time between two operations of one step, and some
+constexpr int64_t BARRIER_AWAKE_NS = 50'000;   // the others are at work, unless they have lost their core for long
 
 struct alignas(64) Claims {
   int64_t next[2][LOOPS];  // by parity of the phase, then loop: how many pieces of this thread's range are taken
@@ -79,18 +77,15 @@ void futex(Word& word, int operation, int value) {
   syscall(SYS_futex, &word.value, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
-void await_change(Word& word, Word& sleepers, int old, int64_t yield_ns) {
-  for (int i = 0; i < SPINS; ++i) {
-    if (load(word) != old) return;
-    pause_briefly();
-  }
-  for (const int64_t deadline = now_ns() + yield_ns; now_ns() < deadline;) {
-    for (int i = 0; i < 8; ++i) {
+void await_change(Word& word, Word& sleepers, int old, int64_t awake_ns) {
+  int64_t deadline = 0;
+  do {
+    for (int i = 0; i < 64; ++i) {
       if (load(word) != old) return;
       pause_briefly();
     }
-    sched_yield();
-  }
+    if (!deadline) deadline = now_ns() + awake_ns;
+  } while (now_ns() < deadline);
   __atomic_add_fetch(&sleepers.value, 1, __ATOMIC_SEQ_CST);
   while (__atomic_load_n(&word.value, __ATOMIC_SEQ_CST) == old) futex(word, FUTEX_WAIT, old);
   __atomic_sub_fetch(&sleepers.value, 1, __ATOMIC_SEQ_CST);
@@ -117,7 +112,7 @@ void* work(void* argument) {
   const int tid = static_cast<int>(reinterpret_cast<intptr_t>(argument));
   int epoch = 0;
   for (;;) {
-    await_change(pool.epoch, pool.epoch_sleepers, epoch, WORKER_YIELD_NS);
+    await_change(pool.epoch, pool.epoch_sleepers, epoch, WORKER_AWAKE_NS);
     epoch = load(pool.epoch);
     if (pool.stopping) return nullptr;
     pool.fn(tid, pool.size, pool.args);
@@ -200,13 +195,13 @@ void run(Region fn, void* args, const Need* needs, int num_needs) {
   if (nth > 1) change(pool.epoch, pool.epoch_sleepers);
   fn(0, nth, args);
   const int phase = arrive(0, nth);
-  if (nth > 1) await_change(pool.phase, pool.phase_sleepers, phase, BARRIER_YIELD_NS);
+  if (nth > 1) await_change(pool.phase, pool.phase_sleepers, phase, BARRIER_AWAKE_NS);
   pthread_mutex_unlock(&turn);
 }
 
 void barrier(int tid, int nth) {
   const int phase = arrive(tid, nth);
-  if (nth > 1) await_change(pool.phase, pool.phase_sleepers, phase, BARRIER_YIELD_NS);
+  if (nth > 1) await_change(pool.phase, pool.phase_sleepers, phase, BARRIER_AWAKE_NS);
 }
 
 int64_t claim(int tid, int nth, int64_t count, int loop) {

@@ -5,7 +5,7 @@
 // its own, and many kernels with barriers between them are one region too: a whole step of a model.
 //
 // Sharing is dynamic because cores are shared: a thread that lost its core to another process holds up only the piece it
-// has claimed. Threads that wait spin for a moment, then give their core to whoever wants it, then sleep.
+// has claimed. Threads that wait spin for a moment, then sleep.
 #pragma once
 
 #include <cstdint>
