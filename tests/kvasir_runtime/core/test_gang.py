@@ -182,6 +182,20 @@ def test_what_beams_computed_is_found_by_the_next_turn():
     assert served.answers["next"].cached_tokens >= len(PROMPT) + len(answer) - 3
 
 
+def test_the_same_searches_give_the_same_plans():
+    def plans():
+        served = engine(2, num_blocks=13, block_size=2)
+        beams(served, "a", PROMPT, 3, max_tokens=5)
+        beams(served, "b", [1, 2, 3], 2, max_tokens=8)
+        served.submit(request("c", PROMPT))
+        served.finish()
+        return served.plans
+
+    first = plans()
+    assert sum(len(plan.forks) for plan in first) > 10
+    assert first == plans()
+
+
 TRAFFIC = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(1, 14), st.integers(1, 8), st.integers(0, 2)),
     min_size=1,

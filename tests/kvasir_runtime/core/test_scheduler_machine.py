@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fakes.beams import searched
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
@@ -14,7 +15,7 @@ from kvasir_api.state import State
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.wire import Grammar, Pooling
+from kvasir_runtime.wire import Beam, Grammar, Pooling
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
 INJECTED = 77
@@ -97,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin(self, limits, depth):
         self.served = served_with(limits, depth)
         self.requests = {}
+        self.searches = {}
         self.aborted = set()
 
     @rule(prompt=PROMPTS, sampling=SAMPLING)
@@ -112,6 +114,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests[made.request_id] = made
         self.served.submit(made)
 
+    @rule(prompt=PROMPTS, width=st.integers(1, 4), max_tokens=st.integers(1, 9), never=st.booleans())
+    def search(self, prompt, width, max_tokens, never):
+        name = f"s{len(self.searches)}"
+        names = tuple(f"{name}/{number}" for number in range(width))
+        beam = Beam(width=width, answers=names, early_stopping="never" if never else False)
+        made = request(names[0], prompt, max_tokens=max_tokens, beam=beam)
+        self.searches[names[0]] = made
+        self.served.submit(made)
+
     @rule(steps=st.integers(1, 6))
     def step(self, steps):
         for _ in range(steps):
@@ -121,11 +132,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def abort(self, pick):
         living = [name for name, answer in self.served.answers.items() if not answer.reason]
+        living = [name for name in living if name in self.requests or name in self.searches]
         if living:
             name = living[pick % len(living)]
             self.served.scheduler.abort(name, self.served.now, success=pick % 2 == 0)
-            self.served.answers[name].reason = "aborted"
-            self.aborted.add(name)
+            self.gone(name)
 
     @rule(pick=st.integers(0, 99), count=st.integers(1, 9))
     def inject(self, pick, count):
@@ -138,8 +149,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.served.flight.clear()
         self.served.runner.in_flight = 0
         for event in self.served.scheduler.fail_running("told to fail", self.served.now):
-            self.served.answers[event.request_id].reason = "aborted"
-            self.aborted.add(event.request_id)
+            self.gone(event.request_id)
+
+    def gone(self, name):
+        self.aborted.add(name)
+        for one in self.searches[name].beam.answers if name in self.searches else (name,):
+            self.served.answers[one].reason = "aborted"
 
     @invariant()
     def every_block_is_pinned_cached_or_free(self):
@@ -157,6 +172,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert 0 < plan.num_tokens <= limits.max_batch_tokens
             assert len(plan.chunks) <= limits.max_sequences
         self.served.plans.clear()
+
+    def look_at_searches(self):
+        """A search finds what it would find alone, or was told that its beams do not fit."""
+        limits = self.served.scheduler.limits
+        for name, made in self.searches.items():
+            answers = [self.served.answers[one] for one in made.beam.answers]
+            if name in self.aborted:
+                continue
+            if answers[0].reason == "error":
+                assert (
+                    made.beam.width > limits.max_sequences
+                    or len(made.prompt) >= limits.longest(made)
+                    or (made.beam.width > limits.max_batch_tokens or not made.prompt)
+                )
+                continue
+            room = limits.longest(made) - len(made.prompt)
+            want = searched(
+                MODEL,
+                made.prompt,
+                width=made.beam.width,
+                max_tokens=min(room, made.sampling.max_tokens),
+                stops=frozenset({0}),
+                early_stopping=made.beam.early_stopping,
+            )
+            assert [(answer.tokens, answer.reason) for answer in answers] == [(t, r) for t, r, _ in want]
 
     def look_at_vector(self, made, answer):
         """What the fake runner read at the pooled positions, however the prompt was cut and preempted."""
@@ -185,6 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not made.prompt or len(made.prompt) >= limit
             else:
                 assert (answer.tokens, answer.reason) == alone(made, limit, answer.marks)
+        self.look_at_searches()
         self.every_block_is_pinned_cached_or_free()
         state = self.served.scheduler.report(State())
         assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (0, 0, 0, 0)

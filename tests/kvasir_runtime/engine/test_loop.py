@@ -2,6 +2,7 @@
 
 from itertools import count
 
+import msgspec
 import pytest
 
 from fakes.clients import CLIENT, FakeClients
@@ -14,7 +15,7 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine, EngineError
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import Record
-from kvasir_runtime.wire import Abort, Drain, Hello, Ready, Shutdown, Submit
+from kvasir_runtime.wire import Abort, Beam, Drain, Hello, Ready, Shutdown, Submit
 
 ENDLESS = FakeModel(table=tuple(range(1, 61)))
 OTHER = b"api-1"
@@ -101,6 +102,23 @@ def test_every_client_hears_every_step_and_only_its_own_events():
     assert {event.request_id for event in clients.events()} == {"a"}
     assert {event.request_id for event in clients.events(OTHER)} == {"b"}
     assert len(clients.steps()) == len(clients.steps(OTHER)) == 4
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_all_answers_of_a_search_go_to_who_asked_and_none_is_remembered(leaves):
+    beam = Beam(width=3, answers=("s/0", "s/1", "s/2"))
+    made = msgspec.structs.replace(request("s/0", (1, 2, 3), max_tokens=5), beam=beam)
+    clients = FakeClients(
+        [[(OTHER, Submit(made)), submit("a", max_tokens=9)], [], [(OTHER, Abort("s/0"))] if leaves else []]
+    )
+    trace = TraceList()
+    running = engine(clients, trace=trace, depth=2)
+    running.run()
+    want = [] if leaves else [(name, "length", 5) for name in beam.answers]
+    assert [(event.request_id, event.finish_reason, len(event.token_ids)) for event in clients.events(OTHER)] == want
+    assert {event.request_id for event in clients.events()} == {"a"}
+    assert (running._owners, running._followers) == ({}, {})
+    assert not replay(trace).differs
 
 
 def test_a_refusal_goes_to_who_asked():

@@ -34,6 +34,14 @@ def test_every_field_of_a_body_that_is_pooled_is_on_its_page():
     assert fields | {*pooled.HARMLESS} <= set(re.findall(r"`([a-z_0-9]+)`", page))
 
 
+def test_every_row_of_the_table_of_fields_is_a_field():
+    table = PAGE.split("## Fields of a request\n")[1].split("\nTaken without effect")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name.split(".")[0] for cell in first for name in re.findall(r"`([a-z_.]+)`", cell)}
+    assert len(named) > 40
+    assert named - {*bodies.CompletionBody.model_fields, *bodies.ChatBody.model_fields} == set()
+
+
 @pytest.mark.parametrize(
     ("title", "fields"),
     [
