@@ -155,7 +155,7 @@ def test_refusals_name_the_field(fields, param, says):
             "continue_final_message",
             "with a text",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format", "only"),
+        ({"response_format": {"type": "xml"}}, "response_format", "one of text, json_object"),
         ({"store": True}, "store", "only false"),
         ({"chat_template": "x"}, "chat_template", "not supported"),
         ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs", "may not set"),

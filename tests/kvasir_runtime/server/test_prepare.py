@@ -38,6 +38,12 @@ def decoded(made):
     return SERVED.tokenizer.decode(made.requests[0].prompt)
 
 
+def guided(made):
+    """The grammar of an answer and the field that asked for it."""
+    grammar = made.requests[0].sampling.grammar
+    return None if grammar is None else (grammar.kind, grammar.text, made.guided_by)
+
+
 EFFECTS = {
     "max_tokens": (9, lambda j: j.requests[0].sampling.max_tokens, 9),
     "min_tokens": (3, lambda j: j.requests[0].sampling.min_tokens, 3),
@@ -65,6 +71,14 @@ EFFECTS = {
     "return_token_ids": (True, lambda j: j.token_ids, True),
     "return_tokens_as_token_ids": (True, lambda j: j.as_token_ids, True),
     "skip_special_tokens": (False, lambda j: j.special, True),
+    "guided_json": ({"type": "null"}, guided, ("json_schema", '{"type": "null"}', "guided_json")),
+    "guided_regex": ("a+", guided, ("regex", "a+", "guided_regex")),
+    "guided_choice": (["a", "b"], guided, ("choice", '["a", "b"]', "guided_choice")),
+    "guided_grammar": ('start: "a"', guided, ("lark", 'start: "a"', "guided_grammar")),
+    "structured_outputs": ({"regex": "a+"}, guided, ("regex", "a+", "structured_outputs")),
+    "response_format": ({"type": "json_object"}, guided, ("json_object", "", "response_format")),
+    "guided_whitespace_pattern": ("", None, None),  # in test_guided.py
+    "guided_decoding_backend": ("guidance", None, None),
     "truncation_side": ("right", None, None),
     "request_id": ("mine-7", lambda j: j.answer_id.endswith("-mine-7"), True),
     "use_beam_search": (True, lambda j: j.requests[0].beam is not None, True),
