@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvasir_runtime import source
+from kvasir_runtime import gguf, source
 from kvasir_runtime.bench.texts import TEXT
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server import tokenizer
@@ -29,6 +29,9 @@ VARIANTS: Final = (
 )
 """float32 is no fewer bits: it says how far bfloat16 itself is from exact arithmetic, as a measure for the others."""
 PIECE_TOKENS: Final = 256
+
+
+AS_STORED: Final = ("as in the file", {"quantization": "auto"})
 
 
 class AccuracyError(Exception):
@@ -52,9 +55,8 @@ def job(model: str, text: str, num_tokens: int) -> AccuracyJob:
     texts = pieces(ids, num_tokens)
     if not texts:
         raise AccuracyError("the text has less than two tokens")
-    return AccuracyJob(
-        model=str(folder), options=dict(BASE), base_name="bfloat16", texts=texts, variants=list(VARIANTS)
-    )
+    variants = [AS_STORED, *VARIANTS] if gguf.is_gguf(folder) else list(VARIANTS)
+    return AccuracyJob(model=str(folder), options=dict(BASE), base_name="bfloat16", texts=texts, variants=variants)
 
 
 def measured(job: AccuracyJob, command: tuple[str, ...] = COMMAND) -> Iterator[Deviation]:

@@ -80,7 +80,8 @@ def test_rows_are_quantised_alone_so_that_pieces_may_be_of_any_size() -> None:
         ("int4", "", 4, 8),
         ("auto", "Q8_0", 8, 8),
         ("auto", "Q4_0", 4, 4),
-        ("auto", "Q6_K", None, None),
+        ("auto", "Q6_K", 8, 8),
+        ("auto", "BF16", None, None),
         ("none", "Q8_0", None, None),
     ],
 )
@@ -98,13 +99,15 @@ def test_matrices_and_head_are_quantised(
     assert {name: format_.bits for name, format_ in found.items()} == {k: v for k, v in wanted.items() if v}
 
 
-def test_merged_weight_of_two_types_is_not_kept() -> None:
+def test_merged_weight_of_two_types_is_held_in_eight_bits() -> None:
     folder_spec = family_of_shape(SHAPE)
     spec, shapes, places = folder_spec
     kinds = dict.fromkeys(places, "Q4_K") | {"model.layers.1.self_attn.v_proj.weight": "Q6_K"}
     found = formats.formats("auto", spec, shapes, places, kinds)
-    assert "layers.0.qkv.weight" in found
-    assert "layers.1.qkv.weight" not in found
+    assert found["layers.0.qkv.weight"] == Format(bits=4, wide=True)
+    assert found["layers.1.qkv.weight"] == Format(bits=8)
+    kinds["model.layers.1.self_attn.v_proj.weight"] = "F16"
+    assert "layers.1.qkv.weight" not in formats.formats("auto", spec, shapes, places, kinds)
 
 
 def test_columns_that_are_no_whole_groups_stay(tmp_path: Path) -> None:
