@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.server import bodies, calling, toolbody
+from kvasir_runtime.server import bodies, calling, guided, toolbody
 from kvasir_runtime.server.bodies import ChatBody, Strict, text_of
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import TemplateError
@@ -97,7 +97,7 @@ def interrupts_of(
         "tool_choice auto": body.tool_choice is None or body.tool_choice.mode == "auto",
         "parallel_tool_calls true": body.parallel_tool_calls,
         "no strict functions": not any(tool.function.strict for tool in body.tools),
-        "no other form of the answer": not body.response_format or body.response_format.get("type") == "text",
+        "no other form of the answer": guided.asked_of(body) is None,
     }
     missing = next((name for name, holds in asks.items() if not holds), None)
     if missing is not None:

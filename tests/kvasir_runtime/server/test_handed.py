@@ -243,6 +243,8 @@ async def test_results_that_cannot_be_taken_are_refused_and_may_come_again():
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "strict"),
         ({"response_format": {"type": "json_object"}}, "form"),
+        ({"guided_regex": "a+"}, "form"),
+        ({"structured_outputs": {"json_object": True}}, "form"),
     ],
 )
 def test_what_cannot_be_interrupted_is_refused(fields, says):
