@@ -29,6 +29,7 @@ from kvasir_runtime.kernels import (
 )
 from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.native import library
+from kvasir_runtime.kernels.native import linear as packing
 from kvasir_runtime.kernels.native.table import native
 from kvasir_runtime.kernels.spans import Spans
 
@@ -93,7 +94,7 @@ def native_ops() -> Ops:
     made = native(found)
     return replace(
         CPU,
-        name=f"cpu {found.isa}",
+        name=f"cpu {found.isa}{packing.use_amx(found)}",
         embedding=made.embedding,
         linear=linear.native(found, linear.cpu),
         gated=linear.native(found, gated.composed(linear.cpu, made.silu_mul), gated=True),

@@ -62,12 +62,13 @@ def digest(folder: Path = FOLDER) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def build(target: Path = LIBRARY, folder: Path = FOLDER, only: Sequence[str] = ()) -> Path:
+def build(target: Path = LIBRARY, folder: Path = FOLDER, only: Sequence[str] = (), flags: Sequence[str] = ()) -> Path:
     """Compile and link into target, which is replaced as a whole. Raises BuildError with one line.
 
     only: beginnings of the names of *.isa.cpp files to compile, for work on one of them; empty takes all.
+    flags: more flags for the compiler.
     """
-    compiler = _compiler()
+    compiler = [*_compiler(), *flags]
     with tempfile.TemporaryDirectory(prefix="kvasir-native-") as scratch:
         jobs = list(_jobs(compiler, folder, Path(scratch), only))
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -1,6 +1,9 @@
 // Which variant this processor runs, and what the library was built from. Compiled for the baseline.
 #include "isa.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -27,3 +30,30 @@ KVASIR_API const char* kvasir_isa() {
 #endif
   return "";
 }
+
+namespace kvasir {
+namespace {
+int use_amx = 0;
+}
+bool amx_in_use() { return __atomic_load_n(&use_amx, __ATOMIC_RELAXED); }
+}  // namespace kvasir
+
+// 1 where the processor multiplies tiles of bfloat16 and the system grants this process their state, else 0.
+KVASIR_API int kvasir_amx() {
+#if defined(KVASIR_AMX_EMULATED)
+  return 1;
+#elif defined(__x86_64__)
+  constexpr unsigned TILES = 1u << 24, BFLOAT16 = 1u << 22, OSXSAVE = 1u << 27, TILE_STATE = 3u << 17;
+  constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2)
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE)) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILES | BFLOAT16)) != (TILES | BFLOAT16)) return 0;
+  unsigned low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & TILE_STATE) == TILE_STATE && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return 0;
+#endif
+}
+
+KVASIR_API void kvasir_use_amx(int wanted) { __atomic_store_n(&kvasir::use_amx, wanted, __ATOMIC_RELAXED); }

@@ -79,6 +79,25 @@ class Packed:
         return out
 
 
+def use_amx(library: Library) -> str:
+    """Let bfloat16 products of 16 rows and more run on AMX where the processor has it, after a look at its results.
+
+    Returns what a banner adds to the variant's name: "+amx", "" without AMX, or why it is not used.
+    """
+    if not library.has("pack_bf16") or not library.handle.kvasir_amx():
+        return ""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (112, 75))
+    layer = packed(library, weight, None)
+    library.handle.kvasir_use_amx(0)
+    wanted = layer(x)
+    library.handle.kvasir_use_amx(1)
+    if torch.allclose(layer(x).float(), wanted.float(), rtol=2**-6, atol=2**-6):
+        return "+amx"
+    library.handle.kvasir_use_amx(0)
+    return " without AMX, whose products were wrong,"
+
+
 def takes(library: Library, weight: Tensor | Quantized) -> bool:
     """Whether this processor's variant computes with such a weight."""
     if isinstance(weight, Quantized):

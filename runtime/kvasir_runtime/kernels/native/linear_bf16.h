@@ -4,6 +4,7 @@
 // second-level cache while the panel after it is fetched.
 #pragma once
 
+#include "linear_amx.h"
 #include "linear_tile.h"
 
 #ifdef __AVX512BF16__
@@ -124,10 +125,13 @@ inline void task_bf16(int tid, const Linear& w, const Product& p, int64_t begin,
 
 inline void linear_bf16(int tid, int nth, const Linear& w, const Product& p) {
   const Cut c = cut(w, p.rows, nth);
+  const bool amx = takes_amx(w, p);
   for (int64_t task; (task = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
     const int64_t block = task / c.parts, tile = task % c.parts * c.part_tiles;
     const int64_t begin = p.rows * block / c.blocks, end = p.rows * (block + 1) / c.blocks;
-    task_bf16(tid, w, p, begin, end, tile, least(c.part_tiles, w.tiles - tile));
+    const int64_t tiles = least(c.part_tiles, w.tiles - tile);
+    if (amx) task_amx(w, p, begin, end, tile, tiles);
+    else task_bf16(tid, w, p, begin, end, tile, tiles);
   }
 }
 
