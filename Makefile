@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ test-unit: setup  ## Run only what needs no control plane
 
 test-e2e: setup  ## Run only what needs the control plane
 	@$(TEST_ENV) $(BIN)/python -m pytest -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+
+test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (about two hours)
+	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_faults.py $(PYTEST_ARGS)
 
 check: fmt-check lint types floors fresh  ## Everything that reads the code without running it
 

@@ -56,6 +56,7 @@ class FakeKubelet:
     def __init__(self, client: Client, *, node: str, subnet: str, refuse: str = "broken") -> None:
         self.pods: dict[str, StubPod] = {}
         self.hold = False  # while set, new pods stay not ready
+        self.cut_off: list[str] = []  # pods that were ended with requests and without having been asked to drain
         self._client, self._node, self._subnet, self._refuse = client, node, subnet, refuse
         self._numbers = itertools.count(1)
         self._servers: dict[str, web.AppRunner] = {}
@@ -185,6 +186,8 @@ class FakeKubelet:
         name = pod["metadata"]["name"]
         stub = self.pods.get(name)
         if stub is not None:
+            if stub.says.running and not stub.drains and not stub.terminating:
+                self.cut_off.append(name)
             stub.terminating = True
             if stub.says.running and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 10:
                 return  # it finishes its requests; the test lets them end

@@ -75,6 +75,13 @@ class Rig:
         self._config = account_kubeconfig(control, tmp / "operator.kubeconfig")
         self._process: subprocess.Popen[bytes] | None = None
 
+    def through(self, url: str) -> None:
+        """From its next start on the operator reaches the API server by this URL, without TLS."""
+        config = yaml.safe_load(self._config.read_text())
+        for cluster in config["clusters"]:
+            cluster["cluster"] = {"server": url}
+        self._config.write_text(yaml.safe_dump(config))
+
     def start(self, *flags: str) -> None:
         """The operator for this namespace only, since other tests share the cluster."""
         command = [
@@ -102,6 +109,13 @@ class Rig:
         """Stop or continue the operator as the kernel would."""
         assert self._process is not None
         self._process.send_signal(sign)
+
+    def kill(self, *flags: str) -> None:
+        """End the operator without a word and start another one."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.start(*flags)
 
     @property
     def running(self) -> bool:
