@@ -1,8 +1,8 @@
 """From floating-point rows to 8- or 4-bit numbers, with the scales that lose least. Called by `load`, piece by piece.
 
-8 bits: symmetric, the largest of a group becomes 127. 4 bits: a scale and a minimum for each group, found by a search
-over ranges that cut off a little at both ends, each refined by least squares; the best by weighted squared error is kept
-(after the idea of ggml's own quantisers: few numbers far out must not widen all steps).
+8 bits: symmetric, the largest of a group becomes 127. 4 bits: a scale and a minimum for each group, found by a
+search over ranges that cut off a little at both ends, each refined by least squares; the one of least weighted squared
+error is kept (after the idea of ggml's own quantisers: few numbers far out must not widen all steps).
 """
 
 from typing import Final
