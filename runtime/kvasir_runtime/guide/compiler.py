@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # llguidance is loaded with the first grammar
     from kvasir_runtime.guide.vocabulary import Vocabulary
 
 MAX_IDLE = 64
-NICENESS = 10
+NICENESS = 5
 MAX_IDLE_BYTES = 4 << 20
 
 

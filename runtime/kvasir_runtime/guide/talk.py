@@ -13,7 +13,7 @@ from kvasir_runtime.wire import Grammar
 HEAD: Final = struct.Struct("<I")
 LOADED: Final = -1
 CPU_S: Final = 3
-WALL_S: Final = 10.0
+WALL_S: Final = 40.0
 MEMORY_BYTES: Final = 256 << 20
 """What trying out one grammar may take; the wall clock is for a machine that is busy with other things."""
 

@@ -133,7 +133,7 @@ def _try(grammar: Grammar, loaded: Vocabulary, writer: int) -> None:
 
 def _limit() -> None:
     """Memory on top of what the vocabulary takes, seconds of one core, and no core dumps."""
-    os.nice(10)  # who waits for a grammar has time, unlike the engine on the same cores
+    os.nice(5)  # who waits for a grammar has time, unlike the engine on the same cores
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     statm = Path("/proc/self/statm")
