@@ -77,6 +77,12 @@ def response_not_found(response_id: str) -> ApiError:
     return invalid(message, param="response_id", code="not_found", status=404)
 
 
+def answer_not_running(answer_id: str) -> ApiError:
+    """No answer with this id is being written that takes results of calls; it may have ended."""
+    message = f"No answer {quoted(answer_id)} is being written that takes results of calls."
+    return invalid(message, code="not_found", status=404)
+
+
 def no_route(method: str, path: str) -> ApiError:
     """No such path."""
     return invalid(f"There is no {quoted(f'{method} {path}')} here.", code="not_found", status=404)

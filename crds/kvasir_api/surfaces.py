@@ -15,9 +15,13 @@ Surface = Literal["openai", "anthropic", "ollama"]
 ANTHROPIC: Final = "/v1/messages"
 OLLAMA: Final = "/api"
 RESPONSES: Final = "/v1/responses"
+CHATS: Final = "/v1/chat/completions"
+CHAT_PREFIX: Final = "chatcmpl-"
+BARE: Final = frozenset({"/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"})
+"""Routes of a pod that lie below none of the APIs' own paths."""
 LATEST: Final = ":latest"
 INSTANCE_CHARACTERS: Final = 8
-"""Ids of stored responses begin with so many characters that name the process which holds them."""
+"""Ids of stored responses and of chats begin with so many characters that name the process which holds them."""
 
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -72,7 +76,14 @@ def named_response(path: str) -> str:
     return "" if name == "input_tokens" else name
 
 
-def response_instance(response_id: str) -> str:
-    """The process that holds a stored response, "" where the id is none of ours."""
-    bare = response_id.removeprefix("resp_")
-    return bare[:INSTANCE_CHARACTERS] if bare != response_id and len(bare) > INSTANCE_CHARACTERS else ""
+def running_chat(path: str) -> str:
+    """The id of the running answer that a path brings results of calls into, "" where it brings none."""
+    rest = path.removeprefix(CHATS + "/")
+    name = rest.removesuffix("/tool_results")
+    return name if path != rest != name and "/" not in name else ""
+
+
+def held_by(held_id: str) -> str:
+    """The process that holds a stored response or writes a chat's answer, "" where the id does not say."""
+    bare = held_id.removeprefix("resp_").removeprefix(CHAT_PREFIX)
+    return bare[:INSTANCE_CHARACTERS] if bare != held_id and len(bare) > INSTANCE_CHARACTERS else ""

@@ -1,7 +1,7 @@
 """What is decided from a request's head alone, and what its body must say: pure, called by the ext-proc stream.
 
-POST below /v1/ and /api/ goes to a pod, and what is asked of a stored response; lists of models and the health answer
-come from here, everything else is refused, in the shape of the path's surface.
+POST below /v1/ and /api/ and to the few routes beside them goes to a pod, and what is asked of a stored response; lists
+of models and the health answer come from here, everything else is refused, in the shape of the path's surface.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def enter(method: str, path: str, headers: Mapping[str, str], *, table: Table, m
     own = _own(path, table)
     if own is not None:
         return own if method in {"GET", "HEAD"} else refusal(openai_errors.method_not_allowed(method, path), path)
-    if not path.startswith(("/v1/", surfaces.OLLAMA + "/")):
+    if not path.startswith(("/v1/", surfaces.OLLAMA + "/")) and path not in surfaces.BARE:
         return refusal(openai_errors.no_route(method, path), path)
     if method not in (STORED_METHODS if surfaces.named_response(path) else {"POST"}):
         return refusal(openai_errors.method_not_allowed(method, path), path)

@@ -63,13 +63,16 @@ class Picker:
     def pick(self, body: bytes, ticket_id: str, target: str = "") -> Forward | Answer:
         """Resolve the model, choose endpoints and open the ticket; or the answer that refuses.
 
-        What only one pod holds, a stored response that the path names or the conversation of one, leads to that pod.
+        What only one pod holds leads to that pod: a stored response or a running answer that the path names, or the
+        conversation of a response.
         """
         started_s = self._clock()
         path = target.partition("?")[0]
-        response_id = surfaces.named_response(path)
+        response_id, chat_id = surfaces.named_response(path), surfaces.running_chat(path)
         if response_id:
-            return self._stored(response_id, ticket_id, path, started_s)
+            return self._held(response_id, openai_errors.response_not_found(response_id), ticket_id, path)
+        if chat_id:
+            return self._held(chat_id, openai_errors.answer_not_running(chat_id), ticket_id, path)
         asked = door.asked(body, path)
         if not isinstance(asked, door.Asked):
             return door.refusal(asked, path)
@@ -90,19 +93,20 @@ class Picker:
         self._instruments.chosen(self._clock() - started_s)
         return self._forward(service, addresses, ticket_id, prompt_tokens, started_s)
 
-    def _stored(self, response_id: str, ticket_id: str, path: str, now_s: float) -> Forward | Answer:
-        holder = self._holder(response_id)
+    def _held(self, held_id: str, missing: openai_errors.ApiError, ticket_id: str, path: str) -> Forward | Answer:
+        holder = self._holder(held_id)
         if holder is None:
-            return door.refusal(openai_errors.response_not_found(response_id), path)
+            return door.refusal(missing, path)
         service, address = holder
+        now_s = self._clock()
         count = self.tickets.count(service.key)
         count.requests += 1
         count.last_request_s = now_s
         return self._forward(service, (address,), ticket_id, 0, now_s)
 
-    def _holder(self, response_id: str) -> tuple[Service, str] | None:
-        """Who holds a response, as far as it takes requests."""
-        instance = surfaces.response_instance(response_id)
+    def _holder(self, held_id: str) -> tuple[Service, str] | None:
+        """Who holds a response or a running answer, as far as it takes requests."""
+        instance = surfaces.held_by(held_id)
         for service in self.table.services:
             for endpoint in service.ready if service.key in self.accepted else ():
                 read = self.reads.get(endpoint.address)

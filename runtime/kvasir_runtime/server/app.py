@@ -84,7 +84,7 @@ def _add_generation(app: FastAPI, pod: Pod) -> None:
         body = interrupts.parsed(await read_body(request, pod.options.max_body_bytes))
         answer = next((one for one in pod.running.named(answer_id) if isinstance(one, HandedAnswer)), None)
         if answer is None:
-            raise Refused(interrupts.not_running(answer_id))
+            raise Refused(openai_errors.answer_not_running(answer_id))
         accepted = await answer.hand_in(body.results)
         return json_response({"id": answer_id, "object": "chat.completion.tool_results", "accepted": accepted})
 

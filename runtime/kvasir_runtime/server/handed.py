@@ -16,7 +16,7 @@ import msgspec
 from kvasir_api import openai_errors
 from kvasir_runtime.server.choices import Choice
 from kvasir_runtime.server.framing import Ending, Piece
-from kvasir_runtime.server.interrupts import Block, ToolResult, not_running
+from kvasir_runtime.server.interrupts import Block, ToolResult
 from kvasir_runtime.server.parsing.parts import Arguments, Broken, Call, Content, Done, Part, merged
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.streams import StreamedAnswer
@@ -72,7 +72,7 @@ class HandedAnswer(StreamedAnswer):
 
     def _check_room(self, block: Block) -> None:
         if not self._choices[0].open:
-            raise Refused(not_running(self.job.answer_id))
+            raise Refused(openai_errors.answer_not_running(self.job.answer_id))
         pending = sum(len(one.token_ids) for one in (*self._waiting, *self._sent))
         length, limit = len(self._known) + pending + len(block.token_ids), self._interrupts.max_context
         if length + MARGIN > limit:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from kvasir_api import openai_errors
-from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.server import bodies, calling, guided, toolbody
 from kvasir_runtime.server.bodies import ChatBody, Strict, text_of
 from kvasir_runtime.server.refusals import Refused
@@ -115,12 +114,6 @@ def interrupts_of(
 def parsed(raw: bytes) -> ResultsBody:
     """A body that brings results. Raises Refused."""
     return bodies.validated(raw, ResultsBody, {})
-
-
-def not_running(answer_id: str) -> ApiError:
-    """No answer with this id is being written that takes results; it may have ended."""
-    message = f"No answer {answer_id[:128]} is being written that takes results of calls."
-    return openai_errors.invalid(message, code="not_found", status=404)
 
 
 def _refused(message: str, code: str) -> Refused:

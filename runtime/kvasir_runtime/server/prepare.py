@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_api import hashes, openai_errors
+from kvasir_api import hashes, openai_errors, surfaces
 from kvasir_runtime.server import bodies, calling, guided, guidedchats, searches, toolbody
 from kvasir_runtime.server.bodies import Body, ChatBody, CompletionBody, Turn
 from kvasir_runtime.server.defaults import applied
@@ -35,6 +35,7 @@ class Served:
     """What requests are checked against: the names of the model, its tokenizer, and its longest context in tokens.
 
     ready: what the engine said of itself; None where nobody asked it. written: the formats of calls and thoughts.
+    instance: with it ids of chats begin, so that a gateway finds the process that writes one.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class Served:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ready: Ready | None = None
     written: tuple[str, str] = ("", "")
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,11 @@ class Job:
 
 def job(raw: bytes, served: Served, *, chat: bool) -> Job:
     """Parse, check, template and tokenize. Raises Refused."""
-    return job_of(bodies.chat(raw), served, "chatcmpl-") if chat else job_of(bodies.completion(raw), served, "cmpl-")
+    return (
+        job_of(bodies.chat(raw), served, surfaces.CHAT_PREFIX)
+        if chat
+        else job_of(bodies.completion(raw), served, "cmpl-")
+    )
 
 
 def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit: bool = False) -> Job:
@@ -115,7 +121,7 @@ def job_of(body: ChatBody | CompletionBody, served: Served, prefix: str, *, fit:
     if asked is not None:
         guided.check_total(asked, len(prompts) * drawn)
         sampling = msgspec.structs.replace(sampling, grammar=asked.grammar)
-    answer_id = prefix + secrets.token_hex(12)
+    answer_id = prefix + served.instance + secrets.token_hex(12)
     samplings = [msgspec.structs.replace(sampling, max_tokens=max(1, limit)) for limit in limits]
     requests = _requests(body, answer_id, list(zip(prompts, texts, samplings, strict=True)), drawn)
     return Job(

@@ -136,6 +136,7 @@ class ServeProcess:
                 defaults=said,
                 ready=ready,
                 written=formats_of(loaded.template, self._options.tool_call_parser, self._options.reasoning_parser),
+                instance=pod.instance,
             ),
             client=self._client,
             max_sequences=ready.max_sequences,

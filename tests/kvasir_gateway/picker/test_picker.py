@@ -150,6 +150,27 @@ def test_a_response_that_nobody_holds_is_not_found(holding, name):
     assert refusal(holding.pick(b"", "t", f"/v1/responses/{name}")) == (404, "not_found")
 
 
+def test_results_of_calls_lead_to_who_writes_the_answer(holding):
+    target = "/v1/chat/completions/chatcmpl-0a0b0c0d" + "1" * 24 + "/tool_results"
+    assert holding.enter("POST", target, {}) is None
+    assert holding.pick(b'{"results": []}', "t", target) == Forward(cluster="default.s", addresses=("10.0.0.1:8000",))
+
+
+@pytest.mark.parametrize("name", ["chatcmpl-ffffffff" + "1" * 24, "chatcmpl-mine", "x"])
+def test_results_for_an_answer_that_nobody_writes_are_refused(holding, name):
+    target = f"/v1/chat/completions/{name}/tool_results"
+    assert refusal(holding.pick(b'{"results": []}', "t", target)) == (404, "not_found")
+    assert refusal(holding.enter("GET", target, {})) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"])
+def test_routes_outside_of_v1_name_their_model(picker, path):
+    assert picker.enter("POST", path, {}) is None
+    assert isinstance(picker.pick(b'{"model": "m", "query": "q"}', "t", path), Forward)
+    assert refusal(picker.pick(b'{"query": "q"}', "t", path)) == (400, None)
+    assert refusal(picker.enter("POST", path + "/x", {})) == (404, "not_found") if path[:3] != "/v1" else True
+
+
 @pytest.mark.parametrize(
     ("path", "body", "found"),
     [

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fakes import tiny_tokenizer
-from kvasir_api import hashes
+from kvasir_api import hashes, surfaces
 from kvasir_runtime.server import bodies, prepare
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
@@ -159,6 +159,11 @@ def test_an_id_of_the_client_is_that_of_the_answer_and_not_of_the_engine():
     first, second = job({"request_id": "x", "n": 2}), job({"request_id": "x"})
     assert first.answer_id == second.answer_id == "cmpl-x"
     assert len({request.request_id for made in (first, second) for request in made.requests}) == 3
+
+
+def test_the_id_of_a_chat_begins_with_who_writes_its_answer():
+    made = job(chat=True, served=replace(SERVED, instance="0a0b0c0d"))
+    assert surfaces.held_by(made.answer_id) == "0a0b0c0d"
 
 
 SEARCH = {"use_beam_search": True, "n": 3}
