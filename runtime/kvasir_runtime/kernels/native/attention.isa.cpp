@@ -130,6 +130,54 @@ KVASIR_INLINE void locate(const AttentionArgs& a, const int64_t* table, int64_t 
   for (; j < KEYS; ++j) at[j] = zeros;
 }
 
+// One piece of work. start: of the sequence among the query tokens; partial: first row of its results, or -1.
+struct Item {
+  int64_t sequence, start, kv_head, tile, split, partial;
+  Cut cut;
+};
+
+// The positions that a piece looks at, first .. stop.
+struct Span {
+  int64_t first, stop;
+};
+
+Span span_of(const AttentionArgs& a, const Item& item) {
+  const int64_t group = a.heads / a.kv_heads, queries = a.sequences->query_lens[item.sequence];
+  const int64_t begin = a.sequences->kv_lens[item.sequence] - queries, row = item.tile * ROWS;
+  const int64_t earliest = begin + row / group, latest = begin + (least(queries * group, row + ROWS) - 1) / group;
+  const Span all{a.window ? most(0, earliest - a.window + 1) : 0, latest + 1};
+  if (item.cut.tiles > 1) return all;
+  return {most(all.first, item.split * SPLIT), least(all.stop, (item.split + 1) * SPLIT)};
+}
+
+template <class From>
+KVASIR_INLINE int64_t row_bytes_of(const AttentionArgs& a) {
+  return a.head_dim * static_cast<int64_t>(sizeof(From)) + (sizeof(From) == 1 ? 4 : 0);
+}
+
+KVASIR_INLINE const int64_t* table_of(const AttentionArgs& a, const Item& item) {
+  return a.sequences->tables + item.sequence * a.sequences->table_stride;
+}
+
+// Asks for the keys and values of positions first .. end, at most of one tile: rows of a head lie apart from one another,
+// and without this each is waited for.
+KVASIR_INLINE void fetch(const AttentionArgs& a, const Item& item, int64_t row_bytes, int64_t first, int64_t end) {
+  const int64_t* table = table_of(a, item);
+  const int64_t token_bytes = a.kv_heads * row_bytes, block_bytes = token_bytes * a.block_size;
+  for (int64_t j = first, stop; j < least(end, first + KEYS); j = stop) {
+    const int64_t inside = j % a.block_size;
+    stop = least(least(end, first + KEYS), j + a.block_size - inside);
+    const uint8_t* row = a.cache + table[j / a.block_size] * block_bytes + inside * token_bytes +
+                         item.kv_head * row_bytes;
+    for (int64_t i = j; i < stop; ++i, row += token_bytes) {
+      for (int64_t line = 0; line < row_bytes; line += 64) {
+        __builtin_prefetch(row + line, 0, 2);
+        __builtin_prefetch(row + a.value_offset + line, 0, 2);
+      }
+    }
+  }
+}
+
 template <class Kind, class From>
 KVASIR_INLINE void pack_keys(const Tile& t, int64_t head_dim, int64_t depth, int64_t groups) {
   const bool in_place = same_elements<Kind, From>() && head_dim == depth * Kind::kWidth;
@@ -247,11 +295,6 @@ KVASIR_INLINE void panel(const Tile& t, const Widths& w, int64_t row, int rows, 
                     t.out + row * w.columns, w.columns, keep, w.columns / kLanes);
 }
 
-struct Item {
-  int64_t sequence, start, kv_head, tile, split, partial;
-  Cut cut;
-};
-
 template <class Query>
 KVASIR_INLINE void finish(const AttentionArgs& a, const float* out, float sum, int64_t token, int64_t head) {
   Query* to = static_cast<Query*>(const_cast<void*>(a.out)) + (token * a.heads + head) * a.head_dim;
@@ -265,7 +308,7 @@ template <class Kind, class Query, class From>
 void attend(const AttentionArgs& a, const Tile& t, const Item& item, float* partials) {
   constexpr bool SCALED = sizeof(From) == 1;
   const Widths w = widths(a, Kind::kWidth);
-  const int64_t row_bytes = a.head_dim * sizeof(From) + (SCALED ? 4 : 0);
+  const int64_t row_bytes = row_bytes_of<From>(a);
   const int64_t group = a.heads / a.kv_heads, queries = a.sequences->query_lens[item.sequence];
   const int64_t end = a.sequences->kv_lens[item.sequence], begin = end - queries;
   const int64_t first_row = item.tile * ROWS, rows = least(ROWS, queries * group - first_row);
@@ -277,17 +320,13 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, float* part
   }
   __builtin_memset(t.out, 0, rows * w.columns * 4);
   __builtin_memset(t.sums, 0, rows * kLanes * 4);
-  const int64_t earliest = begin + first_row / group, latest = begin + (first_row + rows - 1) / group;
-  int64_t first = a.window ? most(0, earliest - a.window + 1) : 0, stop = latest + 1;
-  if (item.cut.tiles == 1) {
-    first = most(first, item.split * SPLIT);
-    stop = least(stop, (item.split + 1) * SPLIT);
-  }
+  const auto [first, stop] = span_of(a, item);
   alignas(64) static const uint8_t zeros[4096] = {};
-  const int64_t* table = a.sequences->tables + item.sequence * a.sequences->table_stride;
+  const int64_t* table = table_of(a, item);
   const float scale = a.scale * 1.44269504f;
   for (int64_t at = first / KEYS * KEYS; at < stop; at += KEYS) {
     const int64_t keys = least(KEYS, stop - at);
+    fetch(a, item, row_bytes, at + KEYS, stop);
     locate(a, table, item.kv_head, row_bytes, at, stop, zeros, t.at);
     if (SCALED) read_scales(t, a, zeros);
     pack_keys<Kind, From>(t, a.head_dim, w.depth, (keys + 15) / 16);
@@ -341,11 +380,12 @@ void merge(const AttentionArgs& a, const Item& item, const float* partials) {
   }
 }
 
-// The cuts of all sequences, for each thread once a call. Calls each(item) for the pieces that this thread claims.
+// The cuts of all sequences, made by each thread once a call, and what lies before each sequence.
 struct Plan {
   Cut* cuts;
-  int64_t* pieces;    // (count + 1) pieces before each sequence
-  int64_t* partials;  // (count) rows of partial results before each
+  int64_t* pieces;    // (count + 1)
+  int64_t* partials;  // (count) rows of partial results
+  int64_t* starts;    // (count) query tokens
   int64_t num_merges;
 };
 
@@ -353,17 +393,21 @@ constexpr int64_t PLAN_BYTES = sizeof(Cut) + 3 * 8;
 
 Plan planned(const AttentionArgs& a, void* memory) {
   const int64_t count = a.sequences->count, group = a.heads / a.kv_heads;
-  Plan plan{static_cast<Cut*>(memory), nullptr, nullptr, 0};
+  Plan plan{static_cast<Cut*>(memory), nullptr, nullptr, nullptr, 0};
   plan.pieces = reinterpret_cast<int64_t*>(plan.cuts + count);
   plan.partials = plan.pieces + count + 1;
-  int64_t pieces = 0, partials = 0;
+  plan.starts = plan.partials + count;
+  int64_t pieces = 0, partials = 0, start = 0;
   for (int64_t s = 0; s < count; ++s) {
+    const int64_t queries = a.sequences->query_lens[s];
     plan.cuts[s] = cut(a, s);
     plan.pieces[s] = pieces;
     plan.partials[s] = partials;
+    plan.starts[s] = start;
+    start += queries;
     pieces += a.kv_heads * plan.cuts[s].tiles * plan.cuts[s].splits;
     if (plan.cuts[s].splits > 1) {
-      partials += a.kv_heads * plan.cuts[s].splits * a.sequences->query_lens[s] * group;
+      partials += a.kv_heads * plan.cuts[s].splits * queries * group;
       ++plan.num_merges;
     }
   }
@@ -371,38 +415,48 @@ Plan planned(const AttentionArgs& a, void* memory) {
   return plan;
 }
 
+// near: a sequence to begin looking at, not behind that of the piece.
+Item item_of(const AttentionArgs& a, const Plan& plan, int64_t piece, int64_t near) {
+  Item item{};
+  item.sequence = near;
+  while (plan.pieces[item.sequence + 1] <= piece) ++item.sequence;
+  item.start = plan.starts[item.sequence];
+  item.cut = plan.cuts[item.sequence];
+  const int64_t each = item.cut.tiles * item.cut.splits, inside = piece - plan.pieces[item.sequence];
+  item.kv_head = inside / each;
+  item.tile = inside % each / item.cut.splits;
+  item.split = item.cut.first_split + inside % item.cut.splits;
+  const int64_t rows = a.sequences->query_lens[item.sequence] * (a.heads / a.kv_heads);
+  item.partial = item.cut.splits > 1 ? plan.partials[item.sequence] + inside * rows : -1;
+  return item;
+}
+
 template <class Kind, class Query, class From>
 void run_all(int tid, int nth, const AttentionArgs& a) {
   const int64_t count = a.sequences->count, group = a.heads / a.kv_heads;
-  void* memory = kvasir::own_scratch(tid, kvasir::SLOT_OTHER, (count + 1) * PLAN_BYTES);
-  const Plan plan = planned(a, memory);
+  const Plan plan = planned(a, kvasir::own_scratch(tid, kvasir::SLOT_OTHER, (count + 1) * PLAN_BYTES));
   const Tile t = tile_of(tid, a);
   auto* partials = static_cast<float*>(kvasir::shared_scratch(kvasir::SLOT_ATTENTION));
-  Item item{};
-  int64_t start_of = 0;  // sequence whose first token is item.start
-  const auto go_to = [&](int64_t sequence) {
-    if (sequence < start_of) start_of = item.start = 0;
-    for (; start_of < sequence; ++start_of) item.start += a.sequences->query_lens[start_of];
-    item.sequence = sequence;
-    item.cut = plan.cuts[sequence];
-  };
+  int64_t near = 0;
   for (int64_t piece; (piece = kvasir::claim(tid, nth, plan.pieces[count], 0)) >= 0;) {
-    int64_t sequence = piece < plan.pieces[item.sequence] ? 0 : item.sequence;
-    while (plan.pieces[sequence + 1] <= piece) ++sequence;
-    go_to(sequence);
-    const int64_t each = item.cut.tiles * item.cut.splits, inside = piece - plan.pieces[sequence];
-    item.kv_head = inside / each;
-    item.tile = inside % each / item.cut.splits;
-    item.split = item.cut.first_split + inside % item.cut.splits;
-    const int64_t rows = a.sequences->query_lens[sequence] * group;
-    item.partial = item.cut.splits > 1 ? plan.partials[sequence] + inside * rows : -1;
+    const Item item = item_of(a, plan, piece, piece < plan.pieces[near] ? 0 : near);
+    near = item.sequence;
+    // Most likely this thread's next piece too. Long ones know what they need early enough by themselves.
+    if (item.cut.tiles == 1 && piece + 1 < plan.pieces[count]) {
+      const Item next = item_of(a, plan, piece + 1, near);
+      const Span span = span_of(a, next);
+      fetch(a, next, row_bytes_of<From>(a), span.first / KEYS * KEYS, span.stop);
+    }
     attend<Kind, Query, From>(a, t, item, partials);
   }
   if (!plan.num_merges) return;
   kvasir::barrier(tid, nth);
   for (int64_t piece; (piece = kvasir::claim(tid, nth, count * a.kv_heads, 0)) >= 0;) {
-    go_to(piece / a.kv_heads);
+    Item item{};
+    item.sequence = piece / a.kv_heads;
+    item.cut = plan.cuts[item.sequence];
     if (item.cut.splits == 1) continue;
+    item.start = plan.starts[item.sequence];
     item.kv_head = piece % a.kv_heads;
     item.partial = plan.partials[item.sequence] +
                    item.kv_head * item.cut.splits * a.sequences->query_lens[item.sequence] * group;
