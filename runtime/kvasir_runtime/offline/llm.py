@@ -34,10 +34,10 @@ OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace"})
 class LLM:
     """A loaded model. Use it as a context manager, or call close(); the end of the program closes it as well.
 
-    model: a directory with a Hugging Face checkpoint, a .gguf file, or a hub name. options: those of `kvasir serve` that
-    concern the engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5. progress: show a
-    bar while loading and generating; None shows one on a terminal. Raises ValueError for wrong options, EngineError when
-    the model cannot be served.
+    model: a directory with a Hugging Face checkpoint, a .gguf file, or a hub name. options: those of `kvasir serve`
+    that concern the engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5. progress:
+    show a bar while loading and generating; None shows one on a terminal. Raises ValueError for wrong options,
+    EngineError when the model cannot be served.
     """
 
     def __init__(
