@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import ollama
 import openai
 import pytest
 import torch
@@ -121,6 +122,42 @@ def test_ids_and_texts_give_the_same(models, client):
             np.testing.assert_allclose(one.embedding, other.embedding, atol=1e-5)
     (alone,) = client.embeddings.create(model="embed", input=ids[0]).data
     np.testing.assert_allclose(alone.embedding, texts[0].embedding, atol=1e-5)
+
+
+@pytest.fixture
+def ollamas(embed):
+    made = ollama.Client(embed.base_url.removesuffix("/v1"), headers={"authorization": "Bearer secret"})
+    yield made
+    made._client.close()
+
+
+def test_ollamas_client_gets_vectors_of_length_1(models, ollamas):
+    answer = ollamas.embed("embed:latest", TEXTS, keep_alive="5m")
+    for vector, text in zip(answer.embeddings, TEXTS, strict=True):
+        np.testing.assert_allclose(vector, unit(wanted(models / "embed", text)), atol=1e-4)
+    assert answer.model == "embed:latest"
+    assert answer.prompt_eval_count == sum(len(ids_of(models / "embed", text)) for text in TEXTS)
+    assert answer.total_duration > 0
+    assert ollamas.embed("embed", "").embeddings == []
+    (short,) = ollamas.embed("embed", TEXTS[0], dimensions=16).embeddings
+    np.testing.assert_allclose(short, unit(wanted(models / "embed", TEXTS[0])[:16]), atol=1e-4)
+
+
+def test_ollamas_older_route_gives_them_as_they_are(models, ollamas):
+    answer = ollamas.embeddings("embed", TEXTS[1])
+    np.testing.assert_allclose(answer.embedding, wanted(models / "embed", TEXTS[1]), atol=1e-4)
+
+
+def test_ollamas_texts_are_cut_unless_that_is_refused(ollamas, embed):
+    long = "step " * 400
+    assert ollamas.embed("embed", long).prompt_eval_count == 256
+    for fields in ({"truncate": False}, {"options": {"num_ctx": 4096}}, {"dimensions": 9999}, {"input": 5}):
+        with pytest.raises(ollama.ResponseError) as caught:
+            ollamas._request_raw("POST", "/api/embed", json={"model": "embed", "input": long, **fields})
+        assert caught.value.status_code == 400
+    headers = {"authorization": "Bearer secret"}
+    missing = embed.ask("/api/embed", {"model": "other", "input": []}, headers=headers)
+    assert (missing.status, list(missing.json)) == (404, ["error"])
 
 
 def test_dimensions_cut_and_normalise_again(models, client):

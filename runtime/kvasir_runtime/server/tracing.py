@@ -29,6 +29,7 @@ OPERATIONS: Final = {
     "/api/generate": "text_completion",
     "/v1/embeddings": "embeddings",
     "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
     "/rerank": "rerank",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",

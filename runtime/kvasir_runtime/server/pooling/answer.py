@@ -13,7 +13,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvasir_api import openai_errors
+from kvasir_api import openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.channel import Channel
 from kvasir_runtime.client.engine import EngineClient, EngineGone
@@ -76,9 +76,9 @@ class PooledAnswer(Response):
             await send_document(send, 200, document, headers)
         except EngineGone as gone:
             self._give_up("error")
-            await _refuse(send, engine_gone(str(gone)))
+            await _refuse(scope, send, engine_gone(str(gone)))
         except Failed as failed:
-            await _refuse(send, failed.error)
+            await _refuse(scope, send, failed.error)
         except Gone:
             self._give_up("abort")
         finally:
@@ -145,8 +145,8 @@ class PooledAnswer(Response):
         self._meter.ended(ended)
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
-    status, document, headers = openai_errors.response(error)
+async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
+    status, document, headers = surfaces.error_response(error, scope["path"])
     await send_document(send, status, document, headers)
 
 

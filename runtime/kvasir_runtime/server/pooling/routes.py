@@ -31,13 +31,13 @@ def add_pooling(app: FastAPI, pod: Pod) -> None:
 
     @app.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
-        return await _pooled(request, pod, work.embeddings)
+        return await pooled(request, pod, work.embeddings)
 
     async def rerank(request: Request) -> Response:
-        return await _pooled(request, pod, work.reranking)
+        return await pooled(request, pod, work.reranking)
 
     async def score(request: Request) -> Response:
-        return await _pooled(request, pod, work.scores)
+        return await pooled(request, pod, work.scores)
 
     for path in RERANK_PATHS:
         app.post(path, openapi_extra=body_schema(RerankBody))(rerank)
@@ -45,7 +45,8 @@ def add_pooling(app: FastAPI, pod: Pod) -> None:
         app.post(path, openapi_extra=body_schema(ScoreBody))(score)
 
 
-async def _pooled(request: Request, pod: Pod, prepare: Callable[[bytes, Served], Work]) -> PooledAnswer:
+async def pooled(request: Request, pod: Pod, prepare: Callable[[bytes, Served], Work]) -> PooledAnswer:
+    """One answer, from the raw body on. Raises Refused."""
     arrived = pod.clock()
     opened = pod.open_or_refuse()
     check_queue(pod, opened, 1)

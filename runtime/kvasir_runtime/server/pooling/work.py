@@ -44,9 +44,17 @@ class Work:
     finish: Callable[[Sequence[Event], int], bytes]
 
 
-def embeddings(raw: bytes, served: Served) -> Work:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """What embeddings take, whatever their answer looks like. vector: that of a prompt from its last event."""
+
+    prompts: list[tuple[int, ...]]
+    pooling: Pooling
+    vector: Callable[[Event], vectors.Vector]
+
+
+def embedded(body: EmbeddingBody, served: Served) -> Embedded:
     """Raises Refused."""
-    body = bodies.validated(raw, EmbeddingBody, HARMLESS)
     prepare.check_model(body.model, served)
     ability = served.abilities.embedding
     if isinstance(ability, str):
@@ -55,17 +63,35 @@ def embeddings(raw: bytes, served: Served) -> Work:
     cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens)
     prompts = _bounded((inputs.single(source, served, cut, param="input") for source in body.input), "input")
     normalize = ability.normalize if body.normalize is None else body.normalize
+    return Embedded(
+        prompts=prompts,
+        pooling=Pooling(kind=ability.kind),
+        vector=lambda event: vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize),
+    )
+
+
+def embeddings(raw: bytes, served: Served) -> Work:
+    """Raises Refused."""
+    body = bodies.validated(raw, EmbeddingBody, HARMLESS)
+    asked = embedded(body, served)
 
     def finish(events: Sequence[Event], _created: int) -> bytes:
         made = []
         for index, event in enumerate(events):
-            vector = vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize)
+            vector = asked.vector(event)
             written = vectors.as_base64(vector) if body.encoding_format == "base64" else vector.tolist()
             made.append(msgspec.Raw(msgspec.json.encode(EmbeddingItem(index=index, embedding=written))))
         # One by one, so that other threads get their turn in between; what is written is an Embeddings.
-        return msgspec.json.encode({"object": "list", "data": made, "model": body.model, "usage": _usage(prompts)})
+        return msgspec.json.encode(
+            {"object": "list", "data": made, "model": body.model, "usage": _usage(asked.prompts)}
+        )
 
-    return _work(_new_id("embd-"), prompts, Pooling(kind=ability.kind), finish)
+    return work("embd-", asked, finish)
+
+
+def work(prefix: str, asked: Embedded, finish: Callable[[Sequence[Event], int], bytes]) -> Work:
+    """The work of embeddings. prefix: how its id begins."""
+    return _work(_new_id(prefix), asked.prompts, asked.pooling, finish)
 
 
 def reranking(raw: bytes, served: Served) -> Work:

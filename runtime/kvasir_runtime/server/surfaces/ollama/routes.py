@@ -16,12 +16,14 @@ from kvasir_runtime.server.generation import Prepared, answering
 from kvasir_runtime.server.jsons import body_schema, json_response
 from kvasir_runtime.server.known import only
 from kvasir_runtime.server.pod import Pod
+from kvasir_runtime.server.pooling.routes import pooled
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.surfaces import common
 from kvasir_runtime.server.surfaces.ollama import body as requests
-from kvasir_runtime.server.surfaces.ollama import cards
+from kvasir_runtime.server.surfaces.ollama import cards, embedding
 from kvasir_runtime.server.surfaces.ollama.body import ChatRequest, GenerateRequest
+from kvasir_runtime.server.surfaces.ollama.embedding import EmbedRequest, OldEmbedRequest
 from kvasir_runtime.server.surfaces.ollama.framing import Lines, head, said
 from kvasir_runtime.server.surfaces.sparse import Sparse
 
@@ -67,6 +69,15 @@ def add(app: FastAPI, pod: Pod) -> None:
         opened = pod.open_or_refuse()
         prepare.check_model(surfaces.model_name(body.model or body.name, "ollama"), opened.served)
         return json_response(cards.show(pod, opened))
+
+    @app.post(surfaces.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
+    async def embed(request: Request) -> Response:
+        began = pod.clock()
+        return await pooled(request, pod, lambda raw, served: embedding.embed(raw, served, lambda: pod.clock() - began))
+
+    @app.post(surfaces.OLLAMA + "/embeddings", openapi_extra=body_schema(OldEmbedRequest))
+    async def embeddings(request: Request) -> Response:
+        return await pooled(request, pod, embedding.old)
 
     @app.get(surfaces.OLLAMA + "/tags")
     async def tags() -> Response:
