@@ -11,15 +11,18 @@ import click
 
 from kvasir_runtime.commands.conversation import Conversation
 from kvasir_runtime.commands.remote import PartnerError, Remote
+from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
-Stream = Callable[[list[dict[str, str]], dict[str, Any]], Iterator[str]]
+Piece = Content | Reasoning
+Stream = Callable[[list[dict[str, str]], dict[str, Any]], Iterator[Piece]]
 
 
 class Screen:
-    """Where the chat is shown. On a terminal with names, colours and speed; else only the answers."""
+    """Where the chat is shown. On a terminal with names, colours, thoughts and speed; else only the answers."""
 
     def __init__(self, source: TextIO, sink: TextIO) -> None:
         self.interactive = source.isatty() and sink.isatty()
+        self._thinking = False
         self._source = source
         self._sink = sink
 
@@ -46,11 +49,22 @@ class Screen:
 
     def begin(self) -> None:
         """An answer begins."""
+        self._thinking = False
         if self.interactive:
             click.secho("bot  ", fg="green", bold=True, nl=False, file=self._sink)
 
+    def think(self, piece: str) -> None:
+        """A piece of what the model thinks before it answers, for a person only."""
+        if self.interactive:
+            click.secho(piece if self._thinking else piece.lstrip(), dim=True, nl=False, file=self._sink)
+            self._sink.flush()
+            self._thinking = True
+
     def write(self, piece: str) -> None:
         """A piece of it."""
+        if self._thinking:
+            self._sink.write("\n\n")
+            self._thinking, piece = False, piece.lstrip()
         self._sink.write(piece)
         self._sink.flush()
 
@@ -80,26 +94,33 @@ def converse(conversation: Conversation, stream: Stream, params: dict[str, Any],
 def answer(conversation: Conversation, stream: Stream, params: dict[str, Any], screen: Screen) -> None:
     """Stream one answer and keep it; ctrl-C ends it and keeps what came."""
     parts: list[str] = []
+    count = 0
     started = first = time.monotonic()
     screen.begin()
     try:
         with closing(stream(conversation.prompt(), params)) as pieces:
             for piece in pieces:
-                first = first if parts else time.monotonic()
-                parts.append(piece)
-                screen.write(piece)
+                first = first if count else time.monotonic()
+                count += 1
+                if isinstance(piece, Reasoning):
+                    screen.think(piece.text)
+                    continue
+                parts.append(piece.text)
+                screen.write(piece.text)
     except KeyboardInterrupt:
         screen.note(" (stopped)")
     finally:
         conversation.answered("".join(parts))
         screen.write("\n")
     elapsed = time.monotonic() - first
-    if len(parts) > 1 and elapsed > 0:
-        screen.note(f"     first piece after {first - started:.2f} s, then {(len(parts) - 1) / elapsed:.1f} a second")
+    if count and not parts:
+        screen.note("     it only thought, and the question is taken back; more --max-tokens let it answer")
+    if count > 1 and elapsed > 0:
+        screen.note(f"     first piece after {first - started:.2f} s, then {(count - 1) / elapsed:.1f} a second")
 
 
 @contextmanager
-def closing(pieces: Iterator[str]) -> Iterator[Iterator[str]]:
+def closing(pieces: Iterator[Piece]) -> Iterator[Iterator[Piece]]:
     """Ends a stream that is left early, so that nothing goes on computing."""
     try:
         yield pieces
@@ -131,7 +152,7 @@ def chat(
     """Chat with MODEL (a directory, a .gguf file or a hub name), or with a server: --url URL.
 
     Lines that begin with a slash are commands; /help lists them. Without a terminal every line of standard input is a
-    message, and only the answers are printed.
+    message, and only the answers are printed. What a model thinks before it answers is shown dimmed.
 
     \b
       kvasir chat ./model
@@ -160,9 +181,9 @@ def _local(model: str, device: str, stack: ExitStack) -> tuple[Stream, str]:
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
-    def stream(messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[str]:
+    def stream(messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[Piece]:
         try:
-            yield from llm.stream(messages, SamplingParams(**params), chat=True)
+            yield from llm.stream_parts(messages, SamplingParams(**params))
         except (EngineError, PromptError) as error:
             raise PartnerError(str(error)) from error
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 
+from kvasir_runtime.server.parsing.parts import Content, Reasoning
+
 TIMEOUT_S: Final = 600.0
 
 
@@ -32,8 +34,8 @@ class Remote:
             self._headers["authorization"] = f"Bearer {api_key}"
         self.model = model or self._first_model()
 
-    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[str]:
-        """Pieces of the answer."""
+    def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[Content | Reasoning]:
+        """Pieces of the answer and of what was thought before it."""
         body = {"model": self.model, "messages": messages, "stream": True, **params}
         with self._open("/chat/completions", body) as response:
             try:
@@ -61,8 +63,11 @@ class Remote:
         return response
 
 
-def pieces(lines: Iterator[bytes]) -> Iterator[str]:
-    """Texts in a stream of server-sent events. Raises PartnerError for an error in it, or when it ends too early."""
+def pieces(lines: Iterator[bytes]) -> Iterator[Content | Reasoning]:
+    """Texts and thoughts in a stream of server-sent events.
+
+    Raises PartnerError for an error in it, or when it ends too early.
+    """
     for line in lines:
         field, _, value = line.strip().partition(b":")
         if field != b"data":
@@ -73,11 +78,17 @@ def pieces(lines: Iterator[bytes]) -> Iterator[str]:
             document = json.loads(value)
             if "error" in document:
                 raise PartnerError(refusal(value))
-            texts = [choice["delta"].get("content") for choice in document["choices"]]
+            parts = [part for choice in document["choices"] for part in _parts(choice["delta"])]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise PartnerError("the server sent something that is no answer") from error
-        yield from (text for text in texts if text)
+        yield from parts
     raise PartnerError("the stream ended without [DONE]")
+
+
+def _parts(delta: dict[str, Any]) -> list[Content | Reasoning]:
+    """Of one chunk. Servers call thoughts by two names, some by both at once."""
+    thought, text = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
+    return [*([Reasoning(str(thought))] if thought else []), *([Content(str(text))] if text else [])]
 
 
 def refusal(document: bytes) -> str:

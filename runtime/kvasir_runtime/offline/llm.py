@@ -8,7 +8,7 @@ import asyncio
 import atexit
 import queue
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
@@ -18,9 +18,10 @@ from kvasir_api.command import describe
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.client.child import ENGINE_COMMAND
 from kvasir_runtime.offline.bars import Bars
-from kvasir_runtime.offline.output import Output
+from kvasir_runtime.offline.output import EmbeddingOutput, Output
 from kvasir_runtime.offline.params import BeamSearchParams, SamplingParams
 from kvasir_runtime.offline.session import EngineError, Session
+from kvasir_runtime.server.parsing.parts import Content, Reasoning
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Ready
 
@@ -102,10 +103,24 @@ class LLM:
         Raises PromptError at once, EngineError from the iterator.
         """
         body = {"messages": prompt, "chat_template_kwargs": template} if chat else {"prompt": prompt}
-        (job,) = self._jobs([body], params, chat=chat)
-        if len(job.requests) > 1:
-            raise ValueError("stream() gives one answer; n must be 1")
-        return self._pieces(job)
+        job = self._single(body, params, chat=chat)
+        return self._pieces(lambda put: self._session.answer(job, lambda _, text: put(text)))
+
+    def stream_parts(
+        self, messages: Messages, params: SamplingParams | None = None, **template: Any
+    ) -> Iterator[Content | Reasoning]:
+        """As stream(chat=True), with what the model thinks before it answers told apart, where its format is known."""
+        job = self._single({"messages": messages, "chat_template_kwargs": template}, params, chat=True)
+        return self._pieces(lambda put: self._session.answer(self._session.thinking(job), on_part=put))
+
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
+        """One vector per prompt, in their order, pooled and scaled as /v1/embeddings does it (docs/embeddings.md).
+
+        Raises PromptError, also for models without embeddings; EngineError.
+        """
+        if self._closed:
+            raise EngineError("this LLM is closed")
+        return self._run(self._session.embeddings(_prompts(prompts), num_at_once=2 * self.facts.max_sequences))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json says, which holds for what a call's params do not set."""
@@ -146,12 +161,19 @@ class LLM:
         jobs = [self._session.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
         return self._run(self._session.checked(jobs))
 
-    def _pieces(self, job: Job) -> Iterator[str]:
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    def _single(self, body: dict[str, Any], params: SamplingParams | None, *, chat: bool) -> Job:
+        (job,) = self._jobs([body], params, chat=chat)
+        if len(job.requests) > 1:
+            raise ValueError("stream() gives one answer; n must be 1")
+        return job
+
+    def _pieces(self, answered: Callable[[Callable[[_T], None]], Coroutine[Any, Any, object]]) -> Iterator[_T]:
+        """answered: computes an answer and gives each piece of it to its argument."""
+        pieces: queue.SimpleQueue[_T | None] = queue.SimpleQueue()
 
         async def answer() -> None:
             try:
-                await self._session.answer(job, lambda _, text: pieces.put(text))
+                await answered(pieces.put)
             finally:
                 pieces.put(None)
 

@@ -36,6 +36,21 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """The vector of one prompt."""
+
+    embedding: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOutput:
+    """One prompt with its vector."""
+
+    prompt_token_ids: tuple[int, ...]
+    outputs: Embedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """One prompt with all its choices. cached_tokens of the prompt's ids were found in the prefix cache.
 

@@ -6,7 +6,9 @@ a parameter means the same in both; no port is opened.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kvasir_api.options import ServeOptions
@@ -16,16 +18,21 @@ from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.offline.growing import Growing, output
-from kvasir_runtime.offline.output import Output
-from kvasir_runtime.server import prepare, tokenizer
+from kvasir_runtime.offline.output import Embedding, EmbeddingOutput, Output
+from kvasir_runtime.server import bodies, prepare, tokenizer
+from kvasir_runtime.server.calling import AUTO, NONE, TAIL, formats_of
 from kvasir_runtime.server.choices import choices_of
 from kvasir_runtime.server.defaults import defaults
 from kvasir_runtime.server.logprobs import Labels
+from kvasir_runtime.server.parsing.parser import Parsing
+from kvasir_runtime.server.parsing.parts import Content, Part, Reasoning
 from kvasir_runtime.server.pooling.abilities import abilities
+from kvasir_runtime.server.pooling.bodies import EmbeddingBody
+from kvasir_runtime.server.pooling.work import embedded, work
 from kvasir_runtime.server.prepare import Job, Served
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.verdicts import Verdicts
-from kvasir_runtime.wire import Progress, Ready
+from kvasir_runtime.wire import Event, Progress, Ready, Request
 
 NAME: Final = "offline"
 LAST_WORDS_S: Final = 0.2
@@ -33,6 +40,7 @@ WAKE_S: Final = 60.0
 
 Body = dict[str, Any]
 OnText = Callable[[int, str], None]
+OnPart = Callable[[Content | Reasoning], None]
 
 
 class EngineError(RuntimeError):
@@ -146,8 +154,68 @@ class Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # what was open is aborted when this returns
 
-    async def answer(self, job: Job, on_text: OnText = lambda _index, _text: None) -> Output:
-        """One output; on_text gets each piece of text as it comes, with the index of its choice. Raises EngineError."""
+    def thinking(self, job: Job) -> Job:
+        """The same job of a chat, whose thoughts are told apart where the model's format of them is known."""
+        assert self._served is not None, "the session is not open"
+        loaded = self._served.tokenizer
+        _, reasoning = formats_of(loaded.template, AUTO, self._options.reasoning_parser)
+        prompt = loaded.decode(job.requests[0].prompt[-TAIL:], special=True)
+        parsing = Parsing(reasoning=reasoning.removeprefix(NONE), offered={}, prompt=prompt)
+        return job if parsing.idle else replace(job, parsing=parsing)
+
+    async def embeddings(self, prompts: Sequence[Any], num_at_once: int) -> list[EmbeddingOutput]:
+        """The vectors of texts and ids. Raises PromptError, EngineError."""
+        assert self._client is not None, "the session is not open"
+        assert self._served is not None, "the session is not open"
+        if not prompts:
+            return []
+        try:
+            body = bodies.validated({"model": NAME, "input": list(prompts)}, EmbeddingBody, {})
+            asked = await asyncio.to_thread(embedded, body, self._served)
+        except Refused as refused:
+            raise PromptError(refused.error.message, refused.error.param) from refused
+        requests = work("embd-", asked, lambda _events, _created: b"").requests
+        events = await self._last_events(requests, num_at_once)
+        return [
+            EmbeddingOutput(
+                prompt_token_ids=tuple(request.prompt),
+                outputs=Embedding(embedding=tuple(asked.vector(event).tolist())),
+            )
+            for request, event in zip(requests, events, strict=True)
+        ]
+
+    async def _last_events(self, requests: Sequence[Request], num_at_once: int) -> list[Event]:
+        """The last event of each, in their order."""
+        assert self._client is not None, "the session is not open"
+        waiting, channel = deque(requests), Channel()
+        running: set[str] = set()
+        found: dict[str, Event] = {}
+        try:
+            while waiting or running:
+                batch = [waiting.popleft() for _ in range(min(len(waiting), num_at_once - len(running)))]
+                if batch:
+                    running |= {request.request_id for request in batch}
+                    self._client.submit(batch, channel)
+                for _, event in await channel.take(WAKE_S) or ():
+                    if event.finish_reason in {"error", "abort"}:
+                        raise EngineError(event.message or "the engine could not serve the prompt")
+                    if event.finish_reason is not None:
+                        running.discard(event.request_id)
+                        found[event.request_id] = event
+        except EngineGone as gone:
+            raise EngineError(str(gone)) from gone
+        finally:
+            for request_id in running:
+                self._client.abort(request_id)
+        return [found[request.request_id] for request in requests]
+
+    async def answer(
+        self, job: Job, on_text: OnText = lambda _index, _text: None, on_part: OnPart | None = None
+    ) -> Output:
+        """One output; on_text gets each piece of text as it comes, with the index of its choice. Raises EngineError.
+
+        on_part: of a job of one choice, gets the same as parts.
+        """
         assert self._client is not None, "the session is not open"
         assert self._served is not None, "the session is not open"
         channel = Channel()
@@ -163,6 +231,8 @@ class Session:
                     growing[index].add(text, event, reason)
                     if text:
                         on_text(index, text)
+                    if on_part is not None:
+                        _tell(choices[index].parts(), on_part)
         except EngineGone as gone:
             raise EngineError(str(gone)) from gone
         finally:
@@ -175,3 +245,9 @@ class Session:
         how = await self._child.wait()
         await asyncio.sleep(LAST_WORDS_S)  # its own last words are better than ours
         client.fail(how)
+
+
+def _tell(parts: Iterable[Part], on_part: OnPart) -> None:
+    for part in parts:
+        if isinstance(part, Content | Reasoning):
+            on_part(part)

@@ -3,6 +3,7 @@
 import pytest
 
 from kvasir_runtime.commands.remote import PartnerError, base_url, pieces, refusal
+from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
 TEXT = b'data: {"choices":[{"delta":{"content":"%s"}}]}\n'
 END = b"data: [DONE]\n"
@@ -10,7 +11,18 @@ END = b"data: [DONE]\n"
 
 def test_texts_are_taken_from_the_stream():
     lines = [b": waiting\n", b"\n", TEXT % b"a", b'data: {"choices":[{"delta":{}}]}\n', b'data: {"choices":[]}\n']
-    assert list(pieces(iter([*lines, TEXT % b"b", END, TEXT % b"never"]))) == ["a", "b"]
+    assert list(pieces(iter([*lines, TEXT % b"b", END, TEXT % b"never"]))) == [Content("a"), Content("b")]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thoughts_are_told_apart(name):
+    lines = [b'data: {"choices":[{"delta":{"%s":"hm"}}]}\n' % name.encode(), TEXT % b"a", END]
+    assert list(pieces(iter(lines))) == [Reasoning("hm"), Content("a")]
+
+
+def test_thoughts_under_both_names_are_one():
+    lines = [b'data: {"choices":[{"delta":{"reasoning":"hm","reasoning_content":"hm"}}]}\n', END]
+    assert list(pieces(iter(lines))) == [Reasoning("hm")]
 
 
 @pytest.mark.parametrize(

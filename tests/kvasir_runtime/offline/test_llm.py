@@ -16,6 +16,7 @@ from fakes import checkpoints, ggufs
 from fakes.api_process import HERE
 from kvasir_runtime import LLM, BeamSearchParams, EngineError, PromptError, SamplingParams
 from kvasir_runtime.offline.output import Output
+from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "operator/kvasir_local/demo/model"
@@ -248,3 +249,31 @@ def test_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(llm, tmp_path
     path = ggufs.write(MODEL, tmp_path / "demo.gguf", kind="BF16")
     with LLM(str(path), kv_cache_tokens=16384, device="cpu", dtype="float32") as made:
         assert made.chat(QUESTION, GREEDY)[0].text == llm.chat(QUESTION, GREEDY)[0].text
+
+
+def test_thoughts_are_told_apart_where_their_format_is_known():
+    with LLM(str(MODEL), kv_cache_tokens=4096, device="cpu", reasoning_parser="deepseek_r1") as thinking:
+        parts = list(thinking.stream_parts(QUESTION, GREEDY))
+        assert parts
+        assert all(isinstance(part, Reasoning) for part in parts), "it begins within thoughts and never ends them"
+        assert "".join(part.text for part in parts).strip() == thinking.chat(QUESTION, GREEDY)[0].text.strip()
+
+
+def test_without_a_format_all_is_content(llm):
+    parts = list(llm.stream_parts(QUESTION, GREEDY))
+    assert all(isinstance(part, Content) for part in parts)
+    assert "".join(part.text for part in parts) == llm.chat(QUESTION, GREEDY)[0].text
+
+
+def test_embeddings_come_in_the_order_of_prompts(llm):
+    texts = ["The operator watches", "a block of the cache", "one step"] * 20
+    outputs = llm.embed(texts)
+    assert [len(output.outputs.embedding) for output in outputs] == [192] * 60
+    ids = llm.generate(texts[1], GREEDY)[0].prompt_token_ids
+    assert outputs[1].prompt_token_ids == ids
+    (alone,) = llm.embed(list(ids))
+    assert alone.outputs.embedding == pytest.approx(outputs[1].outputs.embedding, abs=1e-4)
+    assert sum(number * number for number in alone.outputs.embedding) == pytest.approx(1, abs=1e-4)
+    assert llm.embed([]) == []
+    with pytest.raises(PromptError, match="2048"):
+        llm.embed("word " * 5000)
