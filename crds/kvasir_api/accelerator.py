@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import StringConstraints
 
 from kvasir_api.options import option
-from kvasir_api.service import LabelKey, LabelValue, Name, Part, Quantity, Toleration
+from kvasir_api.part import LabelKey, LabelValue, Name, Part, Quantity
+from kvasir_api.service import Toleration
 
 Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=512)]
 AnnotationValue = Annotated[str, StringConstraints(max_length=1024)]

@@ -4,39 +4,13 @@ The CRD is generated from these models (schema.py), and the operator parses reso
 if changing it changes a pod, a route or the status. Integers only: floats drift in GitOps diffs.
 """
 
-from typing import Annotated, Any, Final, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.alias_generators import to_camel
+from typing import Final, Literal
 
 from kvasir_api.options import RuntimeOptions, option
+from kvasir_api.part import QUANTITY_PATTERN, Cpu, LabelKey, LabelValue, Name, Part, Quantity, rules
+from kvasir_api.status import Status
 
 MAX_REPLICAS: Final = 1000
-LABEL_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
-KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-DNS_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
-CPU_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?m?$"
-
-Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
-Cpu = Annotated[str, StringConstraints(pattern=CPU_PATTERN, max_length=20)]
-LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
-LabelKey = Annotated[str, StringConstraints(pattern=KEY_PATTERN, max_length=316)]
-Name = Annotated[str, StringConstraints(pattern=DNS_PATTERN, min_length=1, max_length=253)]
-
-
-class Part(BaseModel):
-    """Base of the spec's parts: camelCase in YAML, snake_case in Python, unknown fields ignored as the API server prunes them."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
-
-
-def rules(*pairs: tuple[str, str] | tuple[str, str, str]) -> ConfigDict:
-    """CEL rules of an object: (rule, message) or (rule, message, field path)."""
-    written: list[Any] = [
-        {"rule": p[0], "message": p[1], **({"fieldPath": p[2]} if len(p) == 3 else {})} for p in pairs
-    ]
-    return ConfigDict(json_schema_extra={"x-kubernetes-validations": written})
 
 
 class Model(Part):
@@ -326,113 +300,6 @@ class Spec(Part):
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")
     drain: Drain = option(Drain(), "How a replica leaves.")
     pod: Pod = option(Pod(), "Where the pods may run and how their image is pulled.")
-
-
-class Condition(Part):
-    """One condition, as in metav1.Condition."""
-
-    type: str = option(..., "Type of the condition in CamelCase.", max_length=316)
-    status: Literal["True", "False", "Unknown"] = option(..., "Whether the condition holds.")
-    reason: str = option(..., "One word that a machine can act upon.", min_length=1, max_length=1024)
-    message: str = option("", "A sentence for a person, with the numbers.", max_length=32_768)
-    last_transition_time: str = option(..., "When the status changed last, RFC 3339.", date_time=True)
-    observed_generation: int = option(0, "Generation of the spec that this was computed from.", ge=0)
-
-
-class Counts(Part):
-    """Replicas by what they are doing."""
-
-    starting: int = option(0, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0)
-    loading: int = option(0, "Pods that load or warm the model.", unit="replicas", ge=0)
-    ready: int = option(0, "Pods that take requests.", unit="replicas", ge=0)
-    draining: int = option(0, "Pods that finish their requests before they leave.", unit="replicas", ge=0)
-    failed: int = option(0, "Pods that fail.", unit="replicas", ge=0)
-    unschedulable: int = option(0, "Pods for which the scheduler finds no node.", unit="replicas", ge=0)
-
-
-class Decision(Part):
-    """One change of the wanted number of replicas and why."""
-
-    time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
-    from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0)
-    to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0)
-    law: str = option(..., "The law that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
-    reason: str = option(..., "The sentence with the numbers.", max_length=1024)
-
-
-class AutoscalingStatus(Part):
-    """What the autoscaler thinks, rounded so that status is written rarely."""
-
-    desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0)
-    raw_replicas: int = option(0, "Replicas demanded before windows, rate limits and bounds.", unit="replicas", ge=0)
-    binding_law: str = option("", "The law that gave rawReplicas.", max_length=64)
-    limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)
-    message: str = option("", "The last decision in one sentence.", max_length=1024)
-    decisions: list[Decision] = option([], "The last changes, newest first.", max_length=10)
-
-
-class Capacity(Part):
-    """What one replica can hold."""
-
-    kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0)
-    prefill_tokens_per_second: int = option(0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0)
-    device: str = option("", "Device and kernels that really serve.", max_length=253)
-
-
-class ColdStart(Part):
-    """How long the last replica took from its creation until it took requests, and where the time went."""
-
-    seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0)
-    schedule_seconds: int = option(0, "Until a node was found.", unit="seconds", ge=0)
-    image_seconds: int = option(0, "From there until the container ran: image and volumes.", unit="seconds", ge=0)
-    load_seconds: int = option(0, "Reading and placing the weights.", unit="seconds", ge=0)
-    warm_seconds: int = option(0, "First steps, compilation and graphs.", unit="seconds", ge=0)
-    other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0)
-
-
-class RolloutStatus(Part):
-    """Which revisions there are."""
-
-    current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
-    accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
-    updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0)
-    last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
-    rolled_back_revision: str = option("", "Revision that was given up for the last good one.", max_length=253)
-    phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(
-        "", "Where the rollout stands; empty when there is none."
-    )
-    step: int = option(0, "Step of the canary, from 1.", ge=0)
-    step_since: str = option("", "When the replicas of the step were ready, RFC 3339.", max_length=64)
-    message: str = option("", "Why the rollout stands where it does.", max_length=1024)
-
-
-class Address(Part):
-    """Where clients call."""
-
-    url: str = option("", "Base URL of the OpenAI API for this service.", max_length=2048)
-
-
-class Status(Part):
-    """What the operator observed."""
-
-    observed_generation: int = option(0, "Generation of the spec that this status was computed from.", ge=0)
-    conditions: list[Condition] = Field(
-        [],
-        description="Ready is always present; Reconciling, Stalled and faults only while they are True.",
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
-    selector: str = option("", "Label selector of the pods, for the scale subresource.", max_length=1024)
-    replicas: int = option(0, "Pods that exist.", unit="replicas", ge=0)
-    ready_replicas: int = option(0, "Pods that take requests.", unit="replicas", ge=0)
-    desired_replicas: int = option(0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0)
-    model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
-    counts: Counts = option(Counts(), "Replicas by what they are doing.")
-    capacity: Capacity = option(Capacity(), "What one replica can hold.")
-    cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")
-    autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler thinks; absent while it is off.")
-    rollout: RolloutStatus = option(RolloutStatus(), "Which revisions there are.")
-    address: Address = option(Address(), "Where clients call.")
 
 
 class InferenceService(Part):

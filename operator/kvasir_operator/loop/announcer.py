@@ -1,6 +1,6 @@
 """Which events follow from a reconcile: those that tell of a change, judged by the status that was written before."""
 
-from kvasir_api.service import Condition, Status
+from kvasir_api.status import Condition, Status
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.observed.world import Observed, Revision

@@ -9,8 +9,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvasir_api.service import AutoscalingStatus, Spec, Status
-from kvasir_api.service import Decision as Entry
+from kvasir_api.service import Spec
+from kvasir_api.status import AutoscalingStatus, Status
+from kvasir_api.status import Decision as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.dirty import Dirty

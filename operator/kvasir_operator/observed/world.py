@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.claims import served_name
-from kvasir_api.service import Model, Spec, Status
+from kvasir_api.service import Model, Spec
+from kvasir_api.status import Status
 from kvasir_operator.observed.replica import Replica
 
 Json = dict[str, Any]

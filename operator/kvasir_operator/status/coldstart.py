@@ -1,6 +1,6 @@
 """Where the time of a start went: as Kubernetes says until the container runs, then as the runtime says."""
 
-from kvasir_api.service import ColdStart
+from kvasir_api.status import ColdStart
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.findings import Findings
 

@@ -4,7 +4,7 @@ from statistics import median
 from typing import Any, Final
 
 from kvasir_api import names
-from kvasir_api.service import Address, Capacity, Counts, RolloutStatus, Status
+from kvasir_api.status import Address, Capacity, Counts, RolloutStatus, Status
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status.coldstart import cold_start
 from kvasir_operator.status.conditions import conditions

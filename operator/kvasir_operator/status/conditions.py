@@ -7,7 +7,7 @@ for an illness. A transition time changes only with the status of its condition.
 from collections.abc import Iterable
 
 from kvasir_api import names
-from kvasir_api.service import Condition
+from kvasir_api.status import Condition
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.summary import Summary
 

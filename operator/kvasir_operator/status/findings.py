@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvasir_api.service import AutoscalingStatus
+from kvasir_api.status import AutoscalingStatus
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Phase, Replica
 from kvasir_operator.observed.world import Observed

@@ -8,8 +8,8 @@ from hypothesis import given
 from fakes.manifests import service
 from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
-from kvasir_api.service import ColdStart, Status
 from kvasir_api.state import Kv, Rates, Start, State
+from kvasir_api.status import ColdStart, Status
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status.compose import compose, document, urgent
 from kvasir_operator.status.progress import overdue, progress

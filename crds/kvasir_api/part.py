@@ -1,0 +1,35 @@
+"""What the declarations of resources are made of: their base class, and the texts that Kubernetes allows in their places.
+
+Used by service.py, status.py and accelerator.py.
+"""
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic.alias_generators import to_camel
+
+LABEL_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+DNS_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
+CPU_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?m?$"
+
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
+Cpu = Annotated[str, StringConstraints(pattern=CPU_PATTERN, max_length=20)]
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
+LabelKey = Annotated[str, StringConstraints(pattern=KEY_PATTERN, max_length=316)]
+Name = Annotated[str, StringConstraints(pattern=DNS_PATTERN, min_length=1, max_length=253)]
+
+
+class Part(BaseModel):
+    """Base of the spec's parts: camelCase in YAML, snake_case in Python, unknown fields ignored as the API server prunes them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+def rules(*pairs: tuple[str, str] | tuple[str, str, str]) -> ConfigDict:
+    """CEL rules of an object: (rule, message) or (rule, message, field path)."""
+    written: list[Any] = [
+        {"rule": p[0], "message": p[1], **({"fieldPath": p[2]} if len(p) == 3 else {})} for p in pairs
+    ]
+    return ConfigDict(json_schema_extra={"x-kubernetes-validations": written})
