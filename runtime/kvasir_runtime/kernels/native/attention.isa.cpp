@@ -159,18 +159,17 @@ KVASIR_INLINE const int64_t* table_of(const AttentionArgs& a, const Item& item) 
   return a.sequences->tables + item.sequence * a.sequences->table_stride;
 }
 
-// Asks for the keys and values of positions first .. end, at most of one tile: rows of a head lie apart from one another,
-// and without this each is waited for.
-KVASIR_INLINE void fetch(const AttentionArgs& a, const Item& item, int64_t row_bytes, int64_t first, int64_t end) {
+// Asks for the keys and values of positions first .. end, `bytes` of each from where the key head's begin. Rows of one head
+// lie apart from one another, and without this each is waited for.
+KVASIR_INLINE void fetch(const AttentionArgs& a, const Item& item, int64_t head_offset, int64_t bytes, int64_t first,
+                         int64_t end, int64_t token_bytes) {
   const int64_t* table = table_of(a, item);
-  const int64_t token_bytes = a.kv_heads * row_bytes, block_bytes = token_bytes * a.block_size;
-  for (int64_t j = first, stop; j < least(end, first + KEYS); j = stop) {
+  for (int64_t j = first, stop; j < end; j = stop) {
     const int64_t inside = j % a.block_size;
-    stop = least(least(end, first + KEYS), j + a.block_size - inside);
-    const uint8_t* row = a.cache + table[j / a.block_size] * block_bytes + inside * token_bytes +
-                         item.kv_head * row_bytes;
+    stop = least(end, j + a.block_size - inside);
+    const uint8_t* row = a.cache + (table[j / a.block_size] * a.block_size + inside) * token_bytes + head_offset;
     for (int64_t i = j; i < stop; ++i, row += token_bytes) {
-      for (int64_t line = 0; line < row_bytes; line += 64) {
+      for (int64_t line = 0; line < bytes; line += 64) {
         __builtin_prefetch(row + line, 0, 2);
         __builtin_prefetch(row + a.value_offset + line, 0, 2);
       }
@@ -326,7 +325,8 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, float* part
   const float scale = a.scale * 1.44269504f;
   for (int64_t at = first / KEYS * KEYS; at < stop; at += KEYS) {
     const int64_t keys = least(KEYS, stop - at);
-    fetch(a, item, row_bytes, at + KEYS, stop);
+    const int64_t token_bytes = a.kv_heads * row_bytes;
+    fetch(a, item, item.kv_head * row_bytes, row_bytes, at + KEYS, least(stop, at + 2 * KEYS), token_bytes);
     locate(a, table, item.kv_head, row_bytes, at, stop, zeros, t.at);
     if (SCALED) read_scales(t, a, zeros);
     pack_keys<Kind, From>(t, a.head_dim, w.depth, (keys + 15) / 16);
@@ -422,12 +422,20 @@ Item item_of(const AttentionArgs& a, const Plan& plan, int64_t piece, int64_t ne
   while (plan.pieces[item.sequence + 1] <= piece) ++item.sequence;
   item.start = plan.starts[item.sequence];
   item.cut = plan.cuts[item.sequence];
-  const int64_t each = item.cut.tiles * item.cut.splits, inside = piece - plan.pieces[item.sequence];
-  item.kv_head = inside / each;
-  item.tile = inside % each / item.cut.splits;
-  item.split = item.cut.first_split + inside % item.cut.splits;
+  const int64_t inside = piece - plan.pieces[item.sequence];
+  if (item.cut.tiles > 1) {
+    item.kv_head = inside / item.cut.tiles;
+    item.tile = inside % item.cut.tiles;
+    item.partial = -1;
+    return item;
+  }
+  // All heads of a split one after another: their rows are neighbours in memory.
+  const int64_t split = inside / a.kv_heads;
+  item.kv_head = inside % a.kv_heads;
+  item.split = item.cut.first_split + split;
   const int64_t rows = a.sequences->query_lens[item.sequence] * (a.heads / a.kv_heads);
-  item.partial = item.cut.splits > 1 ? plan.partials[item.sequence] + inside * rows : -1;
+  const bool whole = item.cut.splits == 1;
+  item.partial = whole ? -1 : plan.partials[item.sequence] + (item.kv_head * item.cut.splits + split) * rows;
   return item;
 }
 
@@ -441,11 +449,14 @@ void run_all(int tid, int nth, const AttentionArgs& a) {
   for (int64_t piece; (piece = kvasir::claim(tid, nth, plan.pieces[count], 0)) >= 0;) {
     const Item item = item_of(a, plan, piece, piece < plan.pieces[near] ? 0 : near);
     near = item.sequence;
-    // Most likely this thread's next piece too. Long ones know what they need early enough by themselves.
-    if (item.cut.tiles == 1 && piece + 1 < plan.pieces[count]) {
-      const Item next = item_of(a, plan, piece + 1, near);
-      const Span span = span_of(a, next);
-      fetch(a, next, row_bytes_of<From>(a), span.first / KEYS * KEYS, span.stop);
+    // The split after this one is most likely this thread's too: with each head, the next part of all of its rows.
+    const int64_t after = piece - item.kv_head + a.kv_heads;
+    if (item.cut.tiles == 1 && after < plan.pieces[count]) {
+      const Item next = item_of(a, plan, after, near);
+      const auto [first, stop] = span_of(a, next);
+      const int64_t part = (stop - first + a.kv_heads - 1) / a.kv_heads, from = first + item.kv_head * part;
+      const int64_t token_bytes = a.kv_heads * row_bytes_of<From>(a);
+      if (next.cut.tiles == 1) fetch(a, next, 0, token_bytes, from, least(stop, from + part), token_bytes);
     }
     attend<Kind, Query, From>(a, t, item, partials);
   }
