@@ -39,6 +39,8 @@ def modules_of(package: str) -> list[str]:
     while stack:
         place, prefix = stack.pop()
         for module in pkgutil.iter_modules([str(place)]):
+            if not module.ispkg and not (place / f"{module.name}.py").exists():
+                continue  # a compiled library that is opened by its path and is no module
             found.append(f"{prefix}.{module.name}")
             if module.ispkg:
                 stack.append((place / module.name, f"{prefix}.{module.name}"))

@@ -24,6 +24,7 @@ from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.meter import Ended, Meter
 from kvasir_runtime.server.parsing.parts import Part, merged
 from kvasir_runtime.server.prepare import Job
+from kvasir_runtime.server.refusals import Failed
 from kvasir_runtime.server.running import Running
 from kvasir_runtime.server.tokenizer import Tokenizer
 from kvasir_runtime.server.tracing import Traced, asked
@@ -39,14 +40,6 @@ STREAM_HEADERS: Final = [
 
 class Gone(Exception):
     """The client went away or stopped reading."""
-
-
-class Failed(Exception):
-    """The engine could not finish the request; error is what the client is told."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,8 +18,9 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.channel import Channel
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.server.meter import Ended, Meter
+from kvasir_runtime.server.refusals import Failed
 from kvasir_runtime.server.running import Running
-from kvasir_runtime.server.streams import Failed, Gone, Summary, engine_gone, send_document
+from kvasir_runtime.server.streams import Gone, Summary, engine_gone, send_document
 from kvasir_runtime.wire import Event, Request
 
 WAKE_S: Final = 60.0

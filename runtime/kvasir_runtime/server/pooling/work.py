@@ -28,8 +28,7 @@ from kvasir_runtime.server.pooling.documents import (
 )
 from kvasir_runtime.server.pooling.inputs import Cut
 from kvasir_runtime.server.prepare import Served
-from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.streams import Failed
+from kvasir_runtime.server.refusals import Failed, Refused
 from kvasir_runtime.wire import Event, Pooling, Request, Sampling
 
 MAX_TOTAL_TOKENS: Final = 1 << 20

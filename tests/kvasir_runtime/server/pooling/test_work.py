@@ -11,8 +11,7 @@ from fakes import tiny_tokenizer
 from kvasir_runtime.server.pooling import bodies, work
 from kvasir_runtime.server.pooling.abilities import Abilities, Embedding, Scoring
 from kvasir_runtime.server.prepare import Served
-from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.streams import Failed
+from kvasir_runtime.server.refusals import Failed, Refused
 from kvasir_runtime.wire import Event, Pooling
 
 EMBEDS = Embedding(kind="mean", normalize=True, size=4, shortens=True)
