@@ -101,7 +101,9 @@ async def run(client, *, count=5, window=2, hang_up=False, abort=""):
         running=running,
         clock=lambda: 1.0,
     )
-    task = asyncio.create_task(answer({"path": "/v1/embeddings", "state": {"request_id": "theirs"}}, wire.receive, wire.send))
+    task = asyncio.create_task(
+        answer({"path": "/v1/embeddings", "state": {"request_id": "theirs"}}, wire.receive, wire.send)
+    )
     if hang_up or abort:
         await client.asked.wait()
     if hang_up:
