@@ -12,6 +12,7 @@ from kvasir_runtime.server.bodies import ChatBody, Message, Turn
 from kvasir_runtime.server.parsing import asking, formats
 from kvasir_runtime.server.parsing.formats import HARMONY
 from kvasir_runtime.server.parsing.parser import Parsing
+from kvasir_runtime.server.parsing.thoughts import place_of
 from kvasir_runtime.server.refusals import Refused
 from kvasir_runtime.server.templates import ChatTemplate
 from kvasir_runtime.server.tokenizer import Tokenizer
@@ -108,6 +109,7 @@ def parsing_of(body: ChatBody, written: tuple[str, str], prompt: str) -> Parsing
         prompt=_tail(body, prompt, reasoning),
         single=not body.parallel_tool_calls,
         shown=body.include_reasoning,
+        within=_within(body, reasoning),
     )
     return None if parsing.idle else parsing
 
@@ -148,6 +150,15 @@ def _offered(body: ChatBody) -> list[Tool]:
     if choice.mode == "none":
         return []
     return [tool for tool in body.tools if choice.names is None or tool.function.name in choice.names]
+
+
+def _within(body: ChatBody, reasoning: str) -> bool:
+    """Whether the answer goes on with a message that has said, or thought, something."""
+    tags = formats.REASONING.get(reasoning)
+    if not body.continue_final_message or tags is None:
+        return False
+    text = body.messages[-1].content
+    return bool(text.strip()) and place_of(text, tags) == "start"
 
 
 def _tail(body: ChatBody, prompt: str, reasoning: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.server import prepare
 from kvasir_runtime.server.calling import formats_of
-from kvasir_runtime.server.parsing.parser import Parsing
+from kvasir_runtime.server.parsing.parser import Parser, Parsing
+from kvasir_runtime.server.parsing.parts import Content, Reasoning, merged
 from kvasir_runtime.server.prepare import Served
 from kvasir_runtime.server.refusals import Refused
 
@@ -162,6 +163,23 @@ def test_a_switch_that_was_sent_wins_over_the_effort():
 def test_an_answer_that_goes_on_is_in_thoughts_where_its_message_is(content, tail):
     fields = {"messages": [{"role": "assistant", "content": content}], "continue_final_message": True}
     assert prompted(fields, served("{{ messages[0].content }}"))[1].parsing.prompt == tail
+
+
+@pytest.mark.parametrize(
+    ("content", "pieces", "want"),
+    [
+        ("Any client", [" that", " speaks"], [Content(" that speaks")]),
+        ("<think>a</think>Any", [" \n", "one"], [Content(" \none")]),
+        ("<think>a</think>\n", ["\n", "Any"], [Content("Any")]),
+        ("<think>so", [" far</think>\n\nAny"], [Reasoning(" far"), Content("Any")]),
+        ("<think>\n", ["\nso</think>Any"], [Reasoning("so"), Content("Any")]),
+    ],
+)
+def test_white_space_belongs_to_a_text_that_is_gone_on_with(content, pieces, want):
+    fields = {"messages": [{"role": "assistant", "content": content}], "continue_final_message": True}
+    parser = Parser(prompted(fields, served("{{ messages[0].content }}"))[1].parsing, lambda: "c")
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    assert merged([*parts, *parser.finish()]) == want
 
 
 def test_options_win_over_what_the_template_tells():

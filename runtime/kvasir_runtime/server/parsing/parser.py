@@ -25,7 +25,7 @@ class Parsing:
 
     tools, reasoning: names of formats, "" for none. offered: the functions that may be called; without any, calls are
     not looked for. prompt: its end, since templates open or close thoughts there. single: an answer ends with its first
-    call. shown: whether thoughts are told at all.
+    call. shown: whether thoughts are told at all. within: the answer goes on with a text that is not at its beginning.
     """
 
     tools: str = ""
@@ -34,6 +34,7 @@ class Parsing:
     prompt: str = ""
     single: bool = False
     shown: bool = True
+    within: bool = False
 
     @property
     def idle(self) -> bool:
@@ -57,7 +58,7 @@ class Parser:
             return
         if parsing.reasoning:
             tags = formats.REASONING[parsing.reasoning]
-            self._thoughts = ThoughtReader(tags, place_of(parsing.prompt, tags))
+            self._thoughts = ThoughtReader(tags, place_of(parsing.prompt, tags), within=parsing.within)
         if parsing.tools and parsing.offered:
             self._calls = CallReader(formats.TOOLS[parsing.tools], parsing.offered, new_id)
 

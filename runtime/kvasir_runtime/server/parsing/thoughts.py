@@ -21,15 +21,15 @@ def place_of(prompt: str, tags: Tags) -> Place:
 
 
 class ThoughtReader:
-    """White space around thoughts belongs to the tags."""
+    """White space around thoughts belongs to the tags. within: it goes on with a text, whose spaces are its own."""
 
     __slots__ = ("_begun", "_held", "_tags", "place")
 
-    def __init__(self, tags: Tags, place: Place) -> None:
+    def __init__(self, tags: Tags, place: Place, *, within: bool = False) -> None:
         self.place = place
         self._tags = tags
         self._held = ""
-        self._begun = False
+        self._begun = within
 
     def push(self, text: str) -> tuple[list[Reasoning], str]:
         """Thoughts that are certain with this piece, and what is after them."""
