@@ -63,7 +63,7 @@ class Fraction(click.ParamType[int]):
     name = "fraction"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Percent, rounded; the bounds are those of the declaration. ints are percent already (the default)."""
+        """Percent, rounded; the bounds are those of the declaration. ints are percent already."""
         if isinstance(value, int):
             return value
         try:
@@ -91,7 +91,8 @@ def _click_option(name: str, info: FieldInfo) -> click.Option:
     if info.annotation is bool:
         return click.Option([f"{flag}/--no-{flag[2:]}", name], **kwargs)
     if name == "memory_percent":
-        return click.Option([flag, name], **{**kwargs, "type": Fraction(), "show_default": "0.9"})
+        kwargs["default"] = info.default / 100
+        return click.Option([flag, name], **{**kwargs, "type": Fraction()})
     kwargs.update(_click_type(info))
     return click.Option([flag, name], **kwargs)
 

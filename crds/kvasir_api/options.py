@@ -88,7 +88,7 @@ class RuntimeOptions(Options):
     )
     kv_cache_tokens: int = option(
         0,
-        "Size of the KV cache; 0 takes what memoryPercent leaves after the weights; on a CPU without a container's limit a quarter of the free memory, at most 8 GiB.",
+        "Size of the KV cache; 0 takes what the share of memory leaves after the weights; on a CPU without a container's limit a quarter of the free memory, at most 8 GiB.",
         unit="tokens",
         ge=0,
         le=1_000_000_000,

@@ -32,7 +32,9 @@ class Plan:
     device: str
     memory_bytes: int
     memory_fraction: float
+    shared: bool
     max_model_len: int
+    max_sequences: int
     fit: forecast.Fit
 
     @property
@@ -67,7 +69,9 @@ def made(
         device=device,
         memory_bytes=memory_bytes,
         memory_fraction=options.memory_fraction,
+        shared=shared,
         max_model_len=longest,
+        max_sequences=options.max_sequences,
         fit=forecast.fit(
             shape,
             memory_bytes=memory_bytes,
@@ -96,14 +100,23 @@ def table(plan: Plan) -> str:
     support = "" if plan.supported else ", NOT supported"
     rows = [
         ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters)"),
-        ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {plan.memory_fraction:.0%} of it to be used"),
+        ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {_taken(plan)}"),
         ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}{_and_bits(plan.quantization)}"),
         ("process", f"{size(forecast.PROCESS_BYTES[plan.device])}, and {size(fit.activation_bytes)} in a step"),
         ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}"),
-        ("concurrency", f"{fit.concurrency:.2f} requests of {plan.max_model_len:,} tokens"),
+        (
+            "concurrency",
+            f"{fit.concurrency:.2f} requests of {plan.max_model_len:,} tokens, {plan.max_sequences} at most",
+        ),
         ("verdict", verdict(plan)),
     ]
     return "\n".join(f"{name:<13}{value}" for name, value in rows)
+
+
+def _taken(plan: Plan) -> str:
+    if plan.shared:
+        return "which others use too: a quarter of it for the KV cache, at most 8 GiB"
+    return f"{plan.memory_fraction:.0%} of it to be used"
 
 
 def _and_bits(quantization: str) -> str:
