@@ -12,6 +12,7 @@ from fakes.api_process import HERE, JSON, ApiProcess, api_process
 from kvasir_api import __version__
 
 CHAT = [{"role": "user", "content": "the plan"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 pytestmark = pytest.mark.xdist_group("server-surfaces")  # its process is shared by the tests of this file
 
@@ -62,7 +63,7 @@ def test_a_chat_is_counted_as_it_will_be_prompted(server):
         ("/tokenize", {"prompt": "a", "messages": CHAT}, 400, "invalid_value", None),
         ("/tokenize", {"prompt": ["a"]}, 400, "invalid_value", "prompt"),
         ("/tokenize", {"prompt": "a", "colour": 1}, 400, "unknown_parameter", "colour"),
-        ("/tokenize", {"messages": CHAT, "tools": [{}]}, 400, "unsupported_parameter", "tools"),
+        ("/tokenize", {"messages": CHAT, "tools": [TOOL]}, 400, "unsupported_parameter", "tools"),
         ("/tokenize", {"prompt": "a", "model": "x"}, 404, "model_not_found", "model"),
         ("/tokenize", {"prompt": "a" * 16_000_000}, 400, "invalid_value", "prompt"),
         ("/detokenize", {}, 400, "missing_required_parameter", "tokens"),
