@@ -2,13 +2,21 @@
 
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import ConfigDict, model_validator
 
 from kvasir_runtime.server.bodies import Strict
 
 
+def null_is_absent(schema: dict[str, Any]) -> None:
+    """The schema of a part says it too: a field that is not known may be there with nothing in it."""
+    if schema.get("additionalProperties") is False:
+        schema["additionalProperties"] = {"type": "null"}
+
+
 class Sparse(Strict):
     """A part of a body."""
+
+    model_config = ConfigDict(json_schema_extra=null_is_absent)
 
     @model_validator(mode="before")
     @classmethod

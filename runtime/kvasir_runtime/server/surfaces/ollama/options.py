@@ -6,12 +6,12 @@ Called by the bodies. The defaults are Ollama's, so that a client that moves her
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from kvasir_api import openai_errors
 from kvasir_runtime.server.bodies import MAX_COUNT
 from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.surfaces.sparse import Sparse
+from kvasir_runtime.server.surfaces.sparse import Sparse, null_is_absent
 
 LOADING: Final = (
     "numa",
@@ -27,6 +27,17 @@ LOADING: Final = (
 )
 """How Ollama would load and keep a model: they change no answer."""
 
+_ASKS_NOTHING: Final[dict[str, tuple[float, ...]]] = {
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "repeat_last_n": (-1,),
+    "penalize_newline": (True,),
+    "vocab_only": (False,),
+    "embedding_only": (False,),
+    "logits_all": (False,),
+}
+HARMLESS: Final = tuple(_ASKS_NOTHING)
 
 _OURS: Final = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Options that a chat calls otherwise."""
@@ -36,8 +47,18 @@ def _texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _described(schema: dict[str, Any]) -> None:
+    """What `known` takes beside the fields: Ollama's own that ask for nothing."""
+    null_is_absent(schema)
+    schema["properties"] |= {name: {} for name in LOADING}
+    schema["properties"] |= {name: {"enum": [*values, None]} for name, values in _ASKS_NOTHING.items()}
+    schema["properties"] |= {f"mirostat_{name}": {} for name in ("eta", "tau")}
+
+
 class Options(Sparse):
     """num_predict: -1 and -2 mean all that fits. num_ctx: at most what the model is served with."""
+
+    model_config = ConfigDict(json_schema_extra=_described)
 
     num_predict: int = Field(-1, ge=-2, le=MAX_COUNT)
     num_ctx: int | None = Field(None, ge=1, le=MAX_COUNT)
@@ -67,19 +88,6 @@ class Options(Sparse):
         if self.num_ctx is not None and self.num_ctx > max_context:
             message = f"`options.num_ctx` {self.num_ctx} is more than the {max_context} tokens that are served."
             raise Refused(openai_errors.invalid(message, param="options.num_ctx", code="invalid_value"))
-
-
-_ASKS_NOTHING: Final[dict[str, tuple[float, ...]]] = {
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "mirostat": (0,),
-    "repeat_last_n": (-1,),
-    "penalize_newline": (True,),
-    "vocab_only": (False,),
-    "embedding_only": (False,),
-    "logits_all": (False,),
-}
-HARMLESS: Final = tuple(_ASKS_NOTHING)
 
 
 def known(value: Any) -> Any:
