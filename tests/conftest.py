@@ -6,6 +6,7 @@ it; it ends with the run, even when the run is killed. A test that uses it is ma
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from kubernetes import client
 
 NODE = Node(name="kvasir-0", index=0, fake_gpus=4)
+
+
+def pytest_configure() -> None:
+    """What a script runs in its background inherits an ignored ctrl-C, and so would every program that tests
+    interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
