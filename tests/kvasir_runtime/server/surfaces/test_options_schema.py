@@ -33,6 +33,10 @@ def taken(value: dict[str, Any]) -> bool:
         ({"typical_p": 0.5}, False),
         ({"typical_p": None}, True),
         ({"penalize_newline": True}, True),
+        ({"penalize_newline": 1}, False),
+        ({"logits_all": 0}, False),
+        ({"typical_p": True}, False),
+        ({"typical_p": 1.0}, True),
         ({"mirostat_eta": 0.1}, True),
     ],
 )

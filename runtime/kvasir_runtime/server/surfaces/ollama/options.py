@@ -90,6 +90,11 @@ class Options(Sparse):
             raise Refused(openai_errors.invalid(message, param="options.num_ctx", code="invalid_value"))
 
 
+def _same(one: Any, other: float) -> bool:
+    """As JSON sees it: 0 is not false."""
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
 def known(value: Any) -> Any:
     """The options that change an answer. Raises Refused for what Ollama knows and is not supported here."""
     if not isinstance(value, dict):
@@ -99,7 +104,7 @@ def known(value: Any) -> Any:
         if one is None or name in LOADING or (name.startswith("mirostat_") and not value.get("mirostat")):
             continue
         if name in _ASKS_NOTHING:
-            if one not in _ASKS_NOTHING[name]:
+            if not any(_same(one, taken) for taken in _ASKS_NOTHING[name]):
                 takes = str(_ASKS_NOTHING[name][0]).lower()
                 message = f"`options.{name}` is not supported here; only {takes} is accepted."
                 raise Refused(openai_errors.invalid(message, param=f"options.{name}", code="unsupported_parameter"))
