@@ -184,4 +184,11 @@ def test_the_gateway_may_read_two_kinds_and_write_none(bench: Bench):
 def test_the_manifests_pass_kustomize(cluster: ControlPlane):
     rendered = kubectl.run(cluster.kubectl, "kustomize", str(MANIFESTS))
     kinds = sorted(found["kind"] for found in yaml.safe_load_all(rendered))
-    assert kinds == ["ClusterRole", "ClusterRoleBinding", "Deployment", "Service", "ServiceAccount"]
+    assert kinds == [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "Deployment",
+        "PodDisruptionBudget",
+        "Service",
+        "ServiceAccount",
+    ]
