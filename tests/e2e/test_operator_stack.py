@@ -164,6 +164,13 @@ async def idle(life: Life, address: str) -> None:
     assert life.items("infsvc")[0]["spec"]["autoscaling"]["maxReplicas"] > 1
     async with AsyncOpenAI(base_url=address, api_key="none", max_retries=2, timeout=DEADLINE_S) as client:
         assert await answer(client, life.namespace, 40) == "length"
+
+    def forgotten() -> bool:
+        """Whether the last request has left all windows of the autoscaler."""
+        scaling = life.items("infsvc")[0]["status"]["autoscaling"]
+        return (scaling.get("rawReplicas"), scaling.get("limitedBy")) == (0, "floor")
+
+    await life.until(forgotten, "no demand")
     for _ in range(6):
         if not await life.writes(SETTLE_S):
             break
