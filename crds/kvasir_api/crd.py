@@ -13,24 +13,8 @@ MAX_BYTES: Final = 64_000
 
 def definition() -> dict[str, Any]:
     """The CRD of InferenceService as a document."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}", "labels": {names.LABEL_PART_OF: names.PART_OF}},
-        "spec": {
-            "group": names.GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
-                "categories": [names.CATEGORY],
-            },
-            "versions": [_version()],
-        },
-    }
+    short = {"shortNames": [names.SHORT_NAME], "categories": [names.CATEGORY]}
+    return _document(names.KIND, names.PLURAL, "Namespaced", short, _version())
 
 
 def accelerators() -> dict[str, Any]:
@@ -45,25 +29,26 @@ def accelerators() -> dict[str, Any]:
         _column("Spot", "boolean", ".spec.spot", "Whether its nodes may vanish."),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
     ]
-    kind, plural = names.ACCELERATOR_KIND, names.ACCELERATOR_PLURAL
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return _document(names.ACCELERATOR_KIND, names.ACCELERATOR_PLURAL, "Cluster", {}, version)
+
+
+def _document(
+    kind: str, plural: str, scope: str, more_names: dict[str, Any], version: dict[str, Any]
+) -> dict[str, Any]:
+    """A definition with its one version."""
+    called = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower(), **more_names}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{names.GROUP}", "labels": {names.LABEL_PART_OF: names.PART_OF}},
-        "spec": {
-            "group": names.GROUP,
-            "scope": "Cluster",
-            "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()},
-            "versions": [
-                {
-                    "name": names.VERSION,
-                    "served": True,
-                    "storage": True,
-                    "additionalPrinterColumns": columns,
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
-        },
+        "spec": {"group": names.GROUP, "scope": scope, "names": called, "versions": [version]},
     }
 
 

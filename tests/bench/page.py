@@ -68,12 +68,6 @@ def _ratios(found: Mapping[str, Any], ours: str) -> dict[str, float]:
 
 def _plot(file: Path, run: Mapping[str, Any]) -> None:
     """Bars of our ratio to the best peer, per figure and shape; the line at 1 is the best peer."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "kvasir"
-    from matplotlib import pyplot as plt
-
     bars = [
         (f"{figure.key.replace('_', ' ')}\n{shape}" + (" int8" if ours != "Kvasir" else ""), ratio, ours)
         for shape, found in run["shapes"].items()
@@ -83,26 +77,19 @@ def _plot(file: Path, run: Mapping[str, Any]) -> None:
     ]
     if not bars:
         return
-    canvas, axes = plt.subplots(figsize=(max(6.0, 0.62 * len(bars)), 3.6))
+    canvas, axes = _canvas(max(6.0, 0.62 * len(bars)))
     colours = ["#3b6ea5" if ours == "Kvasir" else "#8a9a5b" for _, _, ours in bars]
     drawn = axes.bar([name for name, _, _ in bars], [ratio for _, ratio, _ in bars], color=colours)
     axes.bar_label(drawn, fmt="%.2f", fontsize=7)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylabel("times as good as the best peer")
     axes.tick_params(axis="x", labelsize=6)
-    canvas.tight_layout()
-    canvas.savefig(file, metadata={"Date": None})
+    _saved(canvas, file)
 
 
 def _plot_scaling(file: Path, run: Mapping[str, Any]) -> None:
     """Rates and ceilings over streams, both axes logarithmic."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "kvasir"
-    from matplotlib import pyplot as plt
-
-    canvas, axes = plt.subplots(figsize=(6.0, 3.6))
+    canvas, axes = _canvas(6.0)
     for colour, (shape, points) in zip(("#3b6ea5", "#8a9a5b", "#a5643b"), run["shapes"].items(), strict=False):
         streams = [point["streams"] for point in points]
         axes.plot(streams, [point["rate"] for point in points], "o-", color=colour, label=shape)
@@ -112,5 +99,21 @@ def _plot_scaling(file: Path, run: Mapping[str, Any]) -> None:
     axes.set_xlabel("streams at once")
     axes.set_ylabel("tokens a second")
     axes.legend(fontsize=7)
+    _saved(canvas, file)
+
+
+def _canvas(width: float) -> tuple[Any, Any]:
+    """An empty figure of that many inches and its axes. Imported here: only --write needs the library."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "kvasir"
+    from matplotlib import pyplot as plt
+
+    return plt.subplots(figsize=(width, 3.6))
+
+
+def _saved(canvas: Any, file: Path) -> None:
+    """Without a date, so that the same figures give the same file."""
     canvas.tight_layout()
     canvas.savefig(file, metadata={"Date": None})

@@ -4,7 +4,7 @@ Stateless but for what status says: the step of a canary, since when it holds, a
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvasir_api.service import Analysis, CanaryStep
 from kvasir_operator.observed.course import Course
@@ -78,26 +78,24 @@ def _broken(seen: Observed, current: str) -> str:
 
 def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, now: float) -> Course:
     number = max(1, _step(seen, current))
-    if number > len(steps):
-        return Course(target=current, phase="Progressing", step=number)
-    step = steps[number - 1]
-    share = max(1, -(-wanted * step.replica_percent // 100))
+    asked = _asked(current, steps, number, wanted)
     ready = sum(r.phase == "ready" for r in seen.of(current))
-    if ready < min(share, wanted):
-        return Course(target=current, cap=share, phase="Progressing", step=number)
+    if asked.cap is None or ready < min(asked.cap, wanted):
+        return asked
+    step = steps[number - 1]
     began = epoch(seen.status.rollout.step_since) if _step(seen, current) == number else None
     since = now if began is None else began
     left = step.pause_seconds - (now - since)
     missing = _missing(seen, current)
     if left > 0 or missing:
         wait = f"{step.pause_seconds} s from its start" if left > 0 else missing
-        why = f"step {number} of {len(steps)}, {share} of {wanted} replicas, waits for {wait}"
-        return Course(target=current, cap=share, phase="Canary", step=number, since=since, why=why)
-    return _canary_next(current, steps, number + 1, wanted)
+        why = f"step {number} of {len(steps)}, {asked.cap} of {wanted} replicas, waits for {wait}"
+        return replace(asked, phase="Canary", since=since, why=why)
+    return _asked(current, steps, number + 1, wanted)
 
 
-def _canary_next(current: str, steps: list[CanaryStep], number: int, wanted: int) -> Course:
-    """The first moment of a step: its replicas are asked for."""
+def _asked(current: str, steps: list[CanaryStep], number: int, wanted: int) -> Course:
+    """What a step asks for while its replicas are not all ready; behind the last one there is no bound."""
     if number > len(steps):
         return Course(target=current, phase="Progressing", step=number)
     share = max(1, -(-wanted * steps[number - 1].replica_percent // 100))
