@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import openai
+
 DEADLINE_S = 30.0
 HERE = Path(__file__).parent
 STUB = (sys.executable, str(HERE / "serve_stub.py"))
@@ -59,6 +61,10 @@ class ApiProcess:
     def base_url(self) -> str:
         """For the openai client."""
         return f"http://{self.http[0]}:{self.http[1]}/v1"
+
+    def strict_openai(self) -> openai.OpenAI:
+        """The real client, which refuses what is not of its types and never tries again. Use as a context manager."""
+        return openai.OpenAI(base_url=self.base_url, api_key="none", max_retries=0, _strict_response_validation=True)
 
     @property
     def engine_pid(self) -> int:

@@ -4,7 +4,6 @@ import json
 import socket
 import sys
 
-import openai
 import pytest
 import torch
 
@@ -35,9 +34,7 @@ def server(folder):
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(
-        base_url=server.base_url, api_key="none", max_retries=0, _strict_response_validation=True
-    ) as made:
+    with server.strict_openai() as made:
         yield made
 
 

@@ -4,7 +4,6 @@ import sys
 
 import anthropic
 import ollama
-import openai
 import pytest
 
 from fakes import checkpoints
@@ -27,9 +26,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(
-        base_url=server.base_url, api_key="none", max_retries=0, _strict_response_validation=True
-    ) as made:
+    with server.strict_openai() as made:
         yield made
 
 

@@ -50,9 +50,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture
 def client(engine):
-    with openai.OpenAI(
-        base_url=engine.server.base_url, api_key="none", max_retries=0, _strict_response_validation=True
-    ) as made:
+    with engine.server.strict_openai() as made:
         yield made
 
 

@@ -33,9 +33,7 @@ def streamed(request):
 
 @pytest.fixture
 def responses(engine):
-    with openai.OpenAI(
-        base_url=engine.server.base_url, api_key="none", max_retries=0, _strict_response_validation=True
-    ) as made:
+    with engine.server.strict_openai() as made:
         yield made.responses
 
 
