@@ -173,11 +173,12 @@ async def test_directory_outside_the_allowed_ones_is_refused(rig):
 async def test_second_claimant_of_a_name_waits(rig):
     await rig.apply("tiny")
     await rig.until_condition("Ready")
-    await rig.apply("later", model={"uri": "file:///srv/x", "servedName": "tiny"})
-    conflict = await rig.until_condition("NameConflict", name="later")
+    # Ages are whole seconds: of two made within one, the first in the alphabet counts as the older.
+    await rig.apply("tiny-too", model={"uri": "file:///srv/x", "servedName": "tiny"})
+    conflict = await rig.until_condition("NameConflict", name="tiny-too")
     assert f"{rig.namespace}/tiny" in conflict["message"]
     await rig.delete("tiny")
-    await rig.until_condition("Ready", name="later")
+    await rig.until_condition("Ready", name="tiny-too")
 
 
 async def test_foreign_service_is_not_taken_over(rig):
