@@ -24,6 +24,7 @@ from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
 from kvasir_operator.loop.leader import Leader
 from kvasir_operator.loop.operator import Operator
+from kvasir_operator.loop.resync import INTERVAL_S
 from kvasir_operator.observed.settings import Settings
 
 LOG: Final = logging.getLogger("kvasir_operator")
@@ -67,6 +68,13 @@ STOP_S: Final = 5.0
     help="Seconds between two readings of all pods.",
 )
 @click.option(
+    "--resync",
+    default=INTERVAL_S,
+    show_default=True,
+    type=click.FloatRange(0.2, 3600.0),
+    help="Seconds between two lists of everything, which find what no watch told.",
+)
+@click.option(
     "--lease-namespace",
     default="",
     metavar="NAME",
@@ -103,6 +111,7 @@ async def _run(
     metrics_port: int,
     health_port: int,
     interval: float,
+    resync: float,
     lease_namespace: str,
     kubeconfig: str,
 ) -> None:
@@ -136,6 +145,7 @@ async def _run(
             instance=host_name,
             clock=clock,
             leader=leader,
+            resync_s=resync,
         )
         health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)
         stack.push_async_callback(health.cleanup)

@@ -16,7 +16,7 @@ from kvasir_operator.loop.leader import Fenced, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
-from kvasir_operator.loop.resync import Resync
+from kvasir_operator.loop.resync import INTERVAL_S, Resync
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -43,13 +43,14 @@ class Operator:
         instance: str,
         clock: Clock,
         leader: Leader | None = None,
+        resync_s: float = INTERVAL_S,
     ) -> None:
         """leader: lets one of several operators act; without it this one acts at once."""
         cluster = Fenced(cluster, leader) if leader else cluster
         self._leader, self._acting = leader, leader is None
         self.store, self.telemetry = Store(), Telemetry()
         self.dirty = Dirty(clock.steady)
-        self.resync = Resync(cluster, self.store, self.dirty, namespace=namespace, clock=clock)
+        self.resync = Resync(cluster, self.store, self.dirty, namespace=namespace, clock=clock, interval_s=resync_s)
         recorder = Recorder(cluster, instance=instance, clock=clock)
         hearing = Hearing(self.store, reader, clock=clock)
         self.scaler = Scaler(

@@ -57,18 +57,28 @@ class Overdue:
 
 
 class Resync:
-    """Fills the store at the start and repairs it from then on. namespace: empty for all."""
+    """Fills the store at the start and repairs it from then on. namespace: empty for all. interval_s: mean time between
+    two lists of everything."""
 
-    def __init__(self, cluster: Cluster, store: Store, dirty: Dirty, *, namespace: str = "", clock: Clock) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        dirty: Dirty,
+        *,
+        namespace: str = "",
+        clock: Clock,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         self.synced = False
         self._cluster, self._store, self._dirty = cluster, store, dirty
-        self._namespace, self._clock = namespace, clock
+        self._namespace, self._clock, self._interval_s = namespace, clock, interval_s
         self._overdue: dict[tuple[str, Key], Overdue] = {}
 
     async def run(self) -> None:
-        """Once a minute, until cancelled."""
+        """Every interval, with jitter, until cancelled."""
         while True:
-            await asyncio.sleep(INTERVAL_S * random.uniform(0.8, 1.2))
+            await asyncio.sleep(self._interval_s * random.uniform(0.8, 1.2))
             try:
                 await self.once()
             except KubeError as error:
