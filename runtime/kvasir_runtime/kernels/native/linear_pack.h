@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear.h"
+#include "tile.h"
 
 namespace KVASIR_ISA {
 
@@ -37,19 +38,42 @@ KVASIR_INLINE uint32_t word_of(const Pack& a, int64_t row, int64_t line) {
   return out;
 }
 
+// Lines [begin, end) of one tile, word by word. to: of line 0; stride: words from a line to the next.
+KVASIR_INLINE void pack_words(const Pack& a, int64_t tile, int64_t begin, int64_t end, uint32_t* to, int64_t stride) {
+  const uint32_t padding = a.bits == 8 ? 0x80808080u : 0;
+  for (int64_t lane = 0; lane < 16; ++lane) {
+    const int64_t row = row_of(tile, lane, a.rows, a.gated);
+    for (int64_t line = begin; line < end; ++line) to[line * stride + lane] = row < 0 ? padding : word_of(a, row, line);
+  }
+}
+
+// The same for a multiple of 16 lines of a tile without padding, of 16 or 8 bits: a transposition.
+KVASIR_INLINE void pack_block(const Pack& a, int64_t tile, int64_t begin, int64_t end, uint32_t* to, int64_t stride) {
+  const int64_t row_bytes = a.k * a.bits / 8;
+  const uint32_t* rows[16];
+  for (int64_t lane = 0; lane < 16; ++lane)
+    rows[lane] = reinterpret_cast<const uint32_t*>(a.source + row_of(tile, lane, a.rows, a.gated) * row_bytes) + begin;
+  transpose_16(rows, end - begin, to + begin * stride, stride);
+  if (a.bits == 16) return;
+  for (int64_t line = begin; line < end; ++line)
+    for (int64_t lane = 0; lane < 16; ++lane) to[line * stride + lane] ^= 0x80808080u;
+}
+
 inline void pack(int tid, int nth, const Pack& a) {
   const int64_t per_line = 32 / a.bits, lines = (a.k + per_line - 1) / per_line, panels = (a.tiles + 3) / 4;
-  const uint32_t padding = a.bits == 8 ? 0x80808080u : 0;
+  const int64_t in_blocks = a.bits == 4 || a.k % per_line ? 0 : lines / 16 * 16;
   for (int64_t panel; (panel = kvasir::claim(tid, nth, panels)) >= 0;) {
     const int64_t width = panel * 4 + 4 <= a.tiles ? 4 : a.tiles - panel * 4;
     uint32_t* base = a.target + panel * 4 * lines * 16;
     // Blocks of 32 lines: what is read of 64 rows and written stays in the first-level cache.
     for (int64_t begin = 0; begin < lines; begin += 32) {
       const int64_t end = begin + 32 < lines ? begin + 32 : lines;
-      for (int64_t lane = 0; lane < width * 16; ++lane) {
-        const int64_t row = row_of(panel * 4 + lane / 16, lane % 16, a.rows, a.gated);
-        for (int64_t line = begin; line < end; ++line)
-          base[line * width * 16 + lane] = row < 0 ? padding : word_of(a, row, line);
+      for (int64_t tile = panel * 4; tile < panel * 4 + width; ++tile) {
+        const bool whole = row_of(tile, 15, a.rows, a.gated) >= 0;
+        const int64_t middle = !whole || in_blocks < begin ? begin : in_blocks < end ? in_blocks : end;
+        uint32_t* to = base + (tile - panel * 4) * 16;
+        if (middle > begin) pack_block(a, tile, begin, middle, to, width * 16);
+        pack_words(a, tile, middle, end, to, width * 16);
       }
     }
   }
