@@ -4,58 +4,103 @@
         for h in heads:
             seen = [j for j in range(p + 1) if window == 0 or j > p - window]
             score[j] = scale * dot(query[t, h], key[s, j, h / group])
-            out[t, h] = sum(softmax(score)[j] * value[s, j, h / group] for j in seen)
+            if softcap: score[j] = softcap * tanh(score[j] / softcap)
+            weight[j] = exp(score[j]) / (sum(exp(score[j]) for j in seen) + (exp(sinks[h]) if sinks else 0))
+            out[t, h] = sum(weight[j] * value[s, j, h / group] for j in seen)
 
-query: (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in spans
-cache: (2, num_blocks, block_size, kv_heads, head_dim); position j of s lies in block block_tables[s, j / block_size];
-       query's dtype, or int8 with rows as kernels.int8 has them
-out:   (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything
-Softmax and sums in float32. Error: 2e-6 in float32, 2 units of the last place in 16-bit types.
-Source: Kwon et al. 2023 (paging); Dao et al. 2022 (online softmax, inside torch's operator).
+query:   (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in spans
+cache:   (2, num_blocks, block_size, kv_heads, head_dim), each half contiguous; position j of s lies in block
+         block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.cache_rows has them
+softcap: no score is beyond it on either side; 0 leaves them. sinks: (heads,) float32 or None: a score of each head that
+         no value belongs to, where a head may put what it gives to no position; neither scaled nor capped
+out:     (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything
+Softmax and sums in float32. Error: 2e-6 in float32 (1e-5 with a cap), 2 units of the last place in 16-bit types.
+Sources: Kwon et al. 2023 (paging); Dao et al. 2022 (online softmax, inside torch's operator); Gemma Team 2024 (cap);
+Xiao et al. 2023, with learned scores as in OpenAI's gpt-oss 2025 (sinks).
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvasir_runtime.kernels import int8
+from kvasir_runtime.kernels import cache_rows
 from kvasir_runtime.kernels.linear import product
 from kvasir_runtime.kernels.spans import Spans
 
 
-def reference(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -> Tensor:
+class Attention(Protocol):
+    """What a table of operations has for it."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        spans: Spans,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+def reference(
+    query: Tensor,
+    cache: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """The formula, one sequence at a time, in float32."""
     block_size, kv_heads = cache.shape[2], cache.shape[3]
     group = query.shape[1] // kv_heads
-    out = []
-    for index, part in enumerate(query.split(list(spans.query_lens))):
-        end = spans.kv_lens[index]
-        blocks = spans.block_tables[index, : -(-end // block_size)]
-        cached = cache.index_select(1, blocks).flatten(1, 2)[:, :end]
-        wide = int8.dequantise(cached) if cache.dtype == torch.int8 else cached.float()
+    out, start = [], 0
+    for index, num_queries in enumerate(spans.query_lens):
+        part, end = query[start : start + num_queries], spans.kv_lens[index]
+        start += num_queries
+        if not num_queries:
+            continue
+        wide = cache_rows.numbers(_gathered(cache, spans, index, 0, -(-end // block_size))[:, :end])
         keys, values = wide.repeat_interleave(group, dim=2)
         scores = torch.einsum("qhd,khd->hqk", part.float(), keys) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~spans.mask(index, window, 0), float("-inf"))
-        out.append(torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values))
-    return torch.cat(out).flatten(1).to(query.dtype)
+        weights = _softmax(scores, None if sinks is None else sinks.view(-1, 1, 1))
+        out.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1).to(query.dtype))
+    return _joined(out, query)
 
 
-def cpu(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -> Tensor:
+def cpu(
+    query: Tensor,
+    cache: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """As reference, with ways of its own for long chunks and single tokens; consecutive blocks are read in place.
 
-    An int8 cache takes the reference.
+    A cache of 8 bits takes the reference.
     """
-    if cache.dtype == torch.int8:
-        return reference(query, cache, spans, scale, window)
+    if cache.dtype != query.dtype:
+        return reference(query, cache, spans, scale, window, softcap, sinks)
     out, start = [], 0
     for index, num_queries in enumerate(spans.query_lens):
         part = query[start : start + num_queries]
         start += num_queries
+        if not num_queries:
+            continue
         first = max(0, spans.kv_lens[index] - num_queries - window + 1) if window else 0
         keys, values = _cached(cache, spans, index, first)
-        if num_queries == 1:
+        if softcap or sinks is not None:
+            out.append(_tiled(part, keys, values, scale, window, softcap, sinks))
+        elif num_queries == 1:
             out.append(_decode(part, keys, values, scale))
         elif num_queries < 16 or num_queries * spans.kv_lens[index] < _MANY_SCORES:
             mask = spans.mask(index, window, first)
@@ -63,8 +108,8 @@ def cpu(query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -
             few = F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=scale, enable_gqa=True)
             out.append(few[0].transpose(0, 1).flatten(1))
         else:
-            out.append(_prefill(part, keys, values, scale, window))
-    return torch.cat(out) if len(out) > 1 else out[0]
+            out.append(_tiled(part, keys, values, scale, window, 0.0, None))
+    return out[0] if len(out) == 1 and out[0].shape[0] == query.shape[0] else _joined(out, query)
 
 
 # Scores per head from which tiles of our own beat torch's flash operator: 32 queries of 512 positions, 128 of 128.
@@ -83,11 +128,14 @@ def _decode(part: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(folded, keys.unsqueeze(0), values.unsqueeze(0), scale=scale).view(1, -1)
 
 
-def _prefill(part: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
+def _tiled(
+    part: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
+) -> Tensor:
     """Many queries of one sequence, the last of its positions: (query_len, heads * head_dim).
 
     Tile by tile: scores in float32, softmax, and the sum of values in the cache's dtype. 1.6 to 1.9 times as fast as
-    torch's flash operator in bfloat16, whose products do not use the CPU's instructions for them.
+    torch's flash operator in bfloat16, whose products do not use the CPU's instructions for them. Few queries come here
+    too where scores are capped or have a sink, which the operator does not know.
     """
     (num_queries, heads, head_dim), (kv_heads, end, _) = part.shape, keys.shape
     group = heads // kv_heads
@@ -103,10 +151,29 @@ def _prefill(part: Tensor, keys: Tensor, values: Tensor, scale: float, window: i
         unseen = _unseen(stop - start, last - first, window, part.device)
         for head in range(kv_heads):
             scores = product(queries[start:stop, head].reshape(-1, head_dim), keys[head, first:last])
-            scores.view(stop - start, group, -1)[..., -unseen.shape[-1] :].masked_fill_(unseen, float("-inf"))
-            weights = scores.softmax(dim=-1).to(values.dtype)
+            if softcap:
+                scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores.view(stop - start, group, -1)
+            scores[..., -unseen.shape[-1] :].masked_fill_(unseen, float("-inf"))
+            sink = None if sinks is None else sinks.view(kv_heads, group, 1)[head]
+            weights = _softmax(scores, sink).flatten(0, 1).to(values.dtype)
             out[start:stop, head] = (weights @ values[head, first:last]).view(stop - start, group, head_dim)
     return out.view(num_queries, heads * head_dim)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Of the last axis, with a score more that no weight is given back for. sinks: broadcastable to that of one key."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.to(scores).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def _joined(out: list[Tensor], query: Tensor) -> Tensor:
+    """The results of all sequences, and zeros for tokens of padding behind them."""
+    width = query.shape[1] * query.shape[2]
+    padding = query.new_zeros((query.shape[0] - sum(part.shape[0] for part in out), width))
+    return torch.cat((*out, padding))
 
 
 def _unseen(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
@@ -123,7 +190,7 @@ def _cached(cache: Tensor, spans: Spans, index: int, first: int) -> tuple[Tensor
     end, first_block, token = spans.kv_lens[index], spans.first_blocks[index], kv_heads * head_dim
     if first_block < 0:
         skipped = first // block_size
-        cache = cache.index_select(1, spans.block_tables[index, skipped : -(-end // block_size)])
+        cache = _gathered(cache, spans, index, skipped, -(-end // block_size)).unflatten(1, (-1, block_size))
         offset = first - skipped * block_size
     else:
         offset = first_block * block_size + first
@@ -133,24 +200,38 @@ def _cached(cache: Tensor, spans: Spans, index: int, first: int) -> tuple[Tensor
     return cache.as_strided(shape, stride, start), cache.as_strided(shape, stride, start + cache.stride(0))
 
 
+def _gathered(cache: Tensor, spans: Spans, index: int, first: int, stop: int) -> Tensor:
+    """Blocks first.. to stop of a sequence, one after another: (2, positions, kv_heads, width)."""
+    blocks = spans.block_tables[index, first:stop]
+    return cache.index_select(1, blocks).flatten(1, 2)
+
+
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """Prefill, chunks, decode, all three mixed; grouped heads; short and long windows; scattered and consecutive;
-    caches of the same type and of 8 bits."""
+    """Prefill, chunks, decode, several tokens each, all mixed; grouped heads; short and long windows; scattered and
+    consecutive; caps and sinks; caches of the same type and of 8 bits; lengths on the device with padding."""
     shapes = (
         ((1,), (1,)),
         ((5,), (5,)),
         ((3,), (21,)),
         ((1,), (30,)),
+        ((4, 4, 4), (4, 19, 32)),
         ((4, 1, 7, 1), (4, 17, 20, 9)),
         ((150, 1, 130), (150, 9, 200)),
     )
     for query_lens, kv_lens in shapes:
-        for heads, kv_heads, window in ((4, 4, 0), (6, 2, 0), (4, 1, 6), (4, 2, 100)):
+        for heads, kv_heads, window, softcap in ((4, 4, 0, 0.0), (6, 2, 0, 1.5), (4, 1, 6, 0.0), (4, 2, 100, 2.0)):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                query, cache, spans, scale, seen = _case(generator, query_lens, kv_lens, heads, kv_heads, window, dtype)
-                yield query, cache, spans, scale, seen
-                if dtype != torch.float16:
-                    yield query, int8.quantise(cache), spans, scale, seen
+                query, cache, spans, scale = _case(generator, query_lens, kv_lens, heads, kv_heads, dtype)
+                yield query, cache, spans, scale, window
+                if dtype == torch.float16:
+                    continue
+                yield query, cache_rows.stored(cache, torch.int8), spans, scale, window, softcap
+                if max(query_lens) < 100:
+                    sinks = torch.randn(heads, generator=generator)
+                    padded = _padded(spans)
+                    query = torch.cat((query, query[:2]))
+                    yield query, cache, padded, scale, window, softcap, sinks
+                    yield query, cache_rows.stored(cache, cache_rows.FLOAT8), padded, scale, window, 0.0, sinks
 
 
 def _case(
@@ -159,9 +240,8 @@ def _case(
     kv_lens: tuple[int, ...],
     heads: int,
     kv_heads: int,
-    window: int,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Spans, float, int]:
+) -> tuple[Tensor, Tensor, Spans, float]:
     block_size, head_dim, columns = 8, 16, -(-max(kv_lens) // 8)
     num_blocks = 7 + columns * (len(kv_lens) + 1)
     cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator).to(dtype)
@@ -172,4 +252,12 @@ def _case(
         7,
     )  # consecutive; sequences may share blocks when they only read
     query = torch.randn(sum(query_lens), heads, head_dim, generator=generator).to(dtype)
-    return query, cache, Spans(query_lens, kv_lens, tables, first_blocks), head_dim**-0.5, window
+    return query, cache, Spans(query_lens, kv_lens, tables, first_blocks), head_dim**-0.5
+
+
+def _padded(spans: Spans) -> Spans:
+    """The same on the device alone, and two sequences of padding behind them."""
+    starts, kv_lens = spans.lengths()
+    starts, kv_lens = torch.cat((starts, starts[-1:].repeat(2))), torch.cat((kv_lens, kv_lens[-1:].repeat(2)))
+    tables = torch.cat((spans.block_tables, spans.block_tables[-2:], spans.block_tables[-2:]))[: kv_lens.shape[0]]
+    return Spans.on_device(starts, kv_lens, tables.to(torch.int32), longest_query=spans.longest_query)

@@ -15,11 +15,15 @@ from torch import Tensor
 
 def reference(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     """Copy block sources[i] to targets[i]."""
+    if cache.element_size() == 1:
+        cache = cache.view(torch.uint8)  # torch copies floats of 8 bits by index on no processor
     cache.index_copy_(2, targets, cache.index_select(2, sources))
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """One and several copies."""
+    """One and several copies, in floats of 32 and of 8 bits."""
     for pairs in (((0, 3),), ((0, 3), (1, 4), (0, 5))):
         sources, targets = torch.tensor(pairs).unbind(1)
-        yield torch.randn(2, 2, 6, 4, 2, 8, generator=generator), sources, targets
+        cache = torch.randn(2, 2, 6, 4, 2, 8, generator=generator)
+        yield cache, sources, targets
+        yield cache.to(torch.float8_e4m3fn), sources, targets

@@ -8,8 +8,8 @@
 
 qkv:      (tokens, heads + 2 * kv_heads, head_dim), contiguous, bias included
 norm:     (heads + kv_heads, head_dim) or None; cos, sin: (tokens, 1, head_dim), as for kernels.rope
-cache:    (2, num_blocks, block_size, kv_heads, head_dim), contiguous, or int8, both as for kernels.write_kv
-slots:    (tokens,) int64, all different
+cache:    (2, num_blocks, block_size, kv_heads, head_dim), contiguous, or of 8 bits, as for kernels.write_kv
+slots:    (tokens,) int64, -1 of padding, as for kernels.write_kv
 out:      (tokens, heads, head_dim), contiguous in head_dim; values are copied exactly
 Error as of norm and rotation together; a fused kernel rounds once where the three round four times.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import int8, rms_norm, rope, write_kv
+from kvasir_runtime.kernels import cache_rows, rms_norm, rope, write_kv
 
 
 def reference(
@@ -50,7 +50,7 @@ def cpu(qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """One token and many, equal and grouped heads, widths that are no power of two, with and without norms,
-    caches of the same type and of 8 bits."""
+    caches of the same type and of 8 bits, tokens of padding."""
     for tokens, heads, kv_heads, head_dim in ((1, 1, 1, 8), (5, 6, 2, 16), (19, 4, 4, 80)):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for normed in (False, True):
@@ -58,9 +58,8 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
                 norm = torch.randn(heads + kv_heads, head_dim, generator=generator).to(dtype) if normed else None
                 angle = torch.randn(tokens, 1, head_dim // 2, generator=generator)
                 cos, sin = torch.cat((angle.cos(),) * 2, dim=-1), torch.cat((-angle.sin(), angle.sin()), dim=-1)
-                cache = torch.zeros(2, 6, 4, kv_heads, head_dim, dtype=dtype)
                 slots = torch.randperm(24, generator=generator)[:tokens]
-                yield qkv, norm, 1e-6, cos.to(dtype), sin.to(dtype), cache, slots
-                if dtype != torch.float16:
-                    small = torch.zeros(2, 6, 4, kv_heads, head_dim + int8.SCALE_BYTES, dtype=torch.int8)
-                    yield qkv, norm, 1e-6, cos.to(dtype), sin.to(dtype), small, slots
+                slots[2:3] = -1
+                for cached in (dtype, torch.int8, cache_rows.FLOAT8):
+                    cache = torch.zeros(2, 6, 4, kv_heads, cache_rows.width(head_dim, cached), dtype=cached)
+                    yield qkv, norm, 1e-6, cos.to(dtype), sin.to(dtype), cache, slots

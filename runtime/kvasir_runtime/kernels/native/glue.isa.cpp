@@ -130,6 +130,7 @@ void split_token(const kvasir::SplitArgs& a, int64_t token) {
       put(head, dim, qkv + h * dim);
       continue;
     }
+    if (a.slots[token] < 0) continue;  // padding
     const int64_t at = a.slots[token] * a.kv_heads + h - a.heads;
     const T* value = qkv + (h + a.kv_heads) * dim;
     if (a.cache_type == kvasir::INT8) {

@@ -112,7 +112,11 @@ def sequences(spans: Spans) -> tuple[Sequences, tuple[Any, ...]]:
 
 def _sequences(spans: Spans) -> tuple[Sequences, tuple[Any, ...]]:
     lens = np.array((spans.query_lens, spans.kv_lens), dtype=np.int32)
-    tables = spans.block_tables.contiguous()
+    tables = spans.block_tables
+    if not all(spans.query_lens):  # padding
+        there = lens[0] > 0
+        lens, tables = np.ascontiguousarray(lens[:, there]), tables[torch.from_numpy(there)]
+    tables = tables.to(torch.int64).contiguous()
     made = Sequences(
         count=lens.shape[1],
         query_lens=lens[0].ctypes.data,

@@ -31,10 +31,20 @@ class Native:
     _gather: Function
     _argmax: Function
 
-    def attention(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int) -> Tensor:
-        """kernels.attention."""
-        if not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
-            return attention.cpu(query, cache, spans, scale, window)
+    def attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        spans: Spans,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """kernels.attention; scores that are capped or have a sink are torch's."""
+        changed = bool(softcap) or sinks is not None
+        if changed or not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
+            return attention.cpu(query, cache, spans, scale, window, softcap, sinks)
         made, kept = structs.sequences(spans)
         tokens, heads, head_dim = query.shape
         out = query.new_empty((tokens, heads * head_dim))
@@ -60,7 +70,7 @@ class Native:
 
     def rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """kernels.rms_norm."""
-        if x.dtype not in TYPES or weight.dim() > 1 or not x.is_contiguous():
+        if x.dtype not in TYPES or weight.dtype != x.dtype or weight.dim() > 1 or not x.is_contiguous():
             return rms_norm.cpu(x, residual, weight, eps)
         out = torch.empty_like(x)
         residual = None if residual is None else residual.contiguous()
@@ -82,7 +92,8 @@ class Native:
         self, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
     ) -> Tensor:
         """kernels.split_qkv; queries are turned where they lie."""
-        if not takes_heads(qkv.dtype, cache.dtype, qkv.shape[2]):
+        mixed = norm is not None and norm.dtype != qkv.dtype
+        if mixed or not takes_heads(qkv.dtype, cache.dtype, qkv.shape[2]):
             return split_qkv.cpu(qkv, norm, eps, cos, sin, cache, slots)
         kv_heads = cache.shape[3]
         heads = qkv.shape[1] - 2 * kv_heads
