@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from kvasir_runtime.kernels import bitmask, penalties
 from kvasir_runtime.kernels.logprobs import packed, unpacked
 from kvasir_runtime.kernels.penalties import penalise
 
@@ -48,3 +49,20 @@ def test_logprobs_are_their_formula(num_top: int) -> None:
     assert first.top_ids[:3] == (1, 3, 0)[:num_top]
     assert first.top[:3] == pytest.approx([3 - mass, 2 - mass, 1 - mass][:num_top])
     assert len(first.top) == min(num_top, 4), "a vocabulary may be smaller than what is asked for"
+
+
+def test_rows_take_the_state_of_their_slots_and_others_stay() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0], [2.0, -2.0, 1.0], [2.0, -2.0, 1.0]])
+    counts = torch.tensor([[0, 0, 4], [1, 2, 0]], dtype=torch.int32)
+    in_prompt = torch.tensor([[True, False, False], [False, False, False]])
+    strengths = torch.tensor([[2.0, 0.0, 0.5], [1.0, 0.25, 0.0]])
+    penalties.reference(logits, torch.tensor([1, -1, 0]), counts, in_prompt, strengths)
+    assert logits.tolist() == [[1.75, -2.5, 1.0], [2.0, -2.0, 1.0], [1.0, -2.0, 0.0]]
+
+
+def test_only_ids_with_their_bit_set_stay_allowed() -> None:
+    logits = torch.zeros(3, 70)
+    masks = torch.tensor([[-1, 1 << 1], [-(1 << 31), 0]], dtype=torch.int32)
+    bitmask.reference(logits, masks, torch.tensor([0, -1, 1]))
+    allowed = [[id_ for id_ in range(70) if row[id_] == 0] for row in logits.tolist()]
+    assert allowed == [[*range(32), 33], list(range(70)), [31]]

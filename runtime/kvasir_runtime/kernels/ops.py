@@ -16,10 +16,12 @@ from torch import Tensor
 from kvasir_runtime.kernels import (
     argmax,
     attention,
+    bitmask,
     copy_blocks,
     embedding,
     gated,
     linear,
+    penalties,
     rms_norm,
     rope,
     sample,
@@ -51,6 +53,8 @@ class Ops:
     sample: Callable[[Tensor, sample.Draws], Tensor]
     argmax: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    penalties: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    bitmask: Callable[[Tensor, Tensor, Tensor], None]
 
 
 REFERENCE = Ops(
@@ -67,6 +71,8 @@ REFERENCE = Ops(
     sample=sample.reference,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
+    penalties=penalties.reference,
+    bitmask=bitmask.reference,
 )
 
 CPU = Ops(
@@ -83,6 +89,8 @@ CPU = Ops(
     sample=sample.cpu,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
+    penalties=penalties.reference,
+    bitmask=bitmask.reference,
 )
 
 

@@ -1,7 +1,17 @@
 """TRITON: the table of operations for CUDA, and for a CPU whose Triton interprets."""
 
 from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear
-from kvasir_runtime.kernels.gpu import attention, rms_norm, rope, sample, silu_mul, split_qkv, write_kv
+from kvasir_runtime.kernels.gpu import (
+    attention,
+    bitmask,
+    penalties,
+    rms_norm,
+    rope,
+    sample,
+    silu_mul,
+    split_qkv,
+    write_kv,
+)
 from kvasir_runtime.kernels.ops import Ops
 
 # Torch's own products are the vendor's library; copies and lookups move bytes as fast as anything of ours would.
@@ -19,4 +29,6 @@ TRITON = Ops(
     sample=sample.launch,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
+    penalties=penalties.launch,
+    bitmask=bitmask.launch,
 )
