@@ -91,6 +91,7 @@ REASONS: Final = {
     "CrashLooping": "Replicas start and die again and again.",
     "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
     "ReplicasFailing": "Some replicas fail while others serve.",
+    "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",
 }
 """Reasons that conditions may carry, each with the sentence that explains it in the documentation."""
 

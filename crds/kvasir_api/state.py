@@ -85,7 +85,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     waiting_uncached_tokens: prompt tokens of waiting requests that are not in the prefix cache.
     remaining_tokens: tokens that running sequences may still generate (bounded by max_tokens), a drain estimate.
     prefix_digest: hex route hashes of resident prefixes, most recently used first, bounded.
-    device, kernels: what really serves, for example cpu and reference. message: why the phase is what it is.
+    device, kernels: what really serves, for example cpu and reference. fallback: why slower kernels serve than the device
+    has, empty when they are its own. message: why the phase is what it is.
     instance: names this process among all, also after a restart; ids of what only it holds begin with it.
     """
 
@@ -114,6 +115,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     prefix_digest: tuple[str, ...] = ()
     device: str = ""
     kernels: str = ""
+    fallback: str = ""
 
 
 class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -265,6 +265,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     hidden_size: length of what is pooled. head: what the model ends in; only one over the vocabulary can generate.
     quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where all are.
+    fallback: why slower kernels serve than the device has; "" where they are its own.
     """
 
     device: str
@@ -282,6 +283,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     head: Literal["vocabulary", "labels", "none"] = "vocabulary"
     num_labels: int = 0
     quantization: str = ""
+    fallback: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -50,6 +50,7 @@ def runner_of(
     facts = Facts(
         device=device.type,
         kernels=ops.name,
+        fallback=ops.fallback,
         dtype=str(dtype).removeprefix("torch."),
         block_size=block_size,
         num_blocks=num_blocks,

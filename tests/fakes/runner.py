@@ -24,6 +24,7 @@ class FakeFacts:
 
     device: str = "cpu"
     kernels: str = "fake"
+    fallback: str = ""
     dtype: str = "float32"
     block_size: int
     num_blocks: int
@@ -51,7 +52,7 @@ class Row:
     computed: int
     pooled: list[int] = field(default_factory=list)
     forked: bool = False
-    undecided: bool = False
+    undecided: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +72,8 @@ class FakeRunner:
     cache: dict[int, int] = field(default_factory=dict)
     launched: list[Plan] = field(default_factory=list)
     in_flight: int = 0
-    guided: dict[int, list[tuple[int, Row]]] = field(default_factory=dict)
+    guided: dict[int, list[tuple[int, Row, int]]] = field(default_factory=dict)
+    void: set[tuple[int, int]] = field(default_factory=set)
     grammars: Grammars | None = None
 
     @property
@@ -129,20 +131,25 @@ class FakeRunner:
         if handle.step in self.fail_steps:
             raise RuntimeError(f"step {handle.step} was told to fail")
         sampled = list(handle.sampled)
-        for place, row in self.guided.pop(handle.step):
-            row.undecided = False
-            forced = self.model.forced(row.tokens)
-            row.tokens += forced.tokens
+        for place, row, length in self.guided.pop(handle.step):
+            if (handle.step, place) in self.void:
+                sampled[place] = Sampled(sampled[place].row, ())
+                continue
+            row.undecided -= 1
+            forced = self.model.forced(row.tokens[:length])
+            if any(forced):
+                row.tokens[length:], row.undecided = forced.tokens, 0
+                self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
             tokens = (*sampled[place].tokens, *forced.tokens)
             sampled[place] = Sampled(sampled[place].row, tokens, ended=forced.ended, error=forced.error)
         return msgspec.structs.replace(handle, sampled=tuple(sampled))
 
-    def _undecided(self, plan: Plan) -> list[tuple[int, Row]]:
-        """Those of the sampling chunks whose grammar says more once the token is known, by their places."""
-        sampling = [chunk.row for chunk in plan.chunks if chunk.samples]
-        guided = [(i, self.rows[row]) for i, row in enumerate(sampling) if self.rows[row].join.sampling.grammar]
-        for _, row in guided:
-            row.undecided = True
+    def _undecided(self, plan: Plan) -> list[tuple[int, Row, int]]:
+        """Those of the sampling chunks whose grammar says more once the token is known: place, row, known tokens."""
+        sampling = [self.rows[chunk.row] for chunk in plan.chunks if chunk.samples]
+        guided = [(i, row, len(row.tokens)) for i, row in enumerate(sampling) if row.join.sampling.grammar]
+        for _, row, _ in guided:
+            row.undecided += 1
         return guided
 
     def _join(self, join: Join) -> None:
@@ -170,7 +177,7 @@ class FakeRunner:
         row = self.rows[chunk.row]
         assert chunk.num_tokens > 0
         assert chunk.start == row.computed, "a chunk begins where the last one ended"
-        assert not row.undecided, "a guided row waits for its last token"
+        assert row.undecided <= 1, "a guided row waits for all tokens but its last"
         end = chunk.start + chunk.num_tokens
         assert end <= len(row.tokens)
         assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)

@@ -5,6 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fakes.manifests import service
+from kvasir_api.state import State
+from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import observed
 from kvasir_operator.status.findings import Findings
@@ -12,6 +14,15 @@ from kvasir_operator.status.findings import Findings
 NOW = "2026-01-01T12:00:00Z"
 ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 PHASES = ("starting", "loading", "ready", "draining", "failed", "unschedulable")
+READINGS = (None, State(device="cpu", kernels="cpu"), State(device="cpu", kernels="cpu", fallback="no compiler"))
+COURSES = (
+    None,
+    Course(target="new", phase="Progressing"),
+    Course(target="new", phase="Canary", step=1, since=1.0, why="waits"),
+    Course(target="new", phase="Held", why="worse"),
+    Course(target="new", phase="Paused"),
+    Course(target="old", phase="RolledBack", rolled_back="new", why="given up"),
+)
 
 
 def replica(phase: Any, *, revision: str = "new", name: str = "pod", **fields: Any) -> Replica:
@@ -34,17 +45,20 @@ def situations(draw: Any) -> Findings:
             revision=draw(st.sampled_from(["new", "old"])),
             phase=draw(st.sampled_from(PHASES)),
             terminating=draw(st.booleans()),
-            refusal=draw(st.sampled_from(["", "no config.json"])),
+            refusal=draw(st.sampled_from(["", "no config.json", "TooSmall: 9 GiB"])),
+            reading=draw(st.sampled_from(READINGS)),
         )
         for i in range(draw(st.integers(0, 4)))
     ]
-    fault = draw(st.sampled_from(["", "", "InvalidSpec", "NameConflict"]))
+    fault = draw(st.sampled_from(["", "", "InvalidSpec", "NameConflict", "TooSmall"]))
     return findings(
         *replicas,
         obj=service(generation=draw(st.integers(1, 3)), **draw(st.sampled_from([{}, ELASTIC]))),
         current="" if fault else "new",
         wanted=draw(st.integers(0, 3)),
         fault_reason=fault,
+        course=None if fault else draw(st.sampled_from(COURSES)),
+        trouble=draw(st.sampled_from(["", "", "the API server refused: quota"])),
         blocked=draw(st.sampled_from([(), ("Service/x",)])),
         overdue=draw(st.booleans()),
         missing=draw(st.sampled_from([(), ("p0",)])),

@@ -11,18 +11,19 @@ import sys
 {before}
 import torch
 from kvasir_runtime.kernels.ops import ops_for
-print(ops_for(torch.device("{device}")).name, sys.modules.get("triton") is not None, sep=";")
+ops = ops_for(torch.device("{device}"))
+print(ops.name, ops.fallback, sys.modules.get("triton") is not None, sep=";")
 """
 
 
 @pytest.mark.parametrize(
     ("device", "interpret", "before", "want"),
     [
-        ("cpu", "0", "import os; os.environ['KVASIR_KERNELS'] = 'torch'", "cpu, as KVASIR_KERNELS=torch,;False"),
-        ("cpu", "0", "", "cpu *;False"),
-        ("cpu", "1", "", "triton;True"),
-        ("cuda", "0", "", "triton;True"),
-        ("cuda", "0", "sys.modules['triton'] = None", "reference, as triton cannot be imported (*),;False"),
+        ("cpu", "0", "import os; os.environ['KVASIR_KERNELS'] = 'torch'", "cpu;KVASIR_KERNELS=torch;False"),
+        ("cpu", "0", "", "cpu *;;False"),
+        ("cpu", "1", "", "triton;;True"),
+        ("cuda", "0", "", "triton;;True"),
+        ("cuda", "0", "sys.modules['triton'] = None", "reference;triton cannot be imported: *;False"),
     ],
     ids=["cpu", "native", "interpreter", "cuda", "no-triton"],
 )

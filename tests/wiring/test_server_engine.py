@@ -168,6 +168,14 @@ def test_the_banner_tells_what_serves(real: ApiProcess):
     assert re.search(r"ready in +[\d.]+ s \(find", banner)
 
 
+def test_slower_kernels_are_told_with_their_reason(models: Path):
+    args = ("--kv-cache-tokens", "1024", "--device", "cpu")
+    with api_process(models / "endless", *args, command=REAL, env={"KVASIR_KERNELS": "torch"}) as running:
+        said = running.until("the engine spoke", lambda: (found := running.state())["kernels"] and found)
+        assert (said["kernels"], said["fallback"]) == ("cpu", "KVASIR_KERNELS=torch")
+        assert re.search(r"cpu kernels \(KVASIR_KERNELS=torch\),", running.output())
+
+
 def test_greedy_answers_are_the_same_streamed_whole_and_as_token_ids(real, client):
     kwargs = {"model": "tiny", "max_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}
     whole = client.completions.create(prompt=PROMPT, **kwargs)

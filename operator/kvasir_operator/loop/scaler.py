@@ -204,7 +204,12 @@ def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]
     decision = memory.decision
     last = memory.window.last
     return (
-        tuple((r.uid, r.phase) for r in replicas),
+        tuple((r.uid, r.phase, _serving(r)) for r in replicas),
         (decision.replicas, decision.raw, decision.demand.law, decision.limited_by) if decision else None,
         (last.capacity_tokens, f"{last.prefill_rate:.2g}", last.missing) if last else None,
     )
+
+
+def _serving(r: Replica) -> tuple[str, ...]:
+    """On what it computes, as it said."""
+    return (r.reading.device, r.reading.kernels, r.reading.fallback) if r.reading else ()

@@ -4,6 +4,7 @@ from statistics import median
 from typing import Any, Final
 
 from kvasir_api import names
+from kvasir_api.state import State
 from kvasir_api.status import Address, Capacity, Counts, RolloutStatus, Status
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status.coldstart import cold_start
@@ -101,12 +102,18 @@ def _capacity(found: Findings) -> Capacity:
     if not readings:
         return found.seen.status.capacity
     rates = [reading.rates.prefill_tokens_per_s for reading in readings if reading.rates.prefill_tokens_per_s > 0]
-    devices = sorted({f"{reading.device}, {reading.kernels}".strip(", ") for reading in readings})
+    devices = sorted({_serving(reading) for reading in readings})
     return Capacity(
         kv_tokens=int(median(reading.kv.capacity_tokens for reading in readings)),
         prefill_tokens_per_second=_two_digits(median(rates)) if rates else 0,
         device="; ".join(devices)[:253],
     )
+
+
+def _serving(reading: State) -> str:
+    """Device and kernels, and why they are not the best ones."""
+    fallback = f" ({reading.fallback})" if reading.fallback else ""
+    return f"{reading.device}, {reading.kernels}".strip(", ") + fallback
 
 
 def _two_digits(value: float) -> int:

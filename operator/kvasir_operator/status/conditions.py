@@ -30,12 +30,24 @@ def _faults(found: Findings) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_NAME_CONFLICT, "NameConflict", found.fault_message
     if unplaced := found.first("unschedulable"):
         yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
-    serving = any(r.live and r.phase == "ready" for r in found.seen.replicas)
-    failed = found.first("failed")
-    if failed and serving:
-        yield names.CONDITION_DEGRADED, "ReplicasFailing", f"{failed.name}: {failed.last_words or 'it gave no reason'}"
+    if worse := _worse(found):
+        yield names.CONDITION_DEGRADED, worse[0][0], "; ".join(message for _, message in worse)
     if found.missing:
         yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(found.missing)}"
+
+
+def _worse(found: Findings) -> list[tuple[str, str]]:
+    """Reasons and messages for which a service that serves does so worse than it should, the gravest first."""
+    serving = [r for r in found.seen.replicas if r.live and r.phase == "ready"]
+    failed = found.first("failed")
+    worse = []
+    if failed and serving:
+        worse.append(("ReplicasFailing", f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
+    slow = [r for r in serving if r.reading is not None and r.reading.fallback]
+    if slow and (said := slow[0].reading):
+        message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"
+        worse.append(("SlowerKernels", f"{message}, as {said.fallback}"))
+    return worse
 
 
 def _condition(found: Findings, kind: str, reason: str, message: str, *, true: bool = True) -> Condition:

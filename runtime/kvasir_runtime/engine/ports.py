@@ -18,6 +18,9 @@ class Facts(Protocol):
     def kernels(self) -> str: ...
 
     @property
+    def fallback(self) -> str: ...
+
+    @property
     def dtype(self) -> str: ...
 
     @property

@@ -144,6 +144,7 @@ def ready_of(facts: Facts, limits: Limits) -> Ready:
     return Ready(
         device=facts.device,
         kernels=facts.kernels,
+        fallback=facts.fallback,
         dtype=facts.dtype,
         block_size=limits.block_size,
         capacity_tokens=limits.capacity_tokens,
@@ -170,4 +171,5 @@ def _state(options: ServeOptions, facts: Facts) -> State:
         eta_s=0.0,
         device=facts.device,
         kernels=facts.kernels,
+        fallback=facts.fallback,
     )

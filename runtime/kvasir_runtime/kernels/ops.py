@@ -38,9 +38,13 @@ from kvasir_runtime.kernels.spans import Spans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """name is shown in the banner. An operation may consume (overwrite) its first argument; nothing else is changed."""
+    """name is shown in the banner. An operation may consume (overwrite) its first argument; nothing else is changed.
+
+    fallback: why this table serves and not the faster one that the device has, empty when it is the one.
+    """
 
     name: str
+    fallback: str = ""
     embedding: Callable[[Tensor, Tensor], Tensor]
     linear: Build
     gated: Build
@@ -95,10 +99,10 @@ CPU = Ops(
 
 
 def native_ops() -> Ops:
-    """CPU with C++ kernels for what has one; without the library torch's, under a name that says why."""
+    """CPU with C++ kernels for what has one; without the library torch's, as a fallback."""
     found = library.library()
     if found is None:
-        return replace(CPU, name=f"cpu, as {library.absence()},")
+        return replace(CPU, fallback=library.absence())
     made = native(found)
     return replace(
         CPU,
@@ -115,7 +119,7 @@ def native_ops() -> Ops:
 
 
 def ops_for(device: torch.device) -> Ops:
-    """The table for a device. Without triton CUDA takes the reference, under a name that says why.
+    """The table for a device. Without triton CUDA takes the reference, as a fallback.
 
     TRITON_INTERPRET=1 gives the Triton kernels to a CPU too, slowly: the whole engine can be tried on them.
     """
@@ -124,5 +128,5 @@ def ops_for(device: torch.device) -> Ops:
     try:
         from kvasir_runtime.kernels.gpu.table import TRITON
     except ImportError as error:
-        return replace(REFERENCE, name=f"reference, as triton cannot be imported ({error}),")
+        return replace(REFERENCE, fallback=f"triton cannot be imported: {error}")
     return TRITON

@@ -70,6 +70,7 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     facts = Facts(
         device=placement.device_name(device),
         kernels=ops.name,
+        fallback=ops.fallback,
         dtype=str(dtype).removeprefix("torch."),
         block_size=options.block_size,
         num_blocks=-(-options.kv_cache_tokens // options.block_size),

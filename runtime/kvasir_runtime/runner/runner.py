@@ -49,6 +49,7 @@ class Facts:
     head: Head = "vocabulary"
     num_labels: int = 0
     quantization: str = ""
+    fallback: str = ""
 
     @property
     def capacity_tokens(self) -> int:

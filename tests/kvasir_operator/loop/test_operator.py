@@ -1,7 +1,12 @@
 """The whole operator on a fake cluster and a fake clock: no watch, no process, no waiting."""
 
+import ast
+import asyncio
+from pathlib import Path
+
 import pytest
 
+import kvasir_operator.loop
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
@@ -19,6 +24,7 @@ from kvasir_kube.kinds import (
     POD,
     SERVICE,
 )
+from kvasir_operator.loop.announcer import STALLED_EVENTS
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.loop.resync import WATCHED
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST
@@ -269,6 +275,9 @@ async def test_a_watch_that_owes_something_is_deaf(bench):
     await bench.operator.resync.once()
     bench.clock.advance(61)
     await bench.operator.scaler.tick()
+    assert bench.operator.live() == ""  # the watches are started again first
+    bench.clock.advance(120)
+    await bench.operator.scaler.tick()
     assert bench.operator.live() == "a watch has gone deaf: it owes inferenceservices default/tiny"
     bench.operator.resync.told(INFERENCE_SERVICE, bench.cluster.stored(INFERENCE_SERVICE, *KEY))
     assert bench.operator.live() == ""
@@ -276,10 +285,19 @@ async def test_a_watch_that_owes_something_is_deaf(bench):
 
 async def test_a_tick_that_never_comes_is_not_alive(bench):
     assert bench.operator.ready() == "the first list is not complete"
-    await bench.operator.fill(attempts=1)
+    await bench.operator.fill()
     assert (bench.operator.ready(), bench.operator.live()) == ("", "")
     bench.clock.advance(61)
     assert bench.operator.live() == "the last reading of all pods ended 61 s ago"
+    bench.clock.advance(240)
+    assert bench.operator.ready() == "not everything could be listed for 301 s"
+
+
+async def test_a_first_list_that_is_refused_is_waited_for(bench):
+    bench.cluster.errors["list"] = [KubeError("pods is forbidden", status=403)]
+    async with asyncio.timeout(5):
+        await bench.operator.fill()
+    assert bench.operator.resync.synced
 
 
 @pytest.mark.parametrize("step", range(1, 9))
@@ -309,3 +327,21 @@ def test_everything_that_is_watched_but_services_is_watched_by_label():
         "inferenceservices",
         "acceleratorclasses",
     ]
+
+
+def said_in_the_code():
+    """Reasons of events by which the loops call the recorder, as they are written there, and all other such words."""
+    called, words = set(), set()
+    for path in Path(kvasir_operator.loop.__path__[0]).glob("*.py"):
+        tree = ast.parse(path.read_text())
+        words |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)):
+            if call.func.attr in ("say", "_say"):
+                called |= {a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+    return called | set(STALLED_EVENTS.values()), words
+
+
+def test_the_public_list_of_events_is_what_the_code_says():
+    called, words = said_in_the_code()
+    assert called - set(names.EVENTS) == set()
+    assert set(names.EVENTS) - words == set()

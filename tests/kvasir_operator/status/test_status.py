@@ -1,10 +1,12 @@
 """Conditions for each situation, and the rules of generic tools over every status that can be written."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 
+import kvasir_operator
 from fakes.manifests import service
 from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
@@ -211,3 +213,47 @@ def test_every_status_keeps_the_rules_of_generic_tools(found):
     assert all(c.observed_generation == found.seen.generation for c in status.conditions)
     assert all(c.reason in names.REASONS for c in status.conditions)
     assert Status.model_validate(document(status)) == status
+
+
+@given(situations(), situations())
+def test_a_transition_time_moves_with_its_status_alone_whatever_happens(first, second):
+    before = {c.type: c for c in compose(first)[0].conditions}
+    seen = replace(second.seen, status=compose(first)[0])
+    for condition in compose(replace(second, seen=seen, now=LATER))[0].conditions:
+        known = before.get(condition.type)
+        kept = known is not None and known.status == condition.status
+        assert condition.last_transition_time == (known.last_transition_time if kept else LATER)
+
+
+def slow(name, why="no compiler"):
+    return replica("ready", name=name, reading=State(device="cpu", kernels="cpu", fallback=why))
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "text"),
+    [
+        (
+            findings(slow("a"), replica("ready", name="b", reading=State()), wanted=2),
+            "SlowerKernels",
+            "1 of 2 ready replicas compute with slower kernels (cpu), as no compiler",
+        ),
+        (
+            findings(slow("a"), FAILED, wanted=2, obj=service(**ELASTIC)),
+            "ReplicasFailing",
+            "bad: exit code 137, OOMKilled; 1 of 1 ready replicas compute with slower kernels (cpu), as no compiler",
+        ),
+    ],
+)
+def test_slower_kernels_are_no_secret(found, reason, text):
+    status, _ = compose(found)
+    degraded = next(c for c in status.conditions if c.type == "Degraded")
+    assert (degraded.reason, degraded.message) == (reason, text)
+    assert status.capacity.device.endswith("cpu, cpu (no compiler)")
+
+
+def test_every_published_reason_is_given_in_the_code():
+    """The other direction, every given reason is published, is a property above."""
+    rooms = [Path(kvasir_operator.__path__[0]) / room for room in ("status", "desired")]
+    code = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
+    given_ = {reason for reason in names.REASONS if f'"{reason}"' in code}
+    assert given_ | {names.CONDITION_NAME_CONFLICT} == set(names.REASONS)
