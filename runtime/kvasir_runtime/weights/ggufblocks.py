@@ -64,14 +64,14 @@ def _q5_k(blocks: Tensor) -> Tensor:
     """As q4_k, with a fifth bit: bit j of byte i of 32 bytes belongs to value i of sub-block j."""
     scale, minimum = _scales(blocks)
     low = _nibbles(blocks[:, 48:], 32).view(-1, 8, 32)
-    high = (blocks[:, 16:48].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8).view(1, 8, 1)) & 1
+    high = (blocks[:, 16:48].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=blocks.device).view(1, 8, 1)) & 1
     return scale * (low | (high << 4)).float() - minimum
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     """128 bytes of low halves, 64 of upper pairs of bits, 16 int8 scales, d float16: d * scale * (q - 32)."""
     low = _nibbles(blocks[:, :128], 64).view(-1, 8, 32)
-    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(1, 1, 4, 1)
+    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8, device=blocks.device).view(1, 1, 4, 1)
     high = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3).view(-1, 8, 32)
     scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
     q = (low | (high << 4)).float() - 32
@@ -85,7 +85,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 def _nibbles(packed: Tensor, run: int) -> Tensor:
     """Low halves of each run of bytes, then its high halves: (blocks, runs, 2, run) uint8."""
-    shifts = torch.tensor((0, 4), dtype=torch.uint8).view(1, 1, 2, 1)
+    shifts = torch.tensor((0, 4), dtype=torch.uint8, device=packed.device).view(1, 1, 2, 1)
     return (packed.reshape(packed.shape[0], -1, 1, run) >> shifts) & 15
 
 

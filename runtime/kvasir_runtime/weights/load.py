@@ -1,11 +1,12 @@
-"""Fill a decoder's tensors from a checkpoint: every file's header is checked first, then the tensors stream in.
+"""Fill a decoder's tensors from a checkpoint: every file's header is checked first, then pieces of all stream in.
 
 Called by the runner. A missing and an unexpected name are both errors, as is a wrong shape, and they are found within
 milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a pickle can run code.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -22,12 +23,15 @@ from kvasir_runtime.models.family import Place
 from kvasir_runtime.weights import gguftensors, tensorfiles
 from kvasir_runtime.weights.formats import HEAD, TABLE
 from kvasir_runtime.weights.quantize import quantize
+from kvasir_runtime.weights.staging import staging
 from kvasir_runtime.weights.stored import Stored
+from kvasir_runtime.weights.streaming import Piece, ring_of, stream
 
 OnRead = Callable[[int, int], None]
-"""Called after each tensor with the bytes read so far and the bytes of all."""
+"""Called after each piece with the bytes read so far and the bytes of all."""
 
-PIECE_ELEMENTS: Final = 4 << 20
+CPU_ELEMENTS: Final = 1 << 20
+CUDA_ELEMENTS: Final = 8 << 20
 """A tensor is read and converted in pieces of about this size, so that what conversion takes besides stays small."""
 
 
@@ -47,11 +51,10 @@ def load(
     tensor.
     """
     files = [model] if gguf.is_gguf(model) else tensorfiles.files(model)
-    found = {stored.name: stored.num_bytes for path in files for stored in _checked(path, places)}
-    missing = sorted(set(places) - set(found))
+    found = [stored for path in files for stored in _checked(path, places)]
+    missing = sorted(set(places) - {stored.name for stored in found})
     if missing:
         raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
-    total, read = sum(found.values()), 0
     tensors: dict[str, Weight] = {
         name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items() if name not in formats
     }
@@ -59,58 +62,60 @@ def load(
         rows, columns = shapes.get(name, shapes[TABLE])
         tensors[name] = quantized.empty(format_, rows, columns, device)
     copies = {TABLE: [HEAD]} if HEAD in formats and HEAD not in shapes else {}
-    for path in files:
-        with _opened(path) as inside:
-            for stored in inside:
-                if stored.name not in places:
-                    continue
-                place = places[stored.name]
-                for name in (place.tensor, *copies.get(place.tensor, ())):
-                    _fill(tensors[name], place.first_row, stored)
-                read += stored.num_bytes
-                on_read(read, total)
+    pieces: list[Piece] = []
+    for stored in found:
+        place = places[stored.name]
+        into = [tensors[name] for name in (place.tensor, *copies.get(place.tensor, ()))]
+        pieces += _pieces(stored, into, place.first_row, CPU_ELEMENTS if device.type == "cpu" else CUDA_ELEMENTS)
+    total, read = sum(stored.num_bytes for stored in found), 0
+
+    def placed(piece: Piece) -> None:
+        nonlocal read
+        read += piece.num_bytes
+        on_read(read, total)
+
+    stream(pieces, staging(device), ring_of(device), placed)
     return tensors
 
 
-def _fill(into: Weight, first_row: int, stored: Stored) -> None:
-    for first, count in _pieces(stored):
-        if isinstance(into, Tensor):
-            into[first_row + first : first_row + first + count].copy_(stored.rows(first, count))
-        elif stored.kept is not None and stored.format == into.format:
-            into.rows(first_row + first, count).copy_(stored.kept(first, count))
-        else:
-            rows = stored.rows(first, count).to(into.scales.device)
-            into.rows(first_row + first, count).copy_(quantize(rows, into.format))
-
-
-def _pieces(stored: Stored) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of each piece."""
-    num_rows, width = stored.shape[0], 1
-    for size in stored.shape[1:]:
-        width *= size
-    step = max(PIECE_ELEMENTS // width // stored.unit, 1) * stored.unit
+def _pieces(stored: Stored, into: Sequence[Weight], first_row: int, elements: int) -> Iterator[Piece]:
+    """A tensor in groups of whole rows, each of about so many elements."""
+    num_rows, width = stored.shape[0], math.prod(stored.shape[1:])
+    step = max(elements // width // stored.unit, 1) * stored.unit
     for first in range(0, num_rows, step):
-        yield first, min(step, num_rows - first)
+        count = min(step, num_rows - first)
+        yield Piece(
+            path=stored.path,
+            start=stored.start + first * stored.row_bytes,
+            num_bytes=count * stored.row_bytes,
+            put=functools.partial(_put, stored, into, first_row + first, count),
+        )
 
 
-def _opened(path: Path) -> AbstractContextManager[Iterator[Stored]]:
-    return gguftensors.opened(path) if gguf.is_gguf(path) else tensorfiles.opened(path)
+def _put(stored: Stored, into: Sequence[Weight], first_row: int, count: int, raw: Tensor) -> None:
+    """Rows of a checkpoint into all that is made of them; raw is on their device."""
+    for weight in into:
+        if isinstance(weight, Tensor):
+            weight[first_row : first_row + count].copy_(stored.decoded(raw, count))
+        elif stored.kept is not None and stored.format == weight.format:
+            weight.rows(first_row, count).copy_(stored.kept(raw, count))
+        else:
+            weight.rows(first_row, count).copy_(quantize(stored.decoded(raw, count), weight.format))
 
 
 def _checked(path: Path, places: Mapping[str, Place]) -> Iterator[Stored]:
     """Wanted tensors of one file, after every name and shape in it was checked."""
     tied = "lm_head.weight" not in places
-    with _opened(path) as inside:
-        for stored in inside:
-            if tied and stored.name == "lm_head.weight":
-                continue
-            place = places.get(stored.name)
-            if place is None:
-                raise ModelError(f"{path}: unexpected tensor {stored.name}")
-            if stored.shape != place.shape:
-                shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
-                raise ModelError(f"{path}: tensor {stored.name} has shape {shapes}")
-            yield stored
+    for stored in gguftensors.stored(path) if gguf.is_gguf(path) else tensorfiles.stored(path):
+        if tied and stored.name == "lm_head.weight":
+            continue
+        place = places.get(stored.name)
+        if place is None:
+            raise ModelError(f"{path}: unexpected tensor {stored.name}")
+        if stored.shape != place.shape:
+            shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
+            raise ModelError(f"{path}: tensor {stored.name} has shape {shapes}")
+        yield stored
 
 
 def _more(names: list[str]) -> str:

@@ -1,7 +1,8 @@
-"""One tensor of a checkpoint as `load` wants it, whatever the file format: its header now, its rows when asked for."""
+"""One tensor of a checkpoint as `load` wants it, whatever the file format: where its bytes are and what they mean."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -10,17 +11,24 @@ from kvasir_runtime.kernels.quantized import Format, Quantized
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """name: as a Hugging Face checkpoint calls it. num_bytes: in the file.
+    """name: as a Hugging Face checkpoint calls it. start, num_bytes: its place in the file at path, row after row.
 
-    rows: (first, count) -> those rows (elements of a vector) in some floating type, valid while the file is open.
-    unit: count and first must be multiples of it, where rows can only be read in groups.
+    decoded: (bytes, count) -> that many rows (elements of a vector) in some floating type, where the bytes are, perhaps
+    a view of them. unit: count and the first row must be multiples of it, where rows can only be decoded in groups.
     format: what the file holds, where that is a format of ours; kept then gives the rows in it, exactly.
     """
 
     name: str
     shape: tuple[int, ...]
+    path: Path
+    start: int
     num_bytes: int
-    rows: Callable[[int, int], Tensor]
+    decoded: Callable[[Tensor, int], Tensor]
     unit: int = 1
     format: Format | None = None
-    kept: Callable[[int, int], Quantized] | None = None
+    kept: Callable[[Tensor, int], Quantized] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row in the file; rows are whole blocks of bytes in every format."""
+        return self.num_bytes // self.shape[0]

@@ -4,8 +4,6 @@ import functools
 import math
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +17,8 @@ from kvasir_runtime.weights.stored import Stored
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+MAX_HEADER_BYTES: Final = 100_000_000
+"""As the library has it."""
 # Stored by some exporters, recomputed or shared by everybody.
 _IGNORED = ("rotary_emb.inv_freq",)
 # A model that was saved without its head, as those for embeddings are, has names without the first part.
@@ -49,47 +49,54 @@ def files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} has neither {_ONE_FILE} nor {_INDEX}")
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Iterator[Stored]]:
-    """The tensors of one file; what goes wrong with it while it is open is one line that names it."""
+def stored(path: Path) -> list[Stored]:
+    """The tensors of one file, in its order; what is wrong with it is one line that names it. Raises ModelError."""
     try:
         with safe_open(path, framework="pt"):
-            pass  # the library has checked the header against the size of the file
-        with FileIO(path) as stream:
-            yield _tensors(path, stream)
-    except (SafetensorError, OSError, msgspec.DecodeError) as error:
+            pass  # the library has checked the header: its size, its ranges, that they fill the file without overlaps
+        return list(_tensors(path))
+    except (SafetensorError, OSError, msgspec.DecodeError, struct.error) as error:
         raise ModelError(f"{path} is truncated or damaged: {error}") from error
 
 
-def _tensors(path: Path, stream: FileIO) -> Iterator[Stored]:
-    """In the order of the file."""
-    (length,) = struct.unpack("<Q", stream.read(8))
-    header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-    header.pop("__metadata__", None)
-    entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in header.items())
+def header(path: Path) -> bytes:
+    """The bytes before the tensors: length and JSON. Raises OSError, or struct.error where there are none."""
+    with path.open("rb") as stream:
+        begin = stream.read(8)
+        (length,) = struct.unpack("<Q", begin)
+        if length > min(MAX_HEADER_BYTES, path.stat().st_size):
+            raise OSError(f"a header of {length:,} bytes")
+        return begin + stream.read(length)
+
+
+def _tensors(path: Path) -> Iterator[Stored]:
+    raw = header(path)
+    size = path.stat().st_size - len(raw)
+    found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
+    found.pop("__metadata__", None)
+    entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in found.items())
     for name, entry in sorted(entries, key=lambda pair: pair[1].data_offsets):
         if name.endswith(_IGNORED):
             continue
         if entry.dtype not in _DTYPES:
             raise ModelError(f"{path}: tensor {name} has type {entry.dtype}, expected one of {', '.join(_DTYPES)}")
         start, end = entry.data_offsets
-        usual = _FIRST_PART + name if name.startswith(_SAVED_BARE) else name
-        rows = functools.partial(_rows, stream, entry, 8 + length + start)
-        yield Stored(name=usual, shape=entry.shape, num_bytes=end - start, rows=rows)
+        dtype = _DTYPES[entry.dtype]
+        # Once more, for these bytes: the file may have been replaced since the library looked.
+        if not 0 <= start <= end <= size or end - start != math.prod(entry.shape) * dtype.itemsize:
+            raise OSError(f"tensor {name} takes bytes {start:,} to {end:,} of {size:,}")
+        yield Stored(
+            name=_FIRST_PART + name if name.startswith(_SAVED_BARE) else name,
+            shape=entry.shape,
+            path=path,
+            start=len(raw) + start,
+            num_bytes=end - start,
+            decoded=functools.partial(_decoded, dtype, entry.shape[1:]),
+        )
 
 
-def _rows(stream: FileIO, entry: _Entry, start: int, first: int, count: int) -> Tensor:
-    """Some rows, read into memory of their own: mapped pages would count as this process's while it loads."""
-    width = math.prod(entry.shape[1:])
-    rows = torch.empty((count, *entry.shape[1:]), dtype=_DTYPES[entry.dtype])
-    view = rows.view(-1).view(torch.uint8).numpy().data
-    stream.seek(start + first * width * rows.element_size())
-    done = 0
-    while done < len(view) and (got := stream.readinto(view[done:])):
-        done += got
-    if done < len(view):
-        raise OSError("the file became shorter while it was read")
-    return rows
+def _decoded(dtype: torch.dtype, row: tuple[int, ...], raw: Tensor, count: int) -> Tensor:
+    return raw.view(dtype).view(count, *row)
 
 
 def _sharded(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.weights import tensorfiles
 from kvasir_runtime.weights.load import load
 
 SHAPE = Shape(family="qwen2", hidden_size=16, intermediate_size=24, num_layers=1, head_dim=4, vocab_size=260)
@@ -127,3 +128,33 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         loaded(folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (1 << 40).to_bytes(8, "little"),
+        (2).to_bytes(8, "little") + b"[]",
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [16], "data_offsets": [0, 640000]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [16], "data_offsets": [-64, 0]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [16], "data_offsets": [64, 0]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [-4, -4], "data_offsets": [0, 60]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 64]}}',
+        b'{"model.norm.weight": {"dtype": "F32", "shape": ["16"], "data_offsets": [0, 64]}}',
+    ],
+)
+def test_hostile_headers_are_one_line(tmp_path: Path, header: bytes) -> None:
+    folder = folder_with(tmp_path, checkpoints.random_weights(SHAPE))
+    begin = b"" if header[:1] != b"{" else len(header).to_bytes(8, "little")
+    (folder / "model.safetensors").write_bytes(begin + header + bytes(64))
+    with pytest.raises(ModelError, match="is truncated or damaged") as caught:
+        loaded(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_range_outside_is_found_without_the_library(tmp_path: Path) -> None:
+    """The file may be replaced between the library's look and ours."""
+    header = b'{"model.norm.weight": {"dtype": "F32", "shape": [16], "data_offsets": [32, 96]}}'
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(OSError, match=r"model\.norm\.weight takes bytes 32 to 96 of 64"):
+        list(tensorfiles._tensors(tmp_path / "x"))

@@ -1,0 +1,167 @@
+"""Reads pieces of files with several threads into a ring of buffers, and places each as soon as it is there.
+
+Called by `load`. One reader waits for one answer of the disk at a time and reaches a fraction of what it gives; eight
+keep it busy. The threads only move bytes (preadv releases the interpreter's lock); everything with tensors is done by
+the caller's thread, in whatever order pieces come. Memory is bounded by the ring: a reader without a buffer waits.
+"""
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.weights.staging import Mark, Put, Staging
+
+Preadv = Callable[[int, list[memoryview], int], int]
+"""os.preadv: may read less than asked for, 0 at the end of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Bytes of a file that are read together, and what is done with them."""
+
+    path: Path
+    start: int
+    num_bytes: int
+    put: Put
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """threads: that read. buffers: at least 2, half of which may wait for their copies."""
+
+    threads: int
+    buffers: int
+
+
+ON_CPU: Final = Ring(threads=4, buffers=8)
+ON_CUDA: Final = Ring(threads=8, buffers=16)
+
+
+def ring_of(device: torch.device) -> Ring:
+    """On a CPU the readers share the cores with what converts the pieces."""
+    return ON_CPU if device.type == "cpu" else ON_CUDA
+
+
+def stream(
+    pieces: Sequence[Piece],
+    staging: Staging,
+    ring: Ring,
+    on_placed: Callable[[Piece], None],
+    preadv: Preadv = os.preadv,
+) -> None:
+    """Read and place all pieces. on_placed is called after each, in this thread.
+
+    Raises ModelError that names the file which cannot be read or ends too early, or whatever put or on_placed raise;
+    then no thread is left and no buffer is written any more.
+    """
+    if not pieces:
+        return
+    count = min(ring.buffers, len(pieces) + 1)
+    buffers = [staging.buffer(max(piece.num_bytes for piece in pieces)) for _ in range(count)]
+    under_way: deque[tuple[Mark, Tensor]] = deque()
+    with _reading(pieces, buffers, min(ring.threads, len(pieces)), preadv) as (filled, free):
+        for _ in pieces:
+            taken = filled.get()
+            if isinstance(taken, BaseException):
+                raise taken
+            piece, buffer = taken
+            mark = staging.place(buffer[: piece.num_bytes], piece.put)
+            if mark is None:
+                free.put(buffer)
+            else:
+                under_way.append((mark, buffer))
+            # Half of the ring stays with the readers, so that neither side waits for the other for good.
+            while len(under_way) > max(1, count // 2):
+                oldest, buffer = under_way.popleft()
+                oldest.synchronize()
+                free.put(buffer)
+            on_placed(piece)
+    staging.finish()
+
+
+_Filled = queue.SimpleQueue[tuple[Piece, Tensor] | BaseException]
+_Free = queue.SimpleQueue[Tensor | None]
+
+
+@contextmanager
+def _reading(
+    pieces: Sequence[Piece], buffers: Sequence[Tensor], num_threads: int, preadv: Preadv
+) -> Iterator[tuple[_Filled, _Free]]:
+    """Queues of filled buffers and of those that may be filled. Threads end with the block, however it ends."""
+    filled, free = _Filled(), _Free()
+    for buffer in buffers:
+        free.put(buffer)
+    reader = _Reader(pieces, filled, free, preadv)
+    threads = [threading.Thread(target=reader.run, name=f"weights {n}", daemon=True) for n in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield filled, free
+    finally:
+        reader.stopping.set()
+        for _ in threads:
+            free.put(None)
+        for thread in threads:
+            thread.join()
+
+
+class _Reader:
+    """What every thread runs: take a buffer, take the next piece, fill it."""
+
+    def __init__(self, pieces: Sequence[Piece], filled: _Filled, free: _Free, preadv: Preadv) -> None:
+        self.stopping = threading.Event()
+        self._pieces = iter(pieces)
+        self._lock = threading.Lock()
+        self._filled = filled
+        self._free = free
+        self._preadv = preadv
+
+    def run(self) -> None:
+        try:
+            with ExitStack() as files:
+                self._read(_Files(files))
+        except BaseException as error:  # noqa: BLE001 -- raised again in the thread that waits for the piece
+            self._filled.put(error)
+
+    def _read(self, files: "_Files") -> None:
+        while (buffer := self._free.get()) is not None and not self.stopping.is_set():
+            with self._lock:
+                piece = next(self._pieces, None)
+            if piece is None:
+                return
+            try:
+                self._fill(files.descriptor(piece.path), piece, buffer)
+            except OSError as error:
+                raise ModelError(f"{piece.path} cannot be read: {error.strerror or error}") from error
+            self._filled.put((piece, buffer))
+
+    def _fill(self, descriptor: int, piece: Piece, buffer: Tensor) -> None:
+        view, done = buffer.numpy().data[: piece.num_bytes], 0
+        while done < piece.num_bytes and not self.stopping.is_set():
+            got = self._preadv(descriptor, [view[done:]], piece.start + done)
+            if not got:
+                raise ModelError(f"{piece.path} is truncated or damaged: it became shorter while it was read")
+            done += got
+
+
+class _Files:
+    """One thread's own descriptors: the kernel reads ahead for each by itself."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._opened: dict[Path, int] = {}
+
+    def descriptor(self, path: Path) -> int:
+        if path not in self._opened:
+            self._opened[path] = self._stack.enter_context(path.open("rb", buffering=0)).fileno()
+        return self._opened[path]
