@@ -249,6 +249,17 @@ OPERATOR: Final[tuple[Metric, ...]] = (
         help="Writes to the API server, by kind of object.",
         labels=("kind",),
     ),
+    Metric(
+        name="kvasir_operator_listed_seconds_ago",
+        kind="gauge",
+        help="Seconds since everything was listed, which is what finds a watch that has gone deaf.",
+    ),
+    Metric(
+        name="kvasir_operator_watch_failures_total",
+        kind="counter",
+        help="Times that the watches had to be started again, by what ended them.",
+        labels=("why",),
+    ),
     Metric(name="kvasir_service_wanted_replicas", kind="gauge", help="Replicas the autoscaler wants.", labels=_SERVICE),
     Metric(name="kvasir_service_ready_replicas", kind="gauge", help="Replicas that are ready.", labels=_SERVICE),
     Metric(

@@ -19,16 +19,17 @@ from kvasir_kube.client import Access, Client, access, configuration
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import Json, Kind
 from kvasir_kube.readings import Reader
+from kvasir_kube.throttled import Bucket
 from kvasir_operator import handlers
 from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
 from kvasir_operator.loop.leader import Leader
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.loop.resync import INTERVAL_S
+from kvasir_operator.loop.watches import Watches
 from kvasir_operator.observed.settings import Settings
 
 LOG: Final = logging.getLogger("kvasir_operator")
-INITIAL_LIST_ATTEMPTS: Final = 30
 STOP_S: Final = 5.0
 
 
@@ -75,6 +76,20 @@ STOP_S: Final = 5.0
     help="Seconds between two lists of everything, which find what no watch told.",
 )
 @click.option(
+    "--kube-api-qps",
+    default=200.0,
+    show_default=True,
+    type=click.FloatRange(1.0, 10_000.0),
+    help="Requests to the API server per second in the long run; watches and the Lease do not count.",
+)
+@click.option(
+    "--kube-api-burst",
+    default=400,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Requests to the API server that may be sent at once after a rest.",
+)
+@click.option(
     "--lease-namespace",
     default="",
     metavar="NAME",
@@ -112,6 +127,8 @@ async def _run(
     health_port: int,
     interval: float,
     resync: float,
+    kube_api_qps: float,
+    kube_api_burst: int,
     lease_namespace: str,
     kubeconfig: str,
 ) -> None:
@@ -146,19 +163,20 @@ async def _run(
             clock=clock,
             leader=leader,
             resync_s=resync,
+            bucket=Bucket(qps=kube_api_qps, burst=kube_api_burst),
         )
         health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)
         stack.push_async_callback(health.cleanup)
         metrics, metrics_at = await serve(metrics_app(parts.telemetry.text), host=host, port=metrics_port)
         stack.push_async_callback(metrics.cleanup)
         LOG.info("health on %s:%d, metrics on %s:%d", host, port, host, metrics_at)
-        await parts.fill(attempts=INITIAL_LIST_ATTEMPTS)
+        await parts.fill()
         await _until_ended(parts, namespace=namespace, reach=lambda: access(config))
 
 
 async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], Awaitable[Access]]) -> None:
     """kopf's watches in their thread and our loops here, until a signal; when either ends by itself, so does all."""
-    loop, stop, kopf_stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop.set)
     take = handlers.into(parts.store, parts.dirty, parts.resync)
@@ -166,20 +184,20 @@ async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], A
     def seen(kind: Kind, verb: str, obj: Json) -> None:
         loop.call_soon_threadsafe(take, kind, verb, obj)
 
+    def start(ended: threading.Event) -> None:
+        handlers.watch(seen, namespace=namespace, access=reach, stop=ended)
+
+    watched = Watches(start, parts.resync, parts.telemetry, clock=SystemClock())
     signalled = asyncio.create_task(stop.wait())
-    loops = asyncio.create_task(parts.run())
-    watches = asyncio.create_task(
-        asyncio.to_thread(handlers.watch, seen, namespace=namespace, access=reach, stop=kopf_stop)
-    )
+    loops, watches = asyncio.create_task(parts.run()), asyncio.create_task(watched.run())
     ended, _ = await asyncio.wait({signalled, loops, watches}, return_when=asyncio.FIRST_COMPLETED)
-    kopf_stop.set()
-    loops.cancel()
     signalled.cancel()
+    loops.cancel()
+    watches.cancel()
     await asyncio.wait({loops, watches}, timeout=STOP_S)
     await parts.release()
     for task in ended - {signalled}:
         task.result()
-        raise KubeError("the watches ended by themselves")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 Only `on.event` is used: it adds no finalizer, no annotation and no write, and needs no difference to act upon. kopf
 runs in a thread with an event loop of its own, since at its end it cancels every task that it finds beside it.
+
+kopf survives a watch that ends, expires or falls silent. One that it gives up (a right that is missing, an error in the
+stream, an unknown kind) it only logs; here that ends the whole, for `loop.watches` to start it again.
 """
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -13,6 +17,7 @@ import kopf
 
 from kvasir_api import names
 from kvasir_kube.client import Access
+from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import Json, Kind, key, uid
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.resync import WATCHED, Resync
@@ -22,16 +27,31 @@ SERVER_TIMEOUT_S: Final = 240  # written into the URL, where the API server take
 CLIENT_TIMEOUT_S: Final = 270.0
 REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
-
+RETRIES_S: Final = (0.5, 1.0, 2.0)
+"""kopf's own pauses before it gives a watch up; they have no jitter, so the longer ones are ours."""
+COMPLETE_S: Final = 15.0
+"""Every kind must be watched by then, or kopf did not find one."""
+LOOK_S: Final = 0.5
+WATCHER: Final = "watcher for "
+"""kopf's name for the task of one watch begins with this."""
 
 Seen = Callable[[Kind, str, Json], None]
 """Takes the kind, the verb of the watch (empty for the first list) and the object."""
 
 
 def watch(seen: Seen, *, namespace: str, access: Callable[[], Awaitable[Access]], stop: threading.Event) -> None:
-    """Run kopf in this thread until stop is set or it fails. namespace: empty for all. seen is called in this
-    thread."""
-    asyncio.run(
+    """Run kopf in this thread until stop is set. namespace: empty for all. seen is called in this thread.
+
+    Raises KubeError when a watch died or never began; its status is what the API server answered, 0 for anything else.
+    """
+    asyncio.run(_guarded(seen, namespace=namespace, access=access, stop=stop))
+
+
+async def _guarded(
+    seen: Seen, *, namespace: str, access: Callable[[], Awaitable[Access]], stop: threading.Event
+) -> None:
+    """kopf, and an eye on the tasks of its watches."""
+    everything = asyncio.create_task(
         kopf.operator(
             registry=_registry(seen, access=access),
             settings=_settings(),
@@ -41,6 +61,29 @@ def watch(seen: Seen, *, namespace: str, access: Callable[[], Awaitable[Access]]
             stop_flag=stop,
         )
     )
+    watchers: set[asyncio.Task[Any]] = set()
+    began, died = time.monotonic(), None
+    while not everything.done() and not stop.is_set():
+        await asyncio.wait({everything}, timeout=LOOK_S)
+        watchers |= {task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)}
+        died = _death(watchers, age_s=time.monotonic() - began)
+        if died is not None and not stop.is_set():
+            stop.set()
+            await asyncio.wait({everything})
+            raise died
+    await everything
+
+
+def _death(watchers: set[asyncio.Task[Any]], *, age_s: float) -> KubeError | None:
+    """Why not every kind is watched; None when all are, or may be soon."""
+    for task in watchers:
+        if task.done():
+            error = None if task.cancelled() else task.exception()
+            words = f"{task.get_name()} ended: {error or 'it gave no reason'}"
+            return KubeError(words, status=int(getattr(error, "status", 0) or 0))
+    if len(watchers) < len(WATCHED) and age_s > COMPLETE_S:
+        return KubeError(f"only {len(watchers)} of {len(WATCHED)} kinds are known to the API server", status=404)
+    return None
 
 
 def into(store: Store, dirty: Dirty, resync: Resync) -> Seen:
@@ -90,6 +133,7 @@ def _settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.networking.request_timeout = REQUEST_TIMEOUT_S
     made.networking.connect_timeout = CONNECT_TIMEOUT_S
+    made.networking.error_backoffs = RETRIES_S
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
     made.watching.connect_timeout = CONNECT_TIMEOUT_S

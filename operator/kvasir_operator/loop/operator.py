@@ -3,11 +3,13 @@ cluster."""
 
 import asyncio
 import logging
+import random
 from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.readings import Reader
+from kvasir_kube.throttled import Bucket, Throttled
 from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.dirty import Dirty
@@ -27,6 +29,10 @@ LOG: Final = logging.getLogger(__name__)
 STUCK_S: Final = 300.0
 """A key that was due so long ago means that the workers are stuck."""
 TICK_LATE_S: Final = 60.0
+DEAF_LONG_S: Final = 180.0
+"""A watch that owes something for so long has not been cured by starting it again."""
+UNLISTED_S: Final = 300.0
+LAST_FILL_PAUSE_S: Final = 20.0
 
 
 class Operator:
@@ -44,9 +50,13 @@ class Operator:
         clock: Clock,
         leader: Leader | None = None,
         resync_s: float = INTERVAL_S,
+        bucket: Bucket | None = None,
     ) -> None:
-        """leader: lets one of several operators act; without it this one acts at once."""
+        """leader: lets one of several operators act; without it this one acts at once. bucket: the pace of requests;
+        without it they go at once."""
         cluster = Fenced(cluster, leader) if leader else cluster
+        # The fence is behind the bucket: a Lease may be lost while a write waits for its turn.
+        cluster = Throttled(cluster, bucket) if bucket else cluster
         self._leader, self._acting = leader, leader is None
         self.store, self.telemetry = Store(), Telemetry()
         self.dirty = Dirty(clock.steady)
@@ -67,18 +77,22 @@ class Operator:
             settings=settings,
             clock=clock,
         )
-        self._clock = clock
+        self._clock, self._unlisted_s = clock, max(UNLISTED_S, 3 * resync_s)
+        self.telemetry.listed(self.resync.age_s)
 
-    async def fill(self, *, attempts: int) -> None:
-        """List everything before anything is decided: what is not known yet must not look as if it were not there."""
-        for attempt in range(1, attempts + 1):
+    async def fill(self) -> None:
+        """List everything before anything is decided: what is not known yet must not look as if it were not there.
+
+        An API server that is away, a kind or a right that is missing are waited for: a restart would cure none of them.
+        """
+        pause = 1.0
+        while True:
             try:
                 await self.resync.once()
             except KubeError as error:
-                if attempt == attempts or error.permanent:
-                    raise
-                LOG.warning("the API server is not ready yet: %s", error)
-                await asyncio.sleep(1.0)
+                LOG.warning("not everything can be listed yet: %s", error)
+                await asyncio.sleep(max(error.retry_after_s, pause) * random.uniform(0.8, 1.2))
+                pause = min(2 * pause, LAST_FILL_PAUSE_S)
             else:
                 return
 
@@ -112,7 +126,7 @@ class Operator:
         """Why this process should be restarted; empty when it is well."""
         if not self.resync.synced:
             return ""
-        if owed := self.resync.deaf():
+        if owed := self.resync.deaf(after_s=DEAF_LONG_S):
             return f"a watch has gone deaf: it owes {owed}"
         if not self._acting:
             return ""
@@ -124,4 +138,7 @@ class Operator:
 
     def ready(self) -> str:
         """Why it does not act yet."""
-        return "" if self.resync.synced else "the first list is not complete"
+        if not self.resync.synced:
+            return "the first list is not complete"
+        age_s = self.resync.age_s()
+        return f"not everything could be listed for {age_s:.0f} s" if age_s > self._unlisted_s else ""

@@ -5,6 +5,7 @@ A list that knows a version which no watch has brought a minute later means that
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import dataclass
 from typing import Final
@@ -50,10 +51,11 @@ DEAF_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overdue:
-    """A version that a list has shown and a watch has not brought yet."""
+    """What a list has shown and a watch has not told yet: a version, or that the object is gone."""
 
     version: int
     since: float
+    gone: bool = False
 
 
 class Resync:
@@ -74,6 +76,7 @@ class Resync:
         self._cluster, self._store, self._dirty = cluster, store, dirty
         self._namespace, self._clock, self._interval_s = namespace, clock, interval_s
         self._overdue: dict[tuple[str, Key], Overdue] = {}
+        self.listed_at = clock.steady()
 
     async def run(self) -> None:
         """Every interval, with jitter, until cancelled."""
@@ -85,10 +88,28 @@ class Resync:
                 LOG.warning("the periodic list failed: %s", error)
 
     async def once(self) -> None:
-        """List all kinds; whatever differs is remembered and its service reconciled. Raises KubeError."""
+        """List all kinds; whatever differs is remembered and its service reconciled.
+
+        Raises KubeError, the first of them: a kind that cannot be listed does not keep the others from it.
+        """
+        refused: KubeError | None = None
         for kind, selector in WATCHED:
-            await self._compare(kind, selector)
-        self.synced = True
+            try:
+                await self._compare(kind, selector)
+            except KubeError as error:
+                refused = refused or KubeError(
+                    f"{kind.plural}: {error}",
+                    status=error.status,
+                    reason=error.reason,
+                    retry_after_s=error.retry_after_s,
+                )
+        if refused is not None:
+            raise refused
+        self.synced, self.listed_at = True, self._clock.steady()
+
+    def age_s(self) -> float:
+        """Seconds since everything was listed."""
+        return self._clock.steady() - self.listed_at
 
     def _mark(self, kind: Kind, obj: Json) -> None:
         for service in self._store.touched(kind, obj):
@@ -100,10 +121,15 @@ class Resync:
         if waiting and resource_version(obj) >= waiting.version:
             del self._overdue[kind.plural, key(obj)]
 
-    def deaf(self) -> str:
-        """What a watch owes us for longer than DEAF_S; empty when all is well."""
+    def began(self) -> None:
+        """The watches began anew and list everything, so what was missing from the last list they never tell of."""
+        self._overdue = {name: waiting for name, waiting in self._overdue.items() if not waiting.gone}
+
+    def deaf(self, *, began: float = -math.inf, after_s: float = DEAF_S) -> str:
+        """What a watch owes us for longer than after_s; empty when all is well. began: since when the watches run, in
+        steady seconds."""
         now = self._clock.steady()
-        late = [name for name, waiting in self._overdue.items() if now - waiting.since > DEAF_S]
+        late = [name for name, waiting in self._overdue.items() if now - max(waiting.since, began) > after_s]
         return ", ".join(f"{plural} {name[0]}/{name[1]}" for plural, name in late[:3])
 
     async def _compare(self, kind: Kind, selector: str) -> None:
@@ -124,5 +150,6 @@ class Resync:
             if name not in listed and known is not None and resource_version(known) == version:
                 self._mark(kind, known)
                 self._store.drop(kind, name)
-                self._overdue.pop((kind.plural, name), None)
-        self._overdue = {k: v for k, v in self._overdue.items() if k[0] != kind.plural or k[1] in listed}
+                if self.synced:
+                    self._overdue[kind.plural, name] = Overdue(version=version, since=now, gone=True)
+        self._overdue = {k: v for k, v in self._overdue.items() if v.gone or k[0] != kind.plural or k[1] in listed}

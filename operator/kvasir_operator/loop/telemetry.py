@@ -1,5 +1,6 @@
 """The operator's own metrics, made from their one declaration."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,6 +28,14 @@ class Telemetry:
     def leading(self, leads: bool) -> None:
         """This operator acts, or has ceased to."""
         self._families["kvasir_operator_leading"].set(int(leads))
+
+    def listed(self, age_s: Callable[[], float]) -> None:
+        """Where the age of the last complete list is to be had."""
+        self._families["kvasir_operator_listed_seconds_ago"].set_function(age_s)
+
+    def watches_ended(self, why: str) -> None:
+        """The watches ended and are to be started again. why: deaf, failed, forbidden, missing or unauthorized."""
+        self._families["kvasir_operator_watch_failures_total"].labels(why=why).inc()
 
     def wrote(self, kind: str) -> None:
         """An object of that kind was written."""
