@@ -1,6 +1,6 @@
 """Does a model fit? Weights and KV cache predicted from its config alone, before any memory is taken.
 
-Pure arithmetic on the fields of a Hugging Face config.json, for dense decoder models. The runtime refuses with these numbers
+Pure arithmetic on the fields of a Hugging Face config.json, for decoders with or without experts. The runtime refuses with these numbers
 before it loads, and `kvasir plan` uses the same functions, so that there is one forecast.
 """
 
@@ -20,6 +20,9 @@ ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 """Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
 gate-up (2x intermediate), its product, and the float32 copies that norms make."""
 
+BATCH_TOKENS: Final = {"cpu": 512, "cuda": 8192}
+"""Tokens of the largest step where nobody set them."""
+
 PROCESS_BYTES: Final = {"cpu": 560 << 20, "cuda": 640 << 20}
 """What the engine holds besides weights, activations and cache: on a CPU the process itself as measured (torch and its libraries,
 558 MiB with a model of 4 MB), on CUDA an allowance for the driver's context."""
@@ -27,8 +30,9 @@ PROCESS_BYTES: Final = {"cpu": 560 << 20, "cuda": 640 << 20}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder. parameters counts every weight once (tied embeddings once).
+    """Sizes of a decoder. parameters counts every weight once (tied embeddings once); active are those that a token is computed with.
 
+    intermediate: the widest that a token's feed-forward layers are, those of its experts side by side.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     """
 
@@ -41,6 +45,7 @@ class Shape:
     vocabulary: int
     max_positions: int
     parameters: int
+    active_parameters: int
     matrices: int
     head: int
     tied: bool
@@ -89,30 +94,64 @@ def shape(config: Mapping[str, Any]) -> Shape:
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
     intermediate = _count(config, "intermediate_size")
+    experts = _experts(config, layers)
     kv_heads = _count(config, "num_key_value_heads", heads)
     head_dim = _count(config, "head_dim", max(hidden // heads, 1))
     query, key = heads * head_dim, kv_heads * head_dim
     family = str(config.get("model_type", ""))
-    bias = query + 2 * key if (config.get("attention_bias") or family == "qwen2") else 0
-    norms = 2 * hidden + (2 * head_dim if family == "qwen3" else 0)
-    matrices = hidden * (2 * query + 2 * key) + 3 * hidden * intermediate
-    layer = matrices + bias + norms
+    own_bias = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
+    bias = query + 2 * key if (config.get("attention_bias") or own_bias) else 0
+    norms = 2 * hidden + (2 * head_dim if family in ("qwen3", "qwen3_moe") else 0)
+    matrices = layers * hidden * (2 * query + 2 * key) + 3 * hidden * intermediate * (layers - experts.layers)
+    matrices += 3 * hidden * experts.layers * (experts.number * experts.size + experts.shared)
+    routers = experts.layers * hidden * (experts.number + (1 if experts.shared else 0))
+    idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
     generates = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("ForCausalLM",))
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") or not generates else 2)
     return Shape(
         layers=layers,
         hidden=hidden,
-        intermediate=intermediate,
+        intermediate=max(intermediate, experts.chosen * experts.size + experts.shared),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
         max_positions=_count(config, "max_position_embeddings", 2048),
-        parameters=layers * layer + embeddings + hidden,
-        matrices=layers * matrices,
+        parameters=(parameters := matrices + routers + layers * (bias + norms) + embeddings + hidden),
+        active_parameters=parameters - idle,
+        matrices=matrices,
         head=vocabulary * hidden if generates else 0,
         tied=bool(config.get("tie_word_embeddings")),
         dtype=_dtype(config),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Experts:
+    """How many layers have experts, how many each has and a token goes to, their size and that of the shared one; all 0 without."""
+
+    layers: int = 0
+    number: int = 0
+    chosen: int = 0
+    size: int = 0
+    shared: int = 0
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
+    field = "num_experts" if config.get("num_experts") else "num_local_experts"
+    if not config.get(field):
+        return _Experts()
+    number, chosen = _count(config, field), _count(config, "num_experts_per_tok")
+    step, dense = _count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
+    return _Experts(
+        layers=sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
+        number=number,
+        chosen=min(chosen, number),
+        size=_count(config, sizes),
+        shared=_count(config, "shared_expert_intermediate_size")
+        if config.get("shared_expert_intermediate_size")
+        else 0,
     )
 
 
@@ -160,10 +199,10 @@ def fit(
         left = min(left, cache_limit_bytes)
     kv_tokens = max(left // per_token, 0)
     enough = kv_tokens >= longest
-    process = f"process {_gib(process_bytes)} + " if process_bytes else ""
+    process = f"process {gib(process_bytes)} + " if process_bytes else ""
     numbers = (
-        f"{process}weights {_gib(weights)} + activations {_gib(activations)} + KV cache of one request of {longest} tokens "
-        f"{_gib(longest * per_token)} against {_gib(int(memory_bytes * memory_fraction))} usable of {_gib(memory_bytes)}"
+        f"{process}weights {gib(weights)} + activations {gib(activations)} + KV cache of one request of {longest} tokens "
+        f"{gib(longest * per_token)} against {gib(int(memory_bytes * memory_fraction))} usable of {gib(memory_bytes)}"
     )
     return Fit(
         verdict="Fits" if enough else "TooSmall",
@@ -176,5 +215,6 @@ def fit(
     )
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes as GiB with two decimals."""
     return f"{size / 2**30:.2f} GiB"

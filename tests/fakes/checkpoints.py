@@ -30,8 +30,17 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 FAMILIES = tuple(ARCHITECTURES)
+# What gate, up and down of an expert are called, and what they are in.
+EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,10 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 16
     intermediate_size: int = 96
+    num_experts: int = 8
+    top_k: int = 2
+    expert_size: int = 32
+    shared_size: int = 48
     vocab_size: int = 320
     max_position_embeddings: int = 4096
     tied: bool = False
@@ -115,13 +128,31 @@ def config_json(shape: Shape) -> dict[str, Any]:
         "eos_token_id": EOS_TOKEN_ID,
         "torch_dtype": str(shape.dtype).removeprefix("torch."),
     }
-    if shape.family == "qwen2":
+    if shape.family in ("qwen2", "qwen2_moe"):
         del config["head_dim"]  # Qwen2 has none: it is hidden_size / num_attention_heads
-    if shape.family in ("qwen2", "qwen3"):
+    if shape.family.startswith("qwen"):
         config |= {"use_sliding_window": False, "max_window_layers": shape.num_layers, "sliding_window": None}
-    if shape.family == "mistral":
+    if shape.family in ("mistral", "mixtral"):
         config["sliding_window"] = None
+    if shape.family in EXPERTS:
+        config |= _experts_json(shape)
     return config | shape.extra
+
+
+def _experts_json(shape: Shape) -> dict[str, Any]:
+    """As the first checkpoints of each family have it."""
+    if shape.family == "mixtral":  # whose experts are of intermediate_size
+        sizes = {"num_local_experts": shape.num_experts, "intermediate_size": shape.expert_size}
+        return sizes | {"num_experts_per_tok": shape.top_k, "output_router_logits": False}
+    config = {
+        "num_experts": shape.num_experts,
+        "num_experts_per_tok": shape.top_k,
+        "moe_intermediate_size": shape.expert_size,
+        "norm_topk_prob": shape.family == "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return config | ({"shared_expert_intermediate_size": shape.shared_size} if shape.family == "qwen2_moe" else {})
 
 
 def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
@@ -133,7 +164,7 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
 
     hidden, heads, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     weights = {"model.embed_tokens.weight": normal(shape.vocab_size, hidden)}
-    bias = shape.family == "qwen2" or shape.extra.get("attention_bias", False)
+    bias = shape.family in ("qwen2", "qwen2_moe") or shape.extra.get("attention_bias", False)
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
         weights[prefix + "input_layernorm.weight"] = normal(hidden, mean=1.0)
@@ -145,16 +176,37 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
         weights[prefix + "self_attn.o_proj.weight"] = normal(hidden, heads)
         if shape.family == "llama" and bias:
             weights[prefix + "self_attn.o_proj.bias"] = normal(hidden)
-        if shape.family == "qwen3":
+        if shape.family in ("qwen3", "qwen3_moe"):
             weights[prefix + "self_attn.q_norm.weight"] = normal(shape.head_dim, mean=1.0)
             weights[prefix + "self_attn.k_norm.weight"] = normal(shape.head_dim, mean=1.0)
-        weights[prefix + "mlp.gate_proj.weight"] = normal(shape.intermediate_size, hidden)
-        weights[prefix + "mlp.up_proj.weight"] = normal(shape.intermediate_size, hidden)
-        weights[prefix + "mlp.down_proj.weight"] = normal(hidden, shape.intermediate_size)
+        for name, size in _feed_forward(shape, layer).items():
+            weights[prefix + name + ".weight"] = normal(*size)
     weights["model.norm.weight"] = normal(hidden, mean=1.0)
     if not shape.tied:
         weights["lm_head.weight"] = normal(shape.vocab_size, hidden)
     return weights
+
+
+def _feed_forward(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
+    """Names and shapes of the matrices behind a layer's attention."""
+    hidden, config = shape.hidden_size, config_json(shape)
+
+    def three(prefix: str, inner: int, names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+        return dict(
+            zip((prefix + name for name in names), ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True)
+        )
+
+    usual = EXPERTS["qwen3_moe"][1]
+    if shape.family not in EXPERTS or layer in config.get("mlp_only_layers", ()):
+        return three("mlp.", shape.intermediate_size, usual)
+    block, names = EXPERTS[shape.family]
+    sizes = {f"{block}.gate": (shape.num_experts, hidden)}
+    for expert in range(shape.num_experts):
+        sizes |= three(f"{block}.experts.{expert}.", shape.expert_size, names)
+    if shape.family == "qwen2_moe":
+        sizes |= three(f"{block}.shared_expert.", shape.shared_size, names)
+        sizes[f"{block}.shared_expert_gate"] = (1, hidden)
+    return sizes
 
 
 def write_weights(folder: Path, weights: dict[str, torch.Tensor], *, num_shards: int = 1) -> None:

@@ -22,6 +22,56 @@ QWEN3_HALF_B = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
     "tie_word_embeddings": True, "dtype": "bfloat16",
 }  # fmt: skip
+MIXTRAL_8X7B = {
+    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+QWEN2_MOE_14B = {
+    "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "max_position_embeddings": 8192,
+    "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+    "decoder_sparse_step": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+QWEN3_MOE_30B = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "active"),
+    [
+        (MIXTRAL_8X7B, 46_702_792_704, 12_879_925_248),
+        (QWEN2_MOE_14B, 14_315_784_192, 2_689_173_504),
+        (QWEN3_MOE_30B, 30_532_122_624, 3_353_032_704),
+        (LLAMA_8B, 8_030_261_248, 8_030_261_248),
+    ],
+)
+def test_all_and_active_parameters_of_experts(config: dict[str, object], parameters: int, active: int) -> None:
+    shape = forecast.shape(config)
+    assert (shape.parameters, shape.active_parameters) == (parameters, active)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "active"),
+    [
+        ("mlp_only_layers", [0, 47], 3_353_032_704 + 2 * (3 * 2048 * (6144 - 8 * 768) - 128 * 2048)),
+        ("num_experts_per_tok", 4, 3_353_032_704 - 48 * 3 * 2048 * 4 * 768),
+    ],
+)
+def test_fields_of_experts_count(field: str, value: object, active: int) -> None:
+    assert forecast.shape({**QWEN3_MOE_30B, field: value}).active_parameters == active
+
+
+def test_routers_are_not_quantised() -> None:
+    shape = forecast.shape(QWEN3_MOE_30B)
+    routers = 48 * 128 * 2048
+    rest = shape.parameters - shape.matrices - shape.head
+    assert rest == routers + 48 * (2 * 2048 + 2 * 128) + 2048 + 151936 * 2048
+    assert shape.weights_bytes("bfloat16", "int4") == rest * 2 + (shape.matrices * 10 + shape.head * 17) // 16
 
 
 @pytest.mark.parametrize(
@@ -78,3 +128,12 @@ def test_verdict_follows_memory(gib: int, verdict: str) -> None:
 def test_senseless_field_is_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         forecast.shape({**LLAMA_8B, field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_experts", -1), ("num_experts_per_tok", None), ("moe_intermediate_size", "wide"), ("decoder_sparse_step", 0)],
+)
+def test_senseless_field_of_experts_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        forecast.shape({**QWEN3_MOE_30B, field: value})

@@ -27,6 +27,7 @@ class Plan:
     architecture: str
     supported: bool
     parameters: int
+    active_parameters: int
     dtype: str
     quantization: str
     device: str
@@ -64,6 +65,7 @@ def made(
         architecture=architecture,
         supported=any(architecture in family.architectures for family in FAMILIES),
         parameters=shape.parameters,
+        active_parameters=shape.active_parameters,
         dtype=dtype,
         quantization=options.quantization,
         device=device,
@@ -98,8 +100,9 @@ def table(plan: Plan) -> str:
     """For a person: one line per number, then the verdict."""
     fit = plan.fit
     support = "" if plan.supported else ", NOT supported"
+    active = f", {count(plan.active_parameters)} active" if plan.active_parameters < plan.parameters else ""
     rows = [
-        ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters)"),
+        ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters{active})"),
         ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {_taken(plan)}"),
         ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}{_and_bits(plan.quantization)}"),
         ("process", f"{size(forecast.PROCESS_BYTES[plan.device])}, and {size(fit.activation_bytes)} in a step"),

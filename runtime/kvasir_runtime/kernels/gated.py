@@ -7,12 +7,25 @@ Errors as of the two together; a fused kernel rounds once where the two round tw
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import linear, silu_mul
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """A gated feed-forward layer: this operation and the product behind it."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) -> (tokens, hidden)."""
+        return self.down(self.gate_up(x))
 
 
 def composed(build: Build, gate: Linear) -> Build:

@@ -21,6 +21,7 @@ from kvasir_runtime.kernels import (
     embedding,
     gated,
     linear,
+    moe,
     penalties,
     rms_norm,
     rope,
@@ -48,6 +49,7 @@ class Ops:
     embedding: Callable[[Tensor, Tensor], Tensor]
     linear: Build
     gated: Build
+    moe: moe.BuildMoe
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -66,6 +68,7 @@ REFERENCE = Ops(
     embedding=embedding.reference,
     linear=linear.reference,
     gated=gated.reference,
+    moe=moe.reference,
     rms_norm=rms_norm.reference,
     rope=rope.reference,
     write_kv=write_kv.reference,
@@ -84,6 +87,7 @@ CPU = Ops(
     embedding=embedding.reference,
     linear=linear.cpu,
     gated=gated.cpu,
+    moe=moe.grouped(linear.cpu, gated.cpu),
     rms_norm=rms_norm.cpu,
     rope=rope.cpu,
     write_kv=write_kv.reference,
@@ -104,12 +108,15 @@ def native_ops() -> Ops:
     if found is None:
         return replace(CPU, fallback=library.absence())
     made = native(found)
+    product = linear.native(found, linear.cpu)
+    both = linear.native(found, gated.composed(linear.cpu, made.silu_mul), gated=True)
     return replace(
         CPU,
         name=f"cpu {found.isa}{packing.use_amx(found)}",
         embedding=made.embedding,
-        linear=linear.native(found, linear.cpu),
-        gated=linear.native(found, gated.composed(linear.cpu, made.silu_mul), gated=True),
+        linear=product,
+        gated=both,
+        moe=moe.grouped(product, both),
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,

@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.linear import Build, Linear, Weight, with_rows
+from kvasir_runtime.kernels.linear import Linear, Weight, with_rows
 from kvasir_runtime.kernels.native import step
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.spans import Spans
-from kvasir_runtime.layers import rotary
+from kvasir_runtime.layers import feed_forward, rotary
+from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.spec import DecoderSpec
 
 
@@ -41,8 +42,7 @@ class _Layer:
     qk_norm: Tensor | None
     output: Linear
     mlp_norm: Tensor
-    gate_up: Linear  # gated: silu_mul included
-    down: Linear
+    feed_forward: Callable[[Tensor], Tensor]
 
 
 class Decoder:
@@ -60,11 +60,11 @@ class Decoder:
         """
         self.spec = spec
         self._ops = ops
-        table = _plain(tensors, "embedding")
+        table = plain(tensors, "embedding")
         dtype, device = table.dtype, table.device
         self._cos, self._sin = (t.to(device) for t in rotary.tables(spec.rope, spec.head_dim, num_positions, dtype))
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
-        self._norm = _plain(tensors, "norm")
+        self._norm = plain(tensors, "norm")
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
@@ -131,7 +131,7 @@ class Decoder:
                 attended = attended.index_select(0, batch.logit_rows)
                 residual = residual.index_select(0, batch.logit_rows)
             hidden, residual = ops.rms_norm(layer.output(attended), residual, layer.mlp_norm, spec.norm_eps)
-            hidden = layer.down(layer.gate_up(hidden))
+            hidden = layer.feed_forward(hidden)
         hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
         return hidden
 
@@ -146,31 +146,23 @@ class Decoder:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
         qk_norm = None
         if spec.qk_norm:
-            query, key = (_plain(tensors, prefix + name) for name in ("query_norm", "key_norm"))
+            query, key = (plain(tensors, prefix + name) for name in ("query_norm", "key_norm"))
             qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
-        def linear(name: str, build: Build = ops.linear) -> Linear:
-            bias = _plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
-            return build(tensors.pop(f"{prefix}{name}.weight"), bias)
+        def linear(name: str) -> Linear:
+            bias = plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
+            return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
         return _Layer(
             window=window,
-            attention_norm=_plain(tensors, prefix + "attention_norm"),
+            attention_norm=plain(tensors, prefix + "attention_norm"),
             qkv=linear("qkv"),
             qk_norm=qk_norm,
             output=linear("output"),
-            mlp_norm=_plain(tensors, prefix + "mlp_norm"),
-            gate_up=linear("gate_up", ops.gated),
-            down=linear("down"),
+            mlp_norm=plain(tensors, prefix + "mlp_norm"),
+            feed_forward=feed_forward.build(prefix, spec.experts_of(index), ops, tensors),
         )
 
 
 def _looked_up(ops: Ops, table: Tensor, ids: Tensor) -> Tensor:
     return ops.embedding(ids, table)
-
-
-def _plain(tensors: MutableMapping[str, Weight], name: str) -> Tensor:
-    tensor = tensors.pop(name)
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is quantised; only weights of linear layers may be")
-    return tensor

@@ -32,6 +32,24 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Feed-forward layers of many experts, of which a router chooses top_k for each token.
+
+    layers: of each layer whether it has experts, or one feed-forward layer as in other decoders.
+    renormalised: the shares of the chosen are scaled to sum 1.
+    intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
+    where there is none.
+    """
+
+    layers: tuple[bool, ...]
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalised: bool
+    shared_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """One decoder-only transformer with pre-normalisation, grouped attention and a gated feed-forward layer.
 
@@ -55,6 +73,7 @@ class DecoderSpec:
     tied_embeddings: bool = False
     head: Head = "vocabulary"
     num_labels: int = 0
+    experts: ExpertsSpec | None = None
 
     @property
     def head_rows(self) -> int:
@@ -66,6 +85,10 @@ class DecoderSpec:
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.windows)
+
+    def experts_of(self, layer: int) -> ExpertsSpec | None:
+        """The experts of a layer, None where it has one feed-forward layer."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
     @property
     def query_dim(self) -> int:
@@ -98,12 +121,31 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         if spec.output_bias:
             shapes[prefix + "output.bias"] = (hidden,)
         shapes[prefix + "mlp_norm"] = (hidden,)
-        shapes[prefix + "gate_up.weight"] = (2 * spec.intermediate_size, hidden)
-        shapes[prefix + "down.weight"] = (hidden, spec.intermediate_size)
-        if spec.mlp_bias:
-            shapes[prefix + "gate_up.bias"] = (2 * spec.intermediate_size,)
-            shapes[prefix + "down.bias"] = (hidden,)
+        experts = spec.experts_of(layer)
+        shapes |= _feed_forward(prefix, spec) if experts is None else _experts(prefix, hidden, experts)
     shapes["norm"] = (hidden,)
     if spec.head_rows:
         shapes["head.weight"] = (spec.head_rows, hidden)
+    return shapes
+
+
+def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    weights: dict[str, tuple[int, ...]] = {"gate_up.weight": (2 * inner, hidden), "down.weight": (hidden, inner)}
+    biases: dict[str, tuple[int, ...]] = {"gate_up.bias": (2 * inner,), "down.bias": (hidden,)}
+    return {prefix + name: shape for name, shape in (weights | (biases if spec.mlp_bias else {})).items()}
+
+
+def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[int, ...]]:
+    """Experts lie one below the other. What is no .weight is never quantised: the router's numbers decide."""
+    each, inner, shared = experts.num_experts, experts.intermediate_size, experts.shared_size
+    shapes: dict[str, tuple[int, ...]] = {
+        prefix + "router": (each, hidden),
+        prefix + "experts.gate_up.weight": (each * 2 * inner, hidden),
+        prefix + "experts.down.weight": (each * hidden, inner),
+    }
+    if shared:
+        shapes[prefix + "shared_gate"] = (1, hidden)
+        shapes[prefix + "shared.gate_up.weight"] = (2 * shared, hidden)
+        shapes[prefix + "shared.down.weight"] = (hidden, shared)
     return shapes

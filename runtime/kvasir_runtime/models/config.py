@@ -67,6 +67,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     use_sliding_window: bool | None = None
     max_window_layers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     layer_types: tuple[str, ...] | None = None
+    qkv_bias: bool = True
+    num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
+    num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
+    num_experts_per_tok: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    moe_intermediate_size: Count | None = None
+    shared_expert_intermediate_size: Annotated[int, msgspec.Meta(ge=0, le=2**24)] | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Annotated[int, msgspec.Meta(ge=1)] = 1
+    mlp_only_layers: tuple[int, ...] | None = None
     quantization_config: dict[str, Any] | None = None
     torch_dtype: str | None = None
     dtype: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_runtime.layers.spec import DecoderSpec, Head
+from kvasir_runtime.layers.spec import DecoderSpec, ExpertsSpec, Head
 from kvasir_runtime.models.config import ModelConfig, rope_spec
 
 GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
@@ -47,6 +47,7 @@ def decoder_spec(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    experts: ExpertsSpec | None = None,
 ) -> DecoderSpec:
     """The spec of a decoder whose sizes stand in its config under the usual names."""
     return DecoderSpec(
@@ -66,6 +67,7 @@ def decoder_spec(
         tied_embeddings=config.tie_word_embeddings,
         head=(head := _head(config)),
         num_labels=config.labels if head == "labels" else 0,
+        experts=experts,
     )
 
 
@@ -78,31 +80,34 @@ def _head(config: ModelConfig) -> Head:
 
 
 def usual_places(spec: DecoderSpec) -> dict[str, Place]:
-    """Names that Llama's checkpoints introduced and most families kept; q, k, v and gate, up are merged."""
+    """Names that Llama's checkpoints introduced and most families kept; q, k, v and gate, up are merged. No experts."""
     hidden, heads, kv, inner = spec.hidden_size, spec.query_dim, spec.kv_dim, spec.intermediate_size
-    places = {"model.embed_tokens.weight": _whole("embedding", spec.vocab_size, hidden)}
+    places = {"model.embed_tokens.weight": whole("embedding", spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
         theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."
-        places[theirs + "input_layernorm.weight"] = _whole(ours + "attention_norm", hidden)
-        places[theirs + "post_attention_layernorm.weight"] = _whole(ours + "mlp_norm", hidden)
+        places[theirs + "input_layernorm.weight"] = whole(ours + "attention_norm", hidden)
+        places[theirs + "post_attention_layernorm.weight"] = whole(ours + "mlp_norm", hidden)
         qkv = ((attention + "q_proj", heads), (attention + "k_proj", kv), (attention + "v_proj", kv))
         places |= _merged(ours + "qkv", qkv, hidden, bias=spec.qkv_bias)
         places |= _merged(ours + "output", ((attention + "o_proj", hidden),), heads, bias=spec.output_bias)
         if spec.qk_norm:
-            places[attention + "q_norm.weight"] = _whole(ours + "query_norm", spec.head_dim)
-            places[attention + "k_norm.weight"] = _whole(ours + "key_norm", spec.head_dim)
+            places[attention + "q_norm.weight"] = whole(ours + "query_norm", spec.head_dim)
+            places[attention + "k_norm.weight"] = whole(ours + "key_norm", spec.head_dim)
+        if spec.experts_of(layer) is not None:
+            continue
         gate_up = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
         places |= _merged(ours + "gate_up", gate_up, hidden, bias=spec.mlp_bias)
         places |= _merged(ours + "down", ((mlp + "down_proj", hidden),), inner, bias=spec.mlp_bias)
-    places["model.norm.weight"] = _whole("norm", hidden)
+    places["model.norm.weight"] = whole("norm", hidden)
     if spec.head_rows:
         name = "score.weight" if spec.head == "labels" else "lm_head.weight"
-        places[name] = _whole("head.weight", spec.head_rows, hidden)
+        places[name] = whole("head.weight", spec.head_rows, hidden)
     return places
 
 
-def _whole(tensor: str, *shape: int) -> Place:
+def whole(tensor: str, *shape: int) -> Place:
+    """The place of what fills one of our tensors alone."""
     return Place(tensor=tensor, first_row=0, shape=shape)
 
 

@@ -44,6 +44,24 @@ def test_a_model_that_fits(model):
         assert words in result.output
 
 
+QWEN3_30B = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+    "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("memory", "exit_code", "words"), [("141GB", 0, "it fits"), ("48GB", 1, "too small")])
+def test_all_experts_have_to_fit(tmp_path, memory, exit_code, words):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B))
+    result = run(tmp_path, "--memory", memory, "--device", "cuda")
+    assert result.exit_code == exit_code
+    assert "(Qwen3MoeForCausalLM, 30.5 billion parameters, 3.35 billion active)" in result.output
+    assert "56.87 GiB in bfloat16" in result.output
+    assert words in result.output
+
+
 def test_a_model_that_does_not_fit_says_what_would(model):
     result = run(model, "--memory", "24Gi", "--device", "cuda")
     assert result.exit_code == 1

@@ -30,6 +30,11 @@ MODELS = {
     "qwen2": Shape(family="qwen2", tied=True, seed=5),
     "qwen2-window": Shape(family="qwen2", extra={"use_sliding_window": True, "max_window_layers": 1} | WINDOW, seed=6),
     "qwen3": Shape(family="qwen3", head_dim=24, seed=7),
+    "mixtral": Shape(family="mixtral", seed=8),
+    "qwen2-moe": Shape(family="qwen2_moe", seed=9, tied=True),
+    "qwen3-moe": Shape(
+        family="qwen3_moe", head_dim=24, num_experts=16, top_k=4, extra={"mlp_only_layers": [1]}, seed=10
+    ),
 }
 ALL = pytest.mark.parametrize("name", MODELS)
 

@@ -25,6 +25,7 @@ CASES = [
     *((family, tied, "as-it-is") for family in FAMILIES for tied in (False, True)),
     *((family, False, variant) for family in FAMILIES for variant in ("in-16-bits", "cache-in-8-bits")),
     *(("qwen3", tied, variant) for tied in (False, True) for variant in ("weights-in-8-bits", "weights-in-4-bits")),
+    *(("qwen2_moe", False, variant) for variant in ("weights-in-8-bits", "weights-in-4-bits")),
 ]
 
 

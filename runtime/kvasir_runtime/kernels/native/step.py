@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvasir_runtime.kernels.gated import FeedForward
 from kvasir_runtime.kernels.native import structs
 from kvasir_runtime.kernels.native.library import library
 from kvasir_runtime.kernels.native.linear import LinearStruct, Packed
@@ -98,9 +99,7 @@ class Layer(Protocol):
     @property
     def output(self) -> Callable[[Tensor], Tensor]: ...
     @property
-    def gate_up(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def down(self) -> Callable[[Tensor], Tensor]: ...
+    def feed_forward(self) -> Callable[[Tensor], Tensor]: ...
 
 
 class Step:
@@ -212,8 +211,10 @@ def whole(
 
 
 def _weights(layer: Layer) -> tuple[Packed, Packed, Packed, Packed] | None:
-    four = layer.qkv, layer.output, layer.gate_up, layer.down
-    qkv, output, gate_up, down = four
+    if not isinstance(layer.feed_forward, FeedForward):  # experts
+        return None
+    qkv, output = layer.qkv, layer.output
+    gate_up, down = layer.feed_forward.gate_up, layer.feed_forward.down
     if not (
         isinstance(qkv, Packed)
         and isinstance(output, Packed)

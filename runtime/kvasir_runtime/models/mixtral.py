@@ -1,0 +1,21 @@
+"""Mixtral: Mistral with experts in every layer, whose shares are a softmax of the chosen ones' logits."""
+
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, Place, decoder_spec, usual_places
+from kvasir_runtime.models.mixture import expert_places, experts_spec
+
+
+def _spec(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(
+        config,
+        windows=(config.sliding_window or 0,) * config.num_hidden_layers,
+        experts=experts_spec(config, intermediate_size=config.intermediate_size, renormalised=True),
+    )
+
+
+def _places(spec: DecoderSpec) -> dict[str, Place]:
+    return usual_places(spec) | expert_places(spec, block="block_sparse_moe", names=("w1", "w3", "w2"))
+
+
+MIXTRAL = Family(architecture="MixtralForCausalLM", spec=_spec, places=_places)

@@ -1,0 +1,73 @@
+"""What families with mixtures of experts share: sizes from a config, and where a checkpoint's experts go.
+
+A checkpoint stores each expert's matrices as tensors of their own; ours hold all experts of a layer one below the
+other, so that each tensor of the file has its rows in them and nothing is kept twice while they are read.
+"""
+
+from typing import Final
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers.spec import DecoderSpec, ExpertsSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Place, whole
+
+USUAL: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+def experts_spec(
+    config: ModelConfig, *, intermediate_size: int, renormalised: bool, shared_size: int = 0
+) -> ExpertsSpec:
+    """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name.
+
+    Raises ModelError where the config lacks a size, or a token would go to more experts than there are.
+    """
+    num_experts, top_k = config.num_experts or config.num_local_experts, config.num_experts_per_tok
+    if not num_experts or not top_k:
+        raise ModelError(
+            "config.json: a mixture of experts needs num_experts (or num_local_experts) and num_experts_per_tok"
+        )
+    if top_k > num_experts:
+        raise ModelError(
+            f"config.json: num_experts_per_tok {top_k} is more than the {num_experts} experts that there are"
+        )
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
+    return ExpertsSpec(
+        layers=tuple((i + 1) % step == 0 and i not in dense for i in range(config.num_hidden_layers)),
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=intermediate_size,
+        renormalised=renormalised,
+        shared_size=shared_size,
+    )
+
+
+def expert_places(
+    spec: DecoderSpec, *, block: str = "mlp", router: str = "gate", names: tuple[str, str, str] = USUAL
+) -> dict[str, Place]:
+    """Of all layers with experts. names: what gate, up and down of one expert are called."""
+    places = dict[str, Place]()
+    for layer in range(spec.num_layers):
+        experts = spec.experts_of(layer)
+        if experts is None:
+            continue
+        theirs, ours = f"model.layers.{layer}.{block}.", f"layers.{layer}."
+        places[f"{theirs}{router}.weight"] = whole(ours + "router", experts.num_experts, spec.hidden_size)
+        for expert in range(experts.num_experts):
+            each = tuple(f"{theirs}experts.{expert}.{name}.weight" for name in names)
+            places |= _three(each, ours + "experts.", expert, spec.hidden_size, experts.intermediate_size)
+        if experts.shared_size:
+            each = tuple(f"{theirs}shared_expert.{name}.weight" for name in names)
+            places |= _three(each, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
+            places[theirs + "shared_expert_gate.weight"] = whole(ours + "shared_gate", 1, spec.hidden_size)
+    return places
+
+
+def _three(names: tuple[str, ...], ours: str, index: int, hidden: int, inner: int) -> dict[str, Place]:
+    """Gate, up and down of the index-th of several that lie one below the other."""
+    gate, up, down = names
+    gate_up, rows = ours + "gate_up.weight", (inner, hidden)
+    return {
+        gate: Place(tensor=gate_up, first_row=2 * index * inner, shape=rows),
+        up: Place(tensor=gate_up, first_row=(2 * index + 1) * inner, shape=rows),
+        down: Place(tensor=ours + "down.weight", first_row=index * hidden, shape=(hidden, inner)),
+    }

@@ -1,0 +1,30 @@
+"""Qwen3-MoE (Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder): Qwen3 with experts; a window is in all layers or none."""
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.family import Family, Place, decoder_spec, usual_places
+from kvasir_runtime.models.mixture import expert_places, experts_spec
+
+
+def _spec(config: ModelConfig) -> DecoderSpec:
+    if config.moe_intermediate_size is None:
+        raise ModelError("config.json: Qwen3-MoE needs moe_intermediate_size")
+    window = config.sliding_window or 0 if config.use_sliding_window else 0
+    return decoder_spec(
+        config,
+        windows=(window,) * config.num_hidden_layers,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        qk_norm=True,
+        experts=experts_spec(
+            config, intermediate_size=config.moe_intermediate_size, renormalised=config.norm_topk_prob
+        ),
+    )
+
+
+def _places(spec: DecoderSpec) -> dict[str, Place]:
+    return usual_places(spec) | expert_places(spec)
+
+
+QWEN3_MOE = Family(architecture="Qwen3MoeForCausalLM", spec=_spec, places=_places)
