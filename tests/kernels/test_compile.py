@@ -1,6 +1,7 @@
 """Every kernel compiles for Hopper at the shapes of real models, in the dtypes that the interpreter cannot compute."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 triton = pytest.importorskip("triton")
 
 from fakes.hopper import Hopper  # noqa: E402 -- behind the question whether there is a triton
+from kvasir_runtime.kernels import cache_rows  # noqa: E402
+from kvasir_runtime.kernels.cache_rows import FLOAT8  # noqa: E402
 from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
 from kvasir_runtime.kernels.sample import Draws  # noqa: E402
 from kvasir_runtime.kernels.spans import Spans  # noqa: E402
@@ -23,30 +26,66 @@ def hopper() -> Iterator[Hopper]:
     triton.runtime.driver.set_active(None)
 
 
-# heads, key heads, head size, query lengths, known lengths, window, dtype, block size
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A shape that is served."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    head: int = 128
+    query_lens: tuple[int, ...] = (1,) * 4
+    kv_lens: tuple[int, ...] = (9000,) * 4
+    window: int = 0
+    dtype: torch.dtype = BFLOAT16
+    cached: torch.dtype | None = None
+    block_size: int = 16
+    softcap: float = 0.0
+    sinks: bool = False
+
+
+VERIFY = {"query_lens": (5,) * 2, "kv_lens": (900,) * 2}
+PREFILL = {"query_lens": (700, 1), "kv_lens": (700, 90)}
+GEMMA2 = {"heads": 16, "kv_heads": 8, "head": 256, "window": 4096, "softcap": 50.0}
+GPT_OSS = {"heads": 64, "head": 64, "sinks": True}
 ATTENTION = {
-    "decode": (32, 8, 128, [1] * 4, [9000] * 4, 0, BFLOAT16, 16),
-    "decode-large-blocks": (32, 8, 128, [1] * 4, [9000] * 4, 0, BFLOAT16, 64),
-    "decode-window": (32, 8, 128, [1] * 4, [9000] * 4, 4096, BFLOAT16, 16),
-    "verify": (32, 8, 128, [5] * 2, [900] * 2, 0, BFLOAT16, 16),
-    "prefill": (32, 8, 128, [700, 1], [700, 90], 0, BFLOAT16, 16),
-    "prefill-80": (32, 32, 80, [300], [300], 0, BFLOAT16, 16),
-    "prefill-256-window": (8, 1, 256, [300, 1], [900, 5000], 512, BFLOAT16, 16),
-    "decode-256-float32": (16, 16, 256, [1], [2000], 0, torch.float32, 16),
-    "prefill-float32": (28, 4, 128, [100], [100], 0, torch.float32, 16),
-    "prefill-256-float32": (4, 4, 256, [100], [100], 0, torch.float32, 16),
+    "decode": Served(),
+    "decode-large-blocks": Served(block_size=64),
+    "decode-window": Served(window=4096),
+    "verify": Served(**VERIFY),
+    "prefill": Served(**PREFILL),
+    "prefill-80": Served(kv_heads=32, head=80, query_lens=(300,), kv_lens=(300,)),
+    "prefill-96": Served(kv_heads=32, head=96, **PREFILL),
+    "prefill-256-window": Served(heads=8, kv_heads=1, head=256, query_lens=(300, 1), kv_lens=(900, 5000), window=512),
+    "decode-256-float32": Served(
+        heads=16, kv_heads=16, head=256, query_lens=(1,), kv_lens=(2000,), dtype=torch.float32
+    ),
+    "prefill-float32": Served(heads=28, kv_heads=4, query_lens=(100,), kv_lens=(100,), dtype=torch.float32),
+    "prefill-256-float32": Served(
+        heads=4, kv_heads=4, head=256, query_lens=(100,), kv_lens=(100,), dtype=torch.float32
+    ),
+    "decode-int8": Served(cached=torch.int8),
+    "prefill-int8": Served(cached=torch.int8, **PREFILL),
+    "prefill-256-int8": Served(cached=torch.int8, **GEMMA2, **PREFILL),
+    "decode-int8-float16": Served(cached=torch.int8, dtype=torch.float16),
+    "decode-float8": Served(cached=FLOAT8),
+    "prefill-float8": Served(cached=FLOAT8, **PREFILL),
+    "prefill-gemma2": Served(**GEMMA2, **PREFILL),
+    "prefill-gpt-oss": Served(**GPT_OSS, **PREFILL),
 }
 
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_compiles(hopper: Hopper, name: str) -> None:
-    heads, kv_heads, head, query_lens, kv_lens, window, dtype, block_size = ATTENTION[name]
-    cache = torch.zeros(2, 2, block_size, kv_heads, head, dtype=dtype)
-    tables = torch.zeros(len(kv_lens), -(-max(kv_lens) // block_size), dtype=torch.int64)
-    query = torch.zeros(sum(query_lens), heads, head, dtype=dtype)
-    spans = Spans(query_lens, kv_lens, tables, [-1] * len(kv_lens))
-    TRITON.attention(query, cache, spans, 0.1, window)
-    assert hopper.spilled_bytes("_attend")[-1:] == [0]
+    how = ATTENTION[name]
+    cached = how.cached or how.dtype
+    row = cache_rows.width(how.head, cached)
+    cache = torch.zeros(2, 2, how.block_size, how.kv_heads, row, dtype=torch.uint8).to(cached)
+    tables = torch.zeros(len(how.kv_lens), -(-max(how.kv_lens) // how.block_size), dtype=torch.int64)
+    query = torch.zeros(sum(how.query_lens), how.heads, how.head, dtype=how.dtype)
+    spans = Spans(how.query_lens, how.kv_lens, tables, [-1] * len(how.kv_lens))
+    sinks = torch.zeros(how.heads) if how.sinks else None
+    TRITON.attention(query, cache, spans, 0.1, how.window, how.softcap, sinks)
+    assert hopper.spilled_bytes("attend")[-1:] == [0]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head", "normed"), [(32, 8, 128, False), (28, 4, 80, True)])
@@ -68,6 +107,14 @@ def test_rows_compile(hopper: Hopper) -> None:
     TRITON.rms_norm(torch.zeros(3, 40, 128, dtype=BFLOAT16), None, torch.zeros(40, 128, dtype=BFLOAT16), 1e-5)
     TRITON.silu_mul(torch.zeros(3, 2 * 14336, dtype=BFLOAT16))
     assert {"_rms_norm", "_silu_mul"} <= set(hopper.loaded)
+
+
+def test_what_surrounds_a_step_compiles(hopper: Hopper) -> None:
+    rows, lens = torch.arange(3), torch.zeros(4, dtype=torch.int32)
+    tokens, tables = torch.zeros(4, 131_073, dtype=torch.int32), torch.zeros(4, 8192, dtype=torch.int32)
+    TRITON.step_inputs(rows, lens, lens, tokens, tables, 16, 3, 1)
+    TRITON.append_ids(rows, rows, lens, tokens, lens)
+    assert {"_step_inputs", "_append_ids"} <= set(hopper.loaded)
 
 
 @pytest.mark.parametrize("all_greedy", [True, False])

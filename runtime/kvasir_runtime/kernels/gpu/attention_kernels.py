@@ -1,0 +1,232 @@
+"""The kernels of paged attention: counting splits, attention itself, and the merge of what was split.
+
+Launched by `attention`, which says why they are cut like this. Tensors' shapes are those of `kernels.attention`.
+"""
+
+import triton
+import triton.language as tl
+
+# How rows of the cache are read: in the query's type; with their scale behind them; as floats of 8 bits.
+PLAIN, INT8, FLOAT8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
+    """The sequence that holds query block (BLOCK_Q 0: token) `index`: the last one that does not begin behind it.
+
+    Each sequence has room for a block more than it may need, so blocks can be counted without a sum over sequences.
+    """
+    low = index * 0
+    high = low + num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        first = tl.load(starts + middle)
+        if BLOCK_Q > 0:
+            first = first // BLOCK_Q + middle
+        inside = first <= index
+        low = tl.where(inside, middle, low)
+        high = tl.where(inside, high, middle)
+    return low
+
+
+@triton.jit(do_not_specialize=["num_sequences", "window", "wanted", "most"])
+def count_splits(
+    starts, lens, counts, num_sequences, window, wanted, most,
+    KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Cut all sequences into pieces of equal length, such that there are about as many as wanted."""
+    lanes = tl.arange(0, BLOCK)
+    work = window * 0
+    for base in range(0, num_sequences, BLOCK):
+        here = base + lanes < num_sequences
+        first = tl.load(starts + base + lanes, mask=here, other=0)
+        num_queries = tl.load(starts + base + lanes + 1, mask=here, other=0) - first
+        seen = tl.load(lens + base + lanes, mask=here, other=0)
+        if window > 0:
+            seen = tl.minimum(seen, window + num_queries - 1)
+        work += tl.sum((seen + TILE - 1) // TILE * ((num_queries + BLOCK_Q - 1) // BLOCK_Q))
+    piece = tl.maximum((work * KV_HEADS + wanted - 1) // wanted, MIN_TILES)
+    for base in range(0, num_sequences, BLOCK):
+        here = base + lanes < num_sequences
+        first = tl.load(starts + base + lanes, mask=here, other=0)
+        num_queries = tl.load(starts + base + lanes + 1, mask=here, other=0) - first
+        seen = tl.load(lens + base + lanes, mask=here, other=0)
+        if window > 0:
+            seen = tl.minimum(seen, window + num_queries - 1)
+        pieces = ((seen + TILE - 1) // TILE + piece - 1) // piece
+        tl.store(counts + base + lanes, tl.minimum(tl.maximum(pieces, 1), most), mask=here)
+
+
+@triton.jit
+def _scores(
+    rows, keys, key_scales, log2_scale, cap,
+    KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of each row with each key, times log2(e): (rows, positions). log2_scale, cap: as `attend` makes them."""
+    scores = tl.dot(rows, tl.trans(keys.to(rows.dtype)), input_precision=PRECISION)
+    if KIND == INT8:
+        scores *= key_scales[None, :]
+    scores *= log2_scale
+    if CAPPED:
+        # cap * tanh(x), from 2^(2 x log2 e): where that is infinite or nothing, the cap is reached.
+        scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
+    return scores
+
+
+@triton.jit
+def _add(total, weights, content, scales, KIND: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr):
+    """total + weights x content; WIDE is the type of the product."""
+    if KIND == INT8:
+        if tl.float16 == WIDE:
+            # Small scales would leave float16's range as factors of the weights.
+            content = (content.to(tl.float32) * scales[:, None]).to(WIDE)
+        else:
+            weights = weights * scales[None, :]
+    return tl.dot(weights.to(WIDE), content.to(WIDE), total, input_precision=PRECISION)
+
+
+@triton.jit
+def _advance(
+    total, sums, peaks, rows, cache, scales, table, position, first_tile, last_tile, stop, log2_scale, cap, window,
+    values,
+    HEAD: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLOT: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles into the running softmax of all rows. Not MASKED: every row sees all positions of the tiles.
+
+    SLOT: elements from a position to the next one of its block, which the compiler must know to load whole words.
+    """
+    dims = tl.arange(0, PADDED)
+    lanes = tl.arange(0, TILE)
+    for tile in range(first_tile, last_tile):
+        at = tile * TILE + lanes
+        known = at < stop
+        if BLOCK_SIZE % TILE == 0:
+            block = tl.load(table + (tile * TILE) // BLOCK_SIZE).to(tl.int64)
+        elif MASKED:
+            block = tl.load(table + at // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
+        places = block * (BLOCK_SIZE * SLOT) + (at % BLOCK_SIZE) * SLOT
+        inside = dims < HEAD
+        mask = inside[None, :] & (known | (not MASKED))[:, None]
+        if KIND == INT8:
+            words = (places + HEAD) // 4
+            key_scales = tl.load(scales + words, mask=known, other=0.0)
+            value_scales = tl.load(scales + values // 4 + words, mask=known, other=0.0)
+        else:
+            key_scales, value_scales = known, known  # which nothing reads
+        keys = tl.load(cache + places[:, None] + dims[None, :], mask=mask, other=0.0)
+        scores = _scores(rows, keys, key_scales, log2_scale, cap, KIND, CAPPED, PRECISION)
+        if MASKED:
+            seen = at[None, :] <= position[:, None]
+            if WINDOWED:
+                seen = seen & (at[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        peak = tl.maximum(peaks, tl.max(scores, 1))
+        weights = tl.exp2(scores - peak[:, None])
+        shrink = tl.exp2(peaks - peak)
+        content = tl.load(cache + values + places[:, None] + dims[None, :], mask=mask, other=0.0)
+        sums = sums * shrink + tl.sum(weights, 1)
+        total = _add(total * shrink[:, None], weights, content, value_scales, KIND, PRECISION, rows.dtype)
+        peaks = peak
+    return total, sums, peaks
+
+
+# What changes from step to step must not be compiled for: serving would wait for the compiler.
+@triton.jit(do_not_specialize=["num_sequences", "window", "splits", "table_stride"])
+def attend(
+    query, cache, scales, tables, starts, lens, counts, sinks, out, parts, logs, log2_scale, cap, window,
+    num_sequences, splits, token_stride, query_head_stride, values, table_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOWED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of query tokens, one key head, one split.
+
+    ROW: elements of a row of the cache; scales: the cache as float32, where KIND is INT8. log2_scale: what scores are
+    multiplied by, log2(e) included; with a cap, half of what is wanted divided by it. cap: times log2(e).
+    """
+    kv_head = tl.program_id(0) % KV_HEADS
+    # The last blocks of a prompt see most, so they start first.
+    index = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
+    sequence = index if ONE_BLOCK else _sequence_at(starts, index, num_sequences, BLOCK_Q)
+    start = tl.load(starts + sequence)
+    num_queries = tl.load(starts + sequence + 1) - start
+    skipped = 0 if ONE_BLOCK else (index - start // BLOCK_Q - sequence) * BLOCK_Q
+    num_splits = tl.load(counts + sequence) if SPLIT else 1
+    split = tl.program_id(1)
+    if skipped >= num_queries or split >= num_splits:
+        return
+    rows = tl.arange(0, BLOCK_M)
+    token = skipped + rows // GROUP
+    valid = (rows // GROUP < BLOCK_Q) & (token < num_queries)
+    head = kv_head * GROUP + rows % GROUP
+    dims = tl.arange(0, PADDED)
+    store = valid[:, None] & (dims < HEAD)[None, :]
+    place = (start + token).to(tl.int64) * token_stride + head * query_head_stride
+    q = tl.load(query + place[:, None] + dims[None, :], mask=store, other=0.0)
+    if KIND == FLOAT8 and q.dtype == tl.bfloat16:
+        q = q.to(tl.float16)  # what floats of 8 bits become in one instruction
+
+    origin = tl.load(lens + sequence) - num_queries
+    stop = origin + tl.minimum(num_queries, skipped + BLOCK_Q)
+    first_tile = tl.maximum(origin + skipped - window + 1, 0) // TILE if WINDOWED else 0
+    last_tile = (stop + TILE - 1) // TILE
+    if SPLIT:
+        piece = (last_tile - first_tile + num_splits - 1) // num_splits
+        first_tile += split * piece
+        last_tile = tl.minimum(first_tile + piece, last_tile)
+    sums = tl.full((BLOCK_M,), 0, tl.float32)
+    # Low, but finite: where a row sees nothing, differences of peaks stay numbers.
+    peaks = tl.full((BLOCK_M,), -1e30, tl.float32)
+    if SINKS:
+        peaks = tl.where(split == 0, tl.load(sinks + head, mask=valid, other=0.0) * 1.4426950408889634, peaks)
+        sums += tl.where(split == 0, 1.0, 0.0)
+    total = tl.full((BLOCK_M, PADDED), 0, tl.float32)
+    keys = cache + kv_head * ROW
+    key_scales = scales + kv_head * (ROW // 4)
+    table = tables + sequence.to(tl.int64) * table_stride
+    if not ONE_BLOCK and not WINDOWED:
+        full = tl.minimum((origin + skipped + 1) // TILE, last_tile)
+        total, sums, peaks = _advance(
+            total, sums, peaks, q, keys, key_scales, table, origin + token, first_tile, full, stop, log2_scale, cap,
+            window, values,
+            HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, False, False, KIND, CAPPED, PRECISION,
+        )  # fmt: skip
+        first_tile = tl.maximum(first_tile, full)
+    total, sums, peaks = _advance(
+        total, sums, peaks, q, keys, key_scales, table, origin + token, first_tile, last_tile, stop, log2_scale, cap,
+        window, values,
+        HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, True, WINDOWED, KIND, CAPPED, PRECISION,
+    )  # fmt: skip
+    result = total / tl.where(sums > 0, sums, 1.0)[:, None]
+    target = (start + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+    if num_splits == 1:
+        tl.store(out + target[:, None] * HEAD + dims[None, :], result.to(out.dtype.element_ty), mask=store)
+    else:
+        target = target * splits + split
+        tl.store(parts + target[:, None] * HEAD + dims[None, :], result, mask=store)
+        tl.store(logs + target, tl.where(sums > 0, peaks + tl.log2(sums), float("-inf")), mask=valid)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "splits"])
+def merge(
+    parts, logs, starts, counts, out, num_sequences, splits,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """One head of one token: the parts of its splits, weighted by the sums that they stand for."""
+    token = tl.program_id(0)
+    num_splits = tl.load(counts + _sequence_at(starts, token, num_sequences, 0))
+    if num_splits == 1:
+        return  # written by _attend itself
+    place = token.to(tl.int64) * HEADS + tl.program_id(1)
+    split = tl.arange(0, ROOM)
+    dims = tl.arange(0, PADDED)
+    log = tl.load(logs + place * splits + split, mask=split < num_splits, other=float("-inf"))
+    weights = tl.exp2(log - tl.max(log, 0))
+    mask = (split < num_splits)[:, None] & (dims < HEAD)[None, :]
+    part = tl.load(parts + (place * splits + split)[:, None] * HEAD + dims[None, :], mask=mask, other=0.0)
+    result = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + place * HEAD + dims, result.to(out.dtype.element_ty), mask=dims < HEAD)
