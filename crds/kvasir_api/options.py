@@ -221,6 +221,11 @@ class ServeOptions(RuntimeOptions):
         "File to write a trace of where the time of each step goes into, for Perfetto or chrome://tracing; a table of it is logged every 10 seconds.",
         metavar="FILE",
     )
+    startup_cache: str = option(
+        "",
+        "Directory that keeps what a start measured (memory of a step), so that the next one with the same model, options and machine need not; off keeps nothing. Default: the variable KVASIR_STARTUP_CACHE, else kvasir/start in the user's cache.",
+        metavar="DIR|off",
+    )
     revision: str = option("", "Name of the revision this pod belongs to; reported in /state.", metavar="NAME")
 
 

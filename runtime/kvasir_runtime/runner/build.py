@@ -6,15 +6,16 @@ Raises StartError with one line for everything that a person can put right.
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import gguf, source
-from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels.int8 import SCALE_BYTES
@@ -23,14 +24,15 @@ from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_document, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.runner import capacity, host, placement
+from kvasir_runtime.runner import capacity, host, identity, placement, startplan, warmup
 from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
+from kvasir_runtime.runner.startplan import Measured, Plans
 from kvasir_runtime.weights import formats as weight_formats
 from kvasir_runtime.weights import gguftensors
 from kvasir_runtime.weights.load import OnRead, load
-from kvasir_runtime.wire import Pooling, Progress, Sampling
+from kvasir_runtime.wire import Progress
 
 if TYPE_CHECKING:
     from kvasir_runtime.guide.vocabulary import Vocabulary
@@ -88,15 +90,36 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
         head=spec.head,
         num_labels=spec.num_labels,
     )
-    memory = _measured(model, ops, facts, device, cache_dtype)
+    plans = Plans(startplan.directory(options.startup_cache))
+    key = identity.key(options, folder, ops, device)
+    scratch = partial(assemble, model, ops, device=device, dtype=cache_dtype)
+    grammars = grammars_of(folder, facts)
+
+    def sized(found: Measured, held: int) -> Runner:
+        fitted = _fitted(facts, options, limit, warmup.memory(device, found, held))
+        runner = assemble(model, ops, replace(fitted, warm_s=time.monotonic() - loaded), device, cache_dtype, grammars)
+        graph_bytes = max(found.graph_bytes, runner.graph_bytes)
+        plans.keep(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
+        return runner
+
+    held, known = warmup.held(device), plans.find(key)
+    if known is not None:
+        warmup.short(scratch, facts, device)
+        try:
+            return sized(known, held)
+        except CapacityError:
+            plans.drop(key)  # others may hold more by now, or the plan says too much: measure before giving up
+    return sized(warmup.measured(scratch, facts, device), held)
+
+
+def _fitted(facts: Facts, options: ServeOptions, limit: int, memory: capacity.Memory) -> Facts:
+    """Facts with the blocks that memory allows, and the longest sequence that they hold."""
     if not options.kv_cache_tokens:
         block_bytes = facts.kv_bytes_per_token * facts.block_size
         asked = -(-max(options.max_model_len - 1, 0) // facts.block_size)
         num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, asked)
         facts = replace(facts, num_blocks=num_blocks)
-    limit = capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens)
-    facts = replace(facts, max_model_len=limit, warm_s=time.monotonic() - loaded)
-    return assemble(model, ops, facts, device, cache_dtype, grammars_of(folder, facts))
+    return replace(facts, max_model_len=capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens))
 
 
 def grammars_of(folder: Path, facts: Facts) -> Compiler:
@@ -138,58 +161,6 @@ def assemble(
 def _scale_bytes(cache_dtype: torch.dtype) -> int:
     """Bytes beside the numbers of a head in the cache."""
     return SCALE_BYTES if cache_dtype == torch.int8 else 0
-
-
-def _measured(model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype) -> capacity.Memory:
-    """Run the largest step on a cache of its own, which also warms everything up, and see what it took."""
-    num_tokens = min(facts.max_batch_tokens, facts.max_model_len)
-    num_blocks = -(-num_tokens // facts.block_size)
-    scratch = replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens)
-    runner = assemble(model, ops, scratch, device, dtype)
-    before = _begin_measuring(device)
-    for plan in _warm_up(num_tokens, num_blocks, generates=facts.head == "vocabulary"):
-        runner.collect(runner.launch(plan))
-    if device.type == "cpu":
-        return capacity.Memory(
-            limit_bytes=host.memory_limit_bytes(),
-            used_bytes=before,
-            available_bytes=host.memory_available_bytes(),
-            peak_bytes=max(0, host.peak_resident_bytes() - before),
-            shared=host.memory_is_shared(),
-        )
-    peak = torch.cuda.max_memory_allocated(device) - before
-    del runner
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return capacity.Memory(limit_bytes=total, used_bytes=total - free, available_bytes=free, peak_bytes=peak)
-
-
-def _begin_measuring(device: torch.device) -> int:
-    if device.type == "cpu":
-        host.forget_peak()
-        return host.resident_bytes()
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _warm_up(num_tokens: int, num_blocks: int, *, generates: bool) -> tuple[Plan, ...]:
-    """A prompt of full length, and one token on top of half of it; without a vocabulary the prompt is pooled."""
-    join = Join(
-        row=0,
-        request_id="warm-up",
-        tokens=(0,) * num_tokens,
-        prompt_tokens=num_tokens,
-        computed_tokens=0,
-        blocks=tuple(range(num_blocks)),
-        sampling=Sampling(max_tokens=1),
-        pooling=None if generates else Pooling(kind="mean"),
-    )
-    if not generates:
-        pooled = Chunk(row=0, start=0, num_tokens=num_tokens, samples=False, pools=(0, num_tokens))
-        return (Plan(step=0, joins=(join,), chunks=(pooled,)),)
-    prompt = Chunk(row=0, start=0, num_tokens=num_tokens, samples=True)
-    token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
-    return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,))
 
 
 def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:

@@ -11,15 +11,21 @@ class Memory:
     """Bytes, measured after the weights were loaded and one step of full size was run.
 
     limit: of the device or the container. used: held now, by this process on a CPU and by everybody on a GPU.
-    available: not held by anybody. peak: what a step takes for a moment. shared: the limit is the machine's own, so
-    that it is not ours alone.
+    available: not held by anybody. peak: what a step takes for a moment. graph: what recorded steps will hold for good.
+    shared: the limit is the machine's own, so that it is not ours alone.
     """
 
     limit_bytes: int
     used_bytes: int
     available_bytes: int
     peak_bytes: int
+    graph_bytes: int = 0
     shared: bool = False
+
+    @property
+    def step_bytes(self) -> int:
+        """What steps need beside the cache."""
+        return self.peak_bytes + self.graph_bytes
 
 
 def cache_blocks(memory: Memory, fraction: float, block_bytes: int, asked_blocks: int = 0) -> int:
@@ -28,12 +34,12 @@ def cache_blocks(memory: Memory, fraction: float, block_bytes: int, asked_blocks
     Of shared memory it is a modest part only, though never less than asked_blocks, those of the longest sequence that
     somebody asked for. Raises CapacityError when not even one fits.
     """
-    budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.peak_bytes
-    room = min(budget, int(memory.available_bytes * fraction) - memory.peak_bytes)
+    budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.step_bytes
+    room = min(budget, int(memory.available_bytes * fraction) - memory.step_bytes)
     if room < block_bytes:
         raise CapacityError(
             f"no memory is left for the KV cache: {fraction:.0%} of {_mib(memory.limit_bytes)} is the limit,"
-            f" {_mib(memory.used_bytes)} are taken, a step needs {_mib(memory.peak_bytes)},"
+            f" {_mib(memory.used_bytes)} are taken, a step needs {_mib(memory.step_bytes)},"
             f" {_mib(memory.available_bytes)} are free; raise --memory-fraction or the container's memory,"
             " or set --kv-cache-tokens"
         )

@@ -99,6 +99,11 @@ class Runner:
         self._launched: deque[Launched] = deque()
         self._watch = Watch()
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that recorded steps hold, or on a scratch cache will hold; 0 where none are recorded."""
+        return 0
+
     def watched(self, watch: Watch) -> None:
         """From now on, say what the time of a step goes into."""
         self._watch = watch
