@@ -83,7 +83,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     step: number of the last engine step. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
     waiting_uncached_tokens: prompt tokens of waiting requests that are not in the prefix cache.
-    remaining_tokens: tokens that running sequences may still generate (bounded by max_tokens), a drain estimate.
+    remaining_tokens: tokens that running sequences may still generate, by their bounds. expected_tokens: what running and
+    waiting requests will probably still generate, a drain estimate. reused_tokens: resident tokens that prefix hits have
+    found, which would have to be computed again elsewhere: what the cache is worth.
     prefix_digest: hex route hashes of resident prefixes, most recently used first, bounded.
     device, kernels: what really serves, for example cpu and reference. fallback: why slower kernels serve than the device
     has, empty when they are its own. message: why the phase is what it is.
@@ -106,6 +108,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     waiting_uncached_tokens: int = 0
     remaining_tokens: int = 0
+    expected_tokens: int = 0
+    reused_tokens: int = 0
     max_sequences: int = 0
     max_model_len: int = 0
     totals: Totals = Totals()

@@ -23,9 +23,11 @@ class BlockPool:
         "_index",
         "_leaving",
         "_refs",
+        "_reused",
         "evictions",
         "num_blocks",
         "num_leaving",
+        "num_reused",
     )
 
     def __init__(self, num_blocks: int) -> None:
@@ -34,7 +36,10 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.evictions = 0
         self.num_leaving = 0
+        self.num_reused = 0
+        """Blocks that prefix hits may find and that one has found already."""
         self._refs = [0] * num_blocks
+        self._reused = [False] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -92,14 +97,20 @@ class BlockPool:
         """Whether a prefix hit on this hash is possible now."""
         return block_hash in self._index
 
-    def share(self, blocks: Iterable[int]) -> int:
-        """Pin blocks that lookup() gave. Returns how many of them nobody else had pinned."""
+    def share(self, blocks: Iterable[int], *, hit: bool = True) -> int:
+        """Pin blocks that lookup() gave. Returns how many of them nobody else had pinned.
+
+        hit: a prefix hit found them; False for parts of one request that share what it holds.
+        """
         revived = 0
         for block in blocks:
             if not self._refs[block]:
                 del self._cached[block]
                 revived += 1
             self._refs[block] += 1
+            if hit and not self._reused[block]:
+                self._reused[block] = True
+                self.num_reused += 1
         return revived
 
     def publish(self, block: int, block_hash: bytes) -> bool:
@@ -158,5 +169,7 @@ class BlockPool:
         if block_hash is not None:
             del self._index[block_hash]
         self._hash_of[block] = None
+        self.num_reused -= self._reused[block]
+        self._reused[block] = False
         self.evictions += 1
         return block

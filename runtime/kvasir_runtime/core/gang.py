@@ -190,7 +190,7 @@ class Gang:
                 copied = -1
             else:
                 member.row, member.blocks = spare.pop(), parent.blocks[:full]
-                pool.share(member.blocks)
+                pool.share(member.blocks, hit=False)
                 copied = parent.blocks[full] if parent.computed % block_size else -1
             kept = len(member.blocks)
             forks.append(_Fork(parent.row, len(parent.tokens), kept, copied))

@@ -39,9 +39,26 @@ def filled(
         waiting=len(waiting),
         waiting_uncached_tokens=waiting.uncached_tokens,
         remaining_tokens=sum(sequence.remaining for sequence in running),
+        expected_tokens=_expected_tokens(totals, waiting, running),
+        reused_tokens=pool.num_reused * size,
         max_sequences=limits.max_sequences,
         max_model_len=limits.max_model_len,
         totals=totals,
         rates=rates,
         prefix_digest=prefix_digest,
     )
+
+
+def _expected_tokens(totals: Totals, waiting: Waiting, running: Collection[Sequence]) -> int:
+    """What running and waiting requests will probably still generate: the mean of those that ended, or less where their
+    bound is near.
+
+    An answer that has gone on for long is not nearer to its end: lengths of answers are taken to have no memory. Before
+    the first answer only the bounds of those that run are known.
+    """
+    ended = totals.completions + totals.aborts
+    if not ended:
+        return sum(sequence.remaining for sequence in running)
+    given = totals.generation_tokens - sum(len(sequence.tokens) - sequence.prompt_tokens for sequence in running)
+    mean = max(1, -(-given // ended))
+    return sum(min(sequence.remaining, mean) for sequence in running) + mean * len(waiting)

@@ -20,6 +20,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables: list[list[int]] = []
         self.leaving: list[tuple[int, list[int]]] = []
         self.names: dict[bytes, int] = {}
+        self.found: set[bytes] = set()
         self.launched = self.collected = 0
 
     def held(self):
@@ -34,6 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert not set(blocks) & set(held)
             assert len(set(blocks)) == count
             self.names = {name: block for name, block in self.names.items() if block not in blocks}
+            self.found &= set(self.names)
             self.tables.append(blocks)
 
     @precondition(lambda self: self.tables)
@@ -57,7 +59,16 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.lookup(chain, limit) == want
         revived = sum(1 for block in want if block not in self.held())
         assert self.pool.share(want) == revived
+        self.found.update(chain[: len(want)])
         self.tables.append(want)
+
+    @precondition(lambda self: self.tables)
+    @rule(pick=st.integers(0, 99))
+    def fork(self, pick):
+        """Parts of one request share its blocks; nobody found them."""
+        blocks = list(self.tables[pick % len(self.tables)])
+        assert self.pool.share(blocks, hit=False) == 0
+        self.tables.append(blocks)
 
     @precondition(lambda self: self.tables)
     @rule(pick=st.integers(0, 99), in_flight=st.booleans())
@@ -86,6 +97,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == CAPACITY - len(held) - len(cached)
         assert all(self.pool.references(block) == held[block] for block in range(CAPACITY))
         assert self.pool.num_leaving == sum(len(blocks) for _, blocks in self.leaving)
+        assert self.pool.num_reused == len(self.found)
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -294,6 +294,7 @@ def test_the_report_counts_tokens_requests_and_time():
     state = served.scheduler.report(State(model="m", phase="ready"))
     assert (state.model, state.phase, state.step) == ("m", "ready", 1)
     assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (1, 1, 4, 3)
+    assert (state.expected_tokens, state.reused_tokens) == (3, 0)
     kv = state.kv
     assert (kv.pinned_tokens, kv.cached_tokens, kv.free_tokens, kv.capacity_tokens) == (8, 0, 56, 64)
     assert state.prefix_digest == ("01", "02")
@@ -303,8 +304,21 @@ def test_the_report_counts_tokens_requests_and_time():
     totals = state.totals
     assert (totals.arrivals, totals.completions, totals.generation_tokens) == (2, 2, 12)
     assert (totals.prompt_tokens, totals.prefix_query_tokens, totals.prefix_hit_tokens) == (20, 20, 8)
+    assert (state.expected_tokens, state.reused_tokens) == (0, 8)
     # In block-seconds: a held 2 for 1 s and 3 for 2 s; b, besides the two it shared, 1 for 1 s, 2 for 4 s, 3 for 2 s.
     assert totals.kv_token_seconds == 4 * (2 + 6 + 1 + 8 + 6)
+
+
+def test_what_is_still_to_come_is_estimated_by_what_was_answered():
+    served = endless(max_sequences=2)
+    served.submit(request("a", [1, 2], max_tokens=6))
+    served.finish()
+    served.submit(*(request(name, [1, 2], max_tokens=limit) for name, limit in (("b", 4), ("c", 500), ("d", 500))))
+    served.step()
+    state = served.scheduler.report(State())
+    # The mean of the answers is 6: b is bound by its 3 that are left, c and d, which waits, by nothing.
+    assert (state.running, state.waiting, state.expected_tokens) == (2, 1, 3 + 6 + 6)
+    assert state.remaining_tokens > state.expected_tokens
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
