@@ -80,8 +80,9 @@ KVASIR_INLINE void finish(const AttentionArgs& a, const float* out, float sum, i
   for (; d < a.head_dim; ++d) narrow(to + d, out[d] * (1 / sum));
 }
 
+// ahead: what this thread most likely reads next.
 template <class Kind, class Query, class From>
-void attend(const AttentionArgs& a, const Tile& t, const Item& item, float* partials) {
+void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead, float* partials) {
   constexpr bool SCALED = sizeof(From) == 1;
   const Widths w = widths(a, Kind::kWidth);
   const int64_t row_bytes = row_bytes_of<From>(a);
@@ -102,14 +103,12 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, float* part
   const float scale = a.scale * 1.44269504f;
   for (int64_t at = first / KEYS * KEYS; at < stop; at += KEYS) {
     const int64_t keys = least(KEYS, stop - at);
-    const int64_t token_bytes = a.kv_heads * row_bytes;
-    fetch(a, item, item.kv_head * row_bytes, row_bytes, at + KEYS, least(stop, at + 2 * KEYS), token_bytes);
     locate(a, table, item.kv_head, row_bytes, at, stop, zeros, t.at);
     if (SCALED) read_scales(t, a, zeros);
-    pack_keys<Kind, From>(t, a.head_dim, w.depth, (keys + 15) / 16);
+    pack_keys<Kind, From>(t, a.head_dim, w.depth, (keys + 15) / 16, ahead);
     // Rows of zeros have no values behind them.
     for (int64_t j = 0; j < KEYS; ++j) t.at[j] += j < keys ? a.value_offset : 0;
-    pack_values<Kind, From>(t, a.head_dim, w.columns, keys);
+    pack_values<Kind, From>(t, a.head_dim, w.columns, keys, ahead);
     for (int64_t row = 0; row < rows; row += kRows) {
       const int count = static_cast<int>(least(kRows, rows - row));
       int64_t from[kRows], to[kRows];
@@ -216,6 +215,22 @@ Item item_of(const AttentionArgs& a, const Plan& plan, int64_t piece, int64_t ne
   return item;
 }
 
+// What to ask for while a piece is computed: of one among many tiles of queries its own later keys, else all of the next
+// piece, which is most likely this thread's too.
+template <class From>
+Ahead next_of(const AttentionArgs& a, const Plan& plan, int64_t piece, const Item& item) {
+  const int64_t row_bytes = row_bytes_of<From>(a), token_bytes = a.kv_heads * row_bytes;
+  const auto [first, stop] = span_of(a, item);
+  const int64_t calls = (stop - first + 15) / 16 * 2;
+  if (item.cut.tiles > 1) {
+    return ahead_of(a, item, item.kv_head * row_bytes, row_bytes, first + KEYS, stop, token_bytes, calls);
+  }
+  if (piece + 1 == plan.pieces[a.sequences->count]) return {};
+  const Item next = item_of(a, plan, piece + 1, item.sequence);
+  const auto [begin, end] = span_of(a, next);
+  return ahead_of(a, next, next.kv_head * row_bytes, row_bytes, begin, least(end, begin + SPLIT), token_bytes, calls);
+}
+
 template <class Kind, class Query, class From>
 void run_all(int tid, int nth, const AttentionArgs& a) {
   const int64_t count = a.sequences->count, group = a.heads / a.kv_heads;
@@ -226,16 +241,7 @@ void run_all(int tid, int nth, const AttentionArgs& a) {
   for (int64_t piece; (piece = kvasir::claim(tid, nth, plan.pieces[count], 0)) >= 0;) {
     const Item item = item_of(a, plan, piece, piece < plan.pieces[near] ? 0 : near);
     near = item.sequence;
-    // The split after this one is most likely this thread's too: with each head, the next part of all of its rows.
-    const int64_t after = piece - item.kv_head + a.kv_heads;
-    if (item.cut.tiles == 1 && after < plan.pieces[count]) {
-      const Item next = item_of(a, plan, after, near);
-      const auto [first, stop] = span_of(a, next);
-      const int64_t part = (stop - first + a.kv_heads - 1) / a.kv_heads, from = first + item.kv_head * part;
-      const int64_t token_bytes = a.kv_heads * row_bytes_of<From>(a);
-      if (next.cut.tiles == 1) fetch(a, next, 0, token_bytes, from, least(stop, from + part), token_bytes);
-    }
-    attend<Kind, Query, From>(a, t, item, partials);
+    attend<Kind, Query, From>(a, t, item, next_of<From>(a, plan, piece, item), partials);
   }
   if (!plan.num_merges) return;
   kvasir::barrier(tid, nth);

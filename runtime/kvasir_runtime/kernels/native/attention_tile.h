@@ -157,28 +157,44 @@ KVASIR_INLINE const int64_t* table_of(const AttentionArgs& a, const Item& item) 
   return a.sequences->tables + item.sequence * a.sequences->table_stride;
 }
 
-// Asks for the keys and values of positions first .. end, `bytes` of each from where the key head's begin. Rows of one head
-// lie apart from one another, and without this each is waited for.
-KVASIR_INLINE void fetch(const AttentionArgs& a, const Item& item, int64_t head_offset, int64_t bytes, int64_t first,
-                         int64_t end, int64_t token_bytes) {
-  const int64_t* table = table_of(a, item);
-  for (int64_t j = first, stop; j < end; j = stop) {
-    const int64_t inside = j % a.block_size;
-    stop = least(end, j + a.block_size - inside);
-    const uint8_t* row = a.cache + (table[j / a.block_size] * a.block_size + inside) * token_bytes + head_offset;
-    for (int64_t i = j; i < stop; ++i, row += token_bytes) {
-      for (int64_t line = 0; line < bytes; line += 64) {
-        __builtin_prefetch(row + line, 0, 2);
-        __builtin_prefetch(row + a.value_offset + line, 0, 2);
+// Asks for keys and values some lines at a time, between other work: all at once, the processor would wait for them first
+// and compute afterwards. Rows of one head lie apart from one another, and without this each is waited for.
+struct Ahead {
+  const AttentionArgs* a;
+  const int64_t* table;
+  int64_t position, end, token_bytes, offset, bytes;
+  const uint8_t* row = nullptr;
+  int64_t line = 0;
+  int64_t pace = 0;  // lines, of keys and of values, at each call of `some`
+
+  KVASIR_INLINE void some() {
+    for (int64_t i = 0; i < pace; ++i) {
+      if (line >= bytes || !row) {
+        if (row) ++position, line = 0;
+        if (position >= end) return void(pace = 0);
+        const int64_t block = table[position / a->block_size], inside = position % a->block_size;
+        row = a->cache + (block * a->block_size + inside) * token_bytes + offset;
       }
+      __builtin_prefetch(row + line, 0, 2);
+      __builtin_prefetch(row + a->value_offset + line, 0, 2);
+      line += 64;
     }
   }
+};
+
+// `bytes` of each position first .. end, from `offset` on, in about as many calls of `some`.
+KVASIR_INLINE Ahead ahead_of(const AttentionArgs& a, const Item& item, int64_t offset, int64_t bytes, int64_t first,
+                             int64_t end, int64_t token_bytes, int64_t calls) {
+  Ahead ahead{&a, table_of(a, item), first, end, token_bytes, offset, bytes};
+  if (end > first) ahead.pace = ((end - first) * ((bytes + 63) / 64) + calls - 1) / calls;
+  return ahead;
 }
 
 template <class Kind, class From>
-KVASIR_INLINE void pack_keys(const Tile& t, int64_t head_dim, int64_t depth, int64_t groups) {
+KVASIR_INLINE void pack_keys(const Tile& t, int64_t head_dim, int64_t depth, int64_t groups, Ahead& ahead) {
   const bool in_place = same_elements<Kind, From>() && head_dim == depth * Kind::kWidth;
   for (int64_t i = 0; i < groups * 16; i += 16) {
+    ahead.some();
     const uint32_t* rows[16];
     for (int j = 0; j < 16; ++j) {
       rows[j] = reinterpret_cast<const uint32_t*>(t.at[i + j]);
@@ -193,8 +209,9 @@ KVASIR_INLINE void pack_keys(const Tile& t, int64_t head_dim, int64_t depth, int
 }
 
 template <class Kind, class From>
-KVASIR_INLINE void pack_values(const Tile& t, int64_t head_dim, int64_t columns, int64_t keys) {
+KVASIR_INLINE void pack_values(const Tile& t, int64_t head_dim, int64_t columns, int64_t keys, Ahead& ahead) {
   for (int64_t i = 0; i < keys; i += Kind::kWidth) {
+    if (i % 16 == 0) ahead.some();
     uint32_t* to = t.values + i / Kind::kWidth * columns;
     const From* first = reinterpret_cast<const From*>(t.at[i]);
     int64_t d = 0;
