@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from kvasir_api import names
+
 ADMIN: Final = "kvasir-admin"
 CONTEXT: Final = "kvasir"
 
@@ -97,13 +99,15 @@ def node_role() -> str:
 
 
 def audit_policy() -> str:
-    """Who wrote what: every write at Metadata level (no bodies), no read at all."""
+    """Who wrote what: every write at Metadata level (no bodies). Of the reads only those of our own accounts, whose
+    rights are judged by what they use; their watches are told when they begin."""
     document = {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
         "omitManagedFields": True,
         "rules": [
+            {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{names.SYSTEM_NAMESPACE}"]},
             {"level": "None", "verbs": ["get", "list", "watch"]},
             {"level": "Metadata"},
         ],

@@ -1,49 +1,67 @@
-"""Reads the audit log: who wrote what. Tests use it as their oracle. Pure but for reading the file it is given."""
+"""Reads the audit log: who wrote what, and what our own accounts asked for. Tests use it as their oracle. Pure but for
+reading the file it is given."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+READS: Final = frozenset({"get", "list", "watch"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """One write request as the API server answered it. at: RFC 3339 time of its arrival; code: HTTP status."""
+class Request:
+    """One request as the API server answered it. at: RFC 3339 time of its arrival; code: HTTP status.
+
+    group: of the resource, empty for the core group. namespace: empty where all were asked for. denied: the user has no
+    right to it, unlike what admission or validation refused.
+    """
 
     user: str
     verb: str
+    group: str
     resource: str
     subresource: str
     namespace: str
     name: str
     code: int
+    denied: bool
     at: str
 
 
-def writes(lines: Iterable[str]) -> Iterator[Write]:
-    """The completed writes among lines of an audit log; a line that is cut off, as the last may be, is left out."""
+def requests(lines: Iterable[str]) -> Iterator[Request]:
+    """The requests among lines of an audit log, a watch twice, as it begins and as it ends; a line that is cut off, as
+    the last may be, is left out."""
     for line in lines:
         try:
             event = json.loads(line)
         except ValueError:
             continue
         target = event.get("objectRef", {})
-        yield Write(
+        yield Request(
             user=event["user"]["username"],
             verb=event["verb"],
+            group=target.get("apiGroup", ""),
             resource=target.get("resource", ""),
             subresource=target.get("subresource", ""),
             namespace=target.get("namespace", ""),
             name=target.get("name", ""),
             code=event.get("responseStatus", {}).get("code", 0),
+            denied=event.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid",
             at=event["requestReceivedTimestamp"],
         )
 
 
-def read(log: Path, *, since: int = 0) -> tuple[list[Write], int]:
-    """The writes after the byte `since`, and the byte where the next reading begins."""
+def read(log: Path, *, since: int = 0) -> tuple[list[Request], int]:
+    """The requests after the byte `since`, and the byte where the next reading begins."""
     with log.open("rb") as file:
         file.seek(since)
         content = file.read()
     whole = content[: content.rfind(b"\n") + 1]
-    return list(writes(whole.decode().splitlines())), since + len(whole)
+    return list(requests(whole.decode().splitlines())), since + len(whole)
+
+
+def writes(found: Iterable[Request]) -> list[Request]:
+    """Those that change something."""
+    return [request for request in found if request.verb not in READS]

@@ -4,14 +4,9 @@ test.
 The control plane is not the shared one, since an operator that other tests install there would see these services too.
 """
 
-import uuid
-
 import pytest
 
-from fakes.kubelet import FakeKubelet
-from fakes.operator_rig import Rig, install, kubectl, make_namespace
-from kvasir_kube.client import Client, configuration
-from kvasir_kube.kinds import INFERENCE_SERVICE
+from fakes.operator_rig import install, standing
 from kvasir_local import binaries
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.say import Quiet
@@ -26,17 +21,14 @@ def control(tmp_path_factory):
 
 
 @pytest.fixture
-async def rig(control, tmp_path):
-    number = uuid.uuid4().int
-    namespace = f"op-{number % 16**8:08x}"
-    subnet = f"127.{100 + number % 100}.{number // 100 % 250}"
-    async with Client(await configuration(str(control.kubeconfig))) as client:
-        await make_namespace(client, namespace)
-        async with FakeKubelet(client, node=namespace, subnet=subnet) as kubelet:
-            found = Rig(control, client, kubelet, namespace=namespace, tmp=tmp_path)
-            found.start("--allow-model-dir=/srv")
-            yield found
-            found.stop()
-            await client.delete(INFERENCE_SERVICE, namespace, "tiny")
-            kubectl(control, "delete", "node", namespace, "--wait=false")
-            kubectl(control, "delete", "namespace", namespace, "--wait=false")
+async def still(control, tmp_path):
+    """One namespace with a node of stubs; its operator is not started yet."""
+    async with standing(control, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+async def rig(still):
+    """The same with its operator running."""
+    still.start("--allow-model-dir=/srv")
+    return still

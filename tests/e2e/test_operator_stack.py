@@ -77,14 +77,14 @@ class Life:
     async def until_ready(self) -> None:
         await self.until(lambda: self.condition("Ready").get("status") == "True", "Ready")
 
-    async def writes(self, seconds: float) -> list[audit.Write]:
+    async def writes(self, seconds: float) -> list[audit.Request]:
         """What operator, gateway and node write anywhere within that time, but for leases and the node's heartbeat."""
         log = self.cluster.layout.audit_log
         mark = log.stat().st_size
         for _ in range(round(seconds / 0.05)):
             await asyncio.sleep(0.05)
         found, _ = audit.read(log, since=mark)
-        return [w for w in found if "kvasir" in w.user and w.resource not in {"leases", "nodes"}]
+        return [w for w in audit.writes(found) if "kvasir" in w.user and w.resource not in {"leases", "nodes"}]
 
     def busiest(self) -> dict[str, Any] | None:
         """Metadata of the pod with most streams, once it has half of them."""

@@ -2,7 +2,8 @@
 
 Requests are forwarded as they are, with the operator's own token; watches are passed on line by line. The n-th write
 after `arm` is where the fault happens; everything before and after goes through. Faults are those of the field's
-studies of operators: crashes around a write, lost answers, refusals, dead and outdated watches, old lists.
+studies of operators: crashes around a write, lost answers, refusals, watches that end, break, expire, lose events,
+repeat them or are late, and old lists.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import aiohttp
 import yaml
@@ -19,15 +20,17 @@ from aiohttp import web
 
 Kind = Literal[
     "kill before", "kill after", "lost answer", "server error", "conflict", "throttled", "watches cut", "watches gone",
-    "frozen", "old lists",
+    "watches broken", "frozen", "old lists", "dropped events", "doubled events", "late events",
 ]  # fmt: skip
-KINDS: Final[tuple[Kind, ...]] = (
-    "kill before", "kill after", "lost answer", "server error", "conflict", "throttled", "watches cut", "watches gone",
-    "frozen", "old lists",
-)  # fmt: skip
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 FROZEN_S: Final = 3.0
+LATE_S: Final = 2.0
+DROPPED: Final = 3
+"""So many events after the write reach nobody, on whichever watch they come."""
 HOP: Final = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 GONE: Final = b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}\n'
+BROKEN: Final = b'{"type":"ERROR","object":{"kind":"Status","code":500,"reason":"InternalError","message":"made up"}}\n'
+LAST_WORDS: Final = {"watches cut": b"", "watches gone": GONE, "watches broken": BROKEN}
 REFUSALS: Final = {"server error": 500, "conflict": 409, "throttled": 429}
 
 
@@ -62,8 +65,10 @@ class FaultProxy:
         self._watches: set[Watch] = set()
         self._lists: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self._old: dict[str, tuple[int, dict[str, str], bytes]] = {}
-        self._thawed = asyncio.Event()
+        self._thawed, self._in_time = asyncio.Event(), asyncio.Event()
         self._thawed.set()
+        self._in_time.set()
+        self._to_drop, self._copies = 0, 1
         self.fired = False
         self.url = ""
 
@@ -86,6 +91,8 @@ class FaultProxy:
     def arm(self, fault: Fault | None) -> None:
         """Count writes from here on; at the fault's one it happens."""
         self._fault, self.fired = fault, False
+        self._to_drop, self._copies = 0, 1
+        self._old.clear()
         self._writes.clear()
 
     @property
@@ -121,15 +128,25 @@ class FaultProxy:
             case "server error" | "conflict" | "throttled":
                 status = {"kind": "Status", "code": REFUSALS[kind], "reason": kind, "message": f"made up: {kind}"}
                 return web.json_response(status, status=REFUSALS[kind], headers={"Retry-After": "1"})
-            case "watches cut" | "watches gone":
+            case "watches cut" | "watches gone" | "watches broken":
                 for watch in self._watches:
-                    watch.last_words = GONE if kind == "watches gone" else b""
+                    watch.last_words = LAST_WORDS[kind]
                     watch.cut.set()
                 return await self._forward(request, body)
             case "frozen":
                 self._thawed.clear()
                 asyncio.get_running_loop().call_later(FROZEN_S, self._thawed.set)
                 await self._thawed.wait()
+                return await self._forward(request, body)
+            case "dropped events":
+                self._to_drop = DROPPED
+                return await self._forward(request, body)
+            case "doubled events":
+                self._copies = 2
+                return await self._forward(request, body)
+            case "late events":
+                self._in_time.clear()
+                asyncio.get_running_loop().call_later(LATE_S, self._in_time.set)
                 return await self._forward(request, body)
 
     def _hung_up(self, request: web.Request) -> web.StreamResponse:
@@ -184,7 +201,11 @@ class FaultProxy:
                 if not (text := await line):
                     return
                 await self._thawed.wait()
-                await passed.write(text)
+                await self._in_time.wait()
+                if self._to_drop and b'"BOOKMARK"' not in text[:40]:
+                    self._to_drop -= 1
+                else:
+                    await passed.write(text * self._copies)
         finally:
             cut.cancel()
 

@@ -1,12 +1,14 @@
 """The real operator, as a process under its own service account, on a real control plane whose pods are stubs."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ import yaml
 
 from fakes.kubelet import FakeKubelet, StubPod
 from kvasir_api import names
-from kvasir_kube.client import Client
+from kvasir_kube.client import Client, configuration
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import (
     CLAIM,
@@ -55,10 +57,12 @@ def kubectl(control: ControlPlane, *arguments: str, check: bool = True, text: st
     return done.stdout + done.stderr
 
 
-def account_kubeconfig(control: ControlPlane, path: Path) -> Path:
-    """A kubeconfig with the rights of the operator's service account."""
+def account_kubeconfig(
+    control: ControlPlane, path: Path, account: str = names.OPERATOR, *, namespace: str = names.SYSTEM_NAMESPACE
+) -> Path:
+    """A kubeconfig with the rights of a service account."""
     config = yaml.safe_load(control.kubeconfig.read_text())
-    token = kubectl(control, "create", "token", names.OPERATOR, f"--namespace={names.SYSTEM_NAMESPACE}").strip()
+    token = kubectl(control, "create", "token", account, f"--namespace={namespace}").strip()
     for user in config["users"]:
         user["user"] = {"token": token}
     path.write_text(yaml.safe_dump(config))
@@ -74,6 +78,10 @@ class Rig:
         self.log = tmp / "operator.log"
         self._config = account_kubeconfig(control, tmp / "operator.kubeconfig")
         self._process: subprocess.Popen[bytes] | None = None
+
+    def account(self, namespace: str) -> None:
+        """From its next start on the operator has the rights of its account in another namespace."""
+        account_kubeconfig(self.control, self._config, namespace=namespace)
 
     def through(self, url: str) -> None:
         """From its next start on the operator reaches the API server by this URL, without TLS."""
@@ -233,13 +241,30 @@ class Rig:
     def audit_mark(self) -> int:
         return self.control.layout.audit_log.stat().st_size
 
-    def writes_since(self, mark: int) -> list[audit.Write]:
+    def writes_since(self, mark: int) -> list[audit.Request]:
         """What the operator wrote in this namespace, or tried to write, since a mark."""
         found, _ = audit.read(self.control.layout.audit_log, since=mark)
-        return [w for w in found if w.user == USER and w.namespace == self.namespace]
+        return [w for w in audit.writes(found) if w.user == USER and w.namespace == self.namespace]
 
     def _where(self, name: str) -> Json:
         return {"namespace": self.namespace, "name": name}
+
+
+@contextlib.asynccontextmanager
+async def standing(control: ControlPlane, tmp: Path) -> AsyncGenerator[Rig]:
+    """A fresh namespace with a node of stubs and an operator that is not started yet."""
+    number = uuid.uuid4().int
+    namespace = f"op-{number % 16**8:08x}"
+    subnet = f"127.{100 + number % 100}.{number // 100 % 250}"
+    async with Client(await configuration(str(control.kubeconfig))) as client:
+        await make_namespace(client, namespace)
+        async with FakeKubelet(client, node=namespace, subnet=subnet) as kubelet:
+            found = Rig(control, client, kubelet, namespace=namespace, tmp=tmp)
+            yield found
+            found.stop()
+            await client.delete(INFERENCE_SERVICE, namespace, "tiny")
+            kubectl(control, "delete", "node", namespace, "--wait=false")
+            kubectl(control, "delete", "namespace", namespace, "--wait=false")
 
 
 async def make_namespace(client: Client, name: str) -> None:

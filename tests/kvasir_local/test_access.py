@@ -40,6 +40,10 @@ def test_kubeconfig_of_a_certificate_user_has_no_token():
     assert config["users"][0]["user"] == {"client-certificate-data": "Qw==", "client-key-data": "Sw=="}
 
 
-def test_audit_policy_leaves_out_reads_and_bodies():
+def test_audit_policy_leaves_out_bodies_and_all_reads_but_ours():
     policy = json.loads(access.audit_policy())
-    assert policy["rules"] == [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}]
+    assert policy["rules"] == [
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts:kvasir-system"]},
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "Metadata"},
+    ]
