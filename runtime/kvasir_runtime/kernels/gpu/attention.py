@@ -16,8 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kvasir_runtime.kernels import cache_rows
-from kvasir_runtime.kernels.gpu import attention_kernels
+from kvasir_runtime.kernels.gpu import attention_kernels, cache_rows
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.spans import Spans
 
@@ -28,7 +27,6 @@ _MAX_SCRATCH_BYTES = 64 << 20
 # Programs per multiprocessor: that work is split into, and that a grid may have when most of them end at once.
 _WANTED, _MOST = 3, 16
 _LOG2E = math.log2(math.e)
-_KINDS = {torch.int8: attention_kernels.INT8.value, cache_rows.FLOAT8: attention_kernels.FLOAT8.value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +105,14 @@ def attend(
     parts = torch.empty((tokens, heads, splits, head) if splits > 1 else (1,), dtype=torch.float32, device=query.device)
     logs = torch.empty((tokens, heads, splits) if splits > 1 else (1,), dtype=torch.float32, device=query.device)
     shape = {"HEAD": head, "PADDED": triton.next_power_of_2(head)}
-    table_stride, kind = spans.block_tables.stride(0), _KINDS.get(cache.dtype, attention_kernels.PLAIN.value)
-    scales = cache.view(torch.float32) if cache.dtype == torch.int8 else logs
+    table_stride = spans.block_tables.stride(0)
+    scales, sunk = cache_rows.scales(cache), logs if sinks is None else sinks
     factor, cap = (scale * _LOG2E, 0.0) if not softcap else (scale / softcap * 2 * _LOG2E, softcap * _LOG2E)
     attention_kernels.attend[(blocks * kv_heads, splits)](
-        query, cache, scales, spans.block_tables, starts, lens, counts, logs if sinks is None else sinks, out, parts,
-        logs, factor, cap, window, sequences, splits, *query.stride()[:2], cache.stride(0), table_stride,
+        query, cache, scales, spans.block_tables, starts, lens, counts, sunk, out, parts, logs,
+        factor, cap, window, sequences, splits, *query.stride()[:2], cache.stride(0), table_stride,
         KV_HEADS=kv_heads, GROUP=group, ROW=row, BLOCK_M=block_m, BLOCK_Q=block_q, TILE=chosen.tile,
-        BLOCK_SIZE=block_size, WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=splits > 1, KIND=kind,
+        BLOCK_SIZE=block_size, WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=splits > 1, KIND=cache_rows.kind(cache),
         CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype), **shape,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -6,8 +6,7 @@ Launched by `attention`, which says why they are cut like this. Tensors' shapes 
 import triton
 import triton.language as tl
 
-# How rows of the cache are read: in the query's type; with their scale behind them; as floats of 8 bits.
-PLAIN, INT8, FLOAT8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+from kvasir_runtime.kernels.gpu.cache_rows import FLOAT8, INT8
 
 
 @triton.jit

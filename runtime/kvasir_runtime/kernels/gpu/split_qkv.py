@@ -1,5 +1,7 @@
 """Norms of heads, rotation and the write to the cache in one kernel: the product is read once, nothing is kept between.
 
+Where the cache has 8 bits the rows are rounded to them on the way. The bias is part of the product.
+
 A program takes some heads of a token, be they of queries, keys or values, as two tiles: first and second halves.
 """
 
@@ -7,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.gpu import cache_rows
+from kvasir_runtime.kernels.gpu.cache_rows import INT8
 from kvasir_runtime.kernels.gpu.options import options
 
 _ELEMENTS = 2048
@@ -16,24 +20,25 @@ def launch(
     qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
 ) -> Tensor:
     """kernels.split_qkv."""
-    (tokens, all_heads, head), kv_heads = qkv.shape, cache.shape[3]
+    (tokens, all_heads, head), (kv_heads, row) = qkv.shape, cache.shape[3:]
     heads = all_heads - 2 * kv_heads
     padded = triton.next_power_of_2(head // 2)
     block = min(triton.next_power_of_2(all_heads), max(1, _ELEMENTS // (2 * padded)))
     query = qkv.new_empty((tokens, heads, head))
     _split_qkv[(tokens, -(-all_heads // block))](
-        qkv, qkv if norm is None else norm, cos, sin, query, cache, slots, eps, cache.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, HALF=head // 2, PADDED=padded, BLOCK=block, NORMED=norm is not None,
-        **options(2 * block * padded),
+        qkv, qkv if norm is None else norm, cos, sin, query, cache, cache_rows.scales(cache), slots, eps,
+        cache.stride(0),
+        HEADS=heads, KV_HEADS=kv_heads, HALF=head // 2, ROW=row, PADDED=padded, BLOCK=block, NORMED=norm is not None,
+        KIND=cache_rows.kind(cache), **options(2 * block * padded),
     )  # fmt: skip
     return query
 
 
 @triton.jit
 def _split_qkv(
-    qkv, norm, cos, sin, query, cache, slots, eps, values,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    qkv, norm, cos, sin, query, cache, scales, slots, eps, values,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROW: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -62,10 +67,17 @@ def _split_qkv(
     tl.store(target, left, mask=mine)
     tl.store(target + HALF, right, mask=mine)
     # Heads behind the queries lie in the cache as they lie here: keys, then values a constant further.
-    stored = (head >= HEADS)[:, None] & mask
-    cached = (head - HEADS) % KV_HEADS * (2 * HALF)
-    slot = tl.load(slots + token) * (KV_HEADS * 2 * HALF)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    kept = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
     half = tl.where(rotated, 0, 1).to(tl.int64) * values
-    target = cache + slot + (half + cached)[:, None] + dims[None, :]
-    tl.store(target, left, mask=stored)
-    tl.store(target + HALF, right, mask=stored)
+    place = slot * (KV_HEADS * ROW) + half + (head - HEADS) % KV_HEADS * ROW
+    most = head.to(tl.float32)  # read by INT8 alone
+    if KIND == INT8:
+        most = tl.maximum(cache_rows.most(left), cache_rows.most(right))
+        tl.store(scales + (place + 2 * HALF) // 4, most / 127.0, mask=kept)
+    target = cache + place[:, None] + dims[None, :]
+    stored = kept[:, None] & inside
+    tl.store(target, cache_rows.rounded(left, most, KIND, cache.dtype.element_ty), mask=stored)
+    tl.store(target + HALF, cache_rows.rounded(right, most, KIND, cache.dtype.element_ty), mask=stored)

@@ -1,33 +1,47 @@
-"""Keys and values into the paged cache where it is not part of `split_qkv`: one program a token."""
+"""Keys and values into the paged cache where it is not part of `split_qkv`: a program takes one half of a token."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.gpu import cache_rows
+from kvasir_runtime.kernels.gpu.cache_rows import INT8
 from kvasir_runtime.kernels.gpu.options import options
 
 
 def launch(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     """kernels.write_kv."""
-    tokens, kv_heads, head = key.shape
-    padded = triton.next_power_of_2(kv_heads * head)
-    _write_kv[(tokens,)](
-        key, value, cache, slots, *key.stride()[:2], *value.stride()[:2], cache.stride(0),
-        WIDTH=kv_heads * head, HEAD=head, PADDED=padded, **options(padded),
+    (tokens, kv_heads, head), row = key.shape, cache.shape[4]
+    padded_heads, padded = triton.next_power_of_2(kv_heads), triton.next_power_of_2(head)
+    _write_kv[(tokens, 2)](
+        key, value, cache, cache_rows.scales(cache), slots, *key.stride()[:2], *value.stride()[:2], cache.stride(0),
+        KV_HEADS=kv_heads, HEAD=head, ROW=row, PADDED_HEADS=padded_heads, PADDED=padded, KIND=cache_rows.kind(cache),
+        **options(padded_heads * padded),
     )  # fmt: skip
 
 
 @triton.jit
 def _write_kv(
-    key, value, cache, slots, key_stride, key_head_stride, value_stride, value_head_stride, values,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr,
+    key, value, cache, scales, slots, key_stride, key_head_stride, value_stride, value_head_stride, values,
+    KV_HEADS: tl.constexpr, HEAD: tl.constexpr, ROW: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
-    lane = tl.arange(0, PADDED)
-    mask = lane < WIDTH
-    head, dim = lane // HEAD, lane % HEAD
-    keys = tl.load(key + token * key_stride + head * key_head_stride + dim, mask=mask)
-    content = tl.load(value + token * value_stride + head * value_head_stride + dim, mask=mask)
-    tl.store(cache + slot * WIDTH + lane, keys, mask=mask)
-    tl.store(cache + values + slot * WIDTH + lane, content, mask=mask)
+    if slot < 0:
+        return
+    head, dims = tl.arange(0, PADDED_HEADS), tl.arange(0, PADDED)
+    mask = (head < KV_HEADS)[:, None] & (dims < HEAD)[None, :]
+    place = slot * (KV_HEADS * ROW) + head * ROW
+    if tl.program_id(1) == 0:
+        x = tl.load(key + token * key_stride + (head * key_head_stride)[:, None] + dims[None, :], mask=mask, other=0.0)
+    else:
+        place += values
+        source = value + token * value_stride + (head * value_head_stride)[:, None]
+        x = tl.load(source + dims[None, :], mask=mask, other=0.0)
+    most = head.to(tl.float32)  # read by INT8 alone
+    if KIND == INT8:
+        most = cache_rows.most(x)
+        tl.store(scales + (place + HEAD) // 4, most / 127.0, mask=head < KV_HEADS)
+    rows = cache_rows.rounded(x, most, KIND, cache.dtype.element_ty)
+    tl.store(cache + place[:, None] + dims[None, :], rows, mask=mask)
