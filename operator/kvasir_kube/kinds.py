@@ -55,6 +55,7 @@ NETWORK_POLICY: Final = Kind(group="networking.k8s.io", kind="NetworkPolicy", pl
 CLAIM: Final = Kind(kind="PersistentVolumeClaim", plural="persistentvolumeclaims")
 LEASE: Final = Kind(group="coordination.k8s.io", kind="Lease", plural="leases")
 EVENT: Final = Kind(group="events.k8s.io", kind="Event", plural="events")
+NODE: Final = Kind(kind="Node", plural="nodes", namespaced=False)
 NAMESPACE: Final = Kind(kind="Namespace", plural="namespaces", namespaced=False)
 
 

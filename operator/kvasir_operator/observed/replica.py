@@ -38,7 +38,8 @@ class Replica:
     created, scheduled_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen. assigned: a
     node was found. refusal: the line with which the runtime refused model or options. last_words: why it failed, for
     people. drained: the operator has marked it as the first to go. reading: what the runtime said last, None when it is
-    silent.
+    silent. node: where it runs; node_leaves, spot: that node will not be there for long, or can vanish at short notice,
+    as far as that was asked.
     """
 
     name: str
@@ -60,6 +61,9 @@ class Replica:
     refusal: str = ""
     last_words: str = ""
     reading: State | None = None
+    node: str = ""
+    node_leaves: bool = False
+    spot: bool = False
 
     @property
     def idle(self) -> bool:
@@ -111,6 +115,7 @@ def replica(pod: Json, reading: State | None) -> Replica:
         refusal=refusal,
         last_words=_last_words(pod, runtime),
         reading=reading,
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
     )
 
 

@@ -1,14 +1,16 @@
 """Which pods leave a workload, and when its count may be lowered: drained first, then marked, then counted down.
 
 The order follows what a ReplicaSet does whatever we wish (pods without a node, then pending ones, then those not
-ready); within that it is ours: by pod-deletion-cost. A count is lowered only for pods whose mark has come back to us
-in a watch.
+ready); within that it is ours, by pod-deletion-cost: failed ones, those whose node leaves, those on spot nodes, then
+whoever costs least. Old revisions are workloads of their own, which the planner lowers first. A count is lowered only
+for pods whose mark has come back to us in a watch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvasir_api.state import State
 from kvasir_operator.observed.replica import Replica
 
 SETTLE_S: Final = 3.0
@@ -16,6 +18,10 @@ SETTLE_S: Final = 3.0
 OVERDUE_S: Final = 30.0
 """So long after its drain timeout a terminating pod is cut short; its own grace period began only when it was
 deleted."""
+
+GUESSED_STEP_S: Final = 0.05
+GUESSED_PREFILL: Final = 1000.0
+"""Speed of a replica that has measured none: seconds of a step, tokens per second of a prompt."""
 
 Verb = Literal["drain", "ask", "finish", "release", "cut"]
 
@@ -64,10 +70,9 @@ def leaving(replicas: Sequence[Replica], *, count: int, target: int, now: float,
     return Leaving(count=max(target, min(count, len(live) - marked)), steps=tuple(steps))
 
 
-def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, int, int, float, str]:
-    """The first leaves first; see the module's docstring. Among ready pods the one with the least work left."""
+def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, bool, bool, float, int, float, str]:
+    """The first leaves first; see the module's docstring. Among ready pods of equal nodes the one that costs least."""
     mark = 0 if r.drained else 1 if r.drain_since is not None else 2
-    work = r.reading.remaining_tokens if r.reading else 0
     requests = r.reading.running + r.reading.waiting if r.reading else 0
     return (
         r.assigned,
@@ -75,11 +80,29 @@ def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, int, int, float, st
         mark,
         r.phase != "failed",
         r.phase == "ready",
-        work,
+        not r.node_leaves,
+        not r.spot,
+        cost_s(r.reading),
         requests,
         -r.created,
         r.name,
     )
+
+
+def cost_s(reading: State | None) -> float:
+    """Seconds that a replica's leaving costs: it holds its node until its answers are whole, and what its cache is
+    worth must be computed again elsewhere. 0 for one that is silent.
+
+    All rows of a batch go on at once, so the work left is divided by them. Rates that were not measured are guessed.
+    """
+    if reading is None:
+        return 0.0
+    step_s = reading.rates.decode_step_s or GUESSED_STEP_S
+    prefill = reading.rates.prefill_tokens_per_s or GUESSED_PREFILL
+    # An older runtime tells only the bounds of its requests.
+    tokens = reading.expected_tokens or reading.remaining_tokens
+    prompts_s = (reading.waiting_uncached_tokens + reading.reused_tokens) / prefill
+    return tokens * step_s / max(1, reading.running) + prompts_s
 
 
 def _next_step(r: Replica, now: float, timeout_s: float) -> Step | None:

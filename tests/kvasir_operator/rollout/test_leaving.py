@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvasir_api.state import State
+from kvasir_api.state import Rates, State
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.rollout.leaving import leaving
+from kvasir_operator.rollout.leaving import cost_s, leaving
 
 NOW = 1000.0
 
@@ -13,6 +13,11 @@ def ready(name, *, running=0, tokens=0, created=0.0, **fields):
     phase = "draining" if fields.get("drain_since") is not None else "ready"
     reading = State(phase=phase, running=running, remaining_tokens=tokens)
     return Replica(name=name, phase=phase, created=created, **{"reading": reading, **fields})
+
+
+def saying(name, **fields):
+    """A ready pod with such a reading, created before all others."""
+    return Replica(name=name, phase="ready", reading=State(phase="ready", **fields))
 
 
 def leave(*replicas, count=None, target, timeout_s=600.0):
@@ -37,6 +42,14 @@ def acts(result):
         ([ready("a"), Replica(name="b", phase="loading", reading=State(phase="loading"))], ("finish", "b")),
         ([ready("a", created=1.0), ready("b", created=2.0)], ("drain", "b")),
         ([Replica(name="a", pending=True), Replica(name="b", phase="failed")], ("finish", "a")),
+        # whoever is ready goes by its node before its work: one that leaves, then spot
+        ([ready("a", tokens=9, running=1, spot=True), ready("b")], ("drain", "a")),
+        ([ready("a", spot=True), ready("b", tokens=9, running=1, node_leaves=True)], ("drain", "b")),
+        ([ready("a", node_leaves=True), Replica(name="b", phase="failed")], ("finish", "b")),
+        # and then by what it costs: work that is left, and a cache that is of use
+        ([saying("a", running=1, expected_tokens=200), saying("b", running=8, expected_tokens=800)], ("drain", "b")),
+        ([saying("a", reused_tokens=50_000), saying("b", running=1, expected_tokens=200)], ("drain", "b")),
+        ([saying("a", reused_tokens=5_000), saying("b", running=1, expected_tokens=200)], ("drain", "a")),
     ],
 )
 def test_the_first_to_leave_is_the_one_least_missed(replicas, first):
@@ -106,3 +119,20 @@ def test_an_overdue_pod_is_cut_short():
 
 def test_zero_timeout_finishes_at_once():
     assert acts(leave(ready("a", running=1, drain_since=NOW), target=0, timeout_s=0)) == [("finish", "a")]
+
+
+@pytest.mark.parametrize(
+    ("reading", "seconds"),
+    [
+        (None, 0.0),
+        (State(), 0.0),
+        (State(running=2, expected_tokens=200), 5.0),
+        (State(running=2, remaining_tokens=200), 5.0),
+        (State(running=1, expected_tokens=100, rates=Rates(decode_step_s=0.02)), 2.0),
+        (State(reused_tokens=3000), 3.0),
+        (State(waiting=1, waiting_uncached_tokens=500, expected_tokens=10), 1.0),
+        (State(reused_tokens=3000, rates=Rates(prefill_tokens_per_s=6000.0)), 0.5),
+    ],
+)
+def test_what_it_costs_that_a_replica_leaves(reading, seconds):
+    assert cost_s(reading) == seconds

@@ -1,0 +1,66 @@
+"""Asks for the nodes of replicas when one of them must leave, and only then; called by the reconciler.
+
+Nodes are not watched: there may be thousands, and they matter for seconds. Where nodes may not be read, as in an
+installation for one namespace, replicas are told apart by their work alone.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import KubeError, NotFoundError
+from kvasir_kube.kinds import NODE
+from kvasir_operator.loop.clock import Clock
+from kvasir_operator.observed.node import GONE, Node, node
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.world import Observed
+
+LOG: Final = logging.getLogger(__name__)
+KNOWN_S: Final = 30.0
+"""What a node said is taken to hold for so long."""
+FORBIDDEN_S: Final = 3600.0
+MOST_KNOWN: Final = 4096
+
+
+class Nodes:
+    """Nodes by name, each with the steady second at which it was read."""
+
+    def __init__(self, cluster: Cluster, *, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._known: dict[str, tuple[float, Node]] = {}
+        self._forbidden_until = clock.steady()
+
+    async def marked(self, seen: Observed, *, wanted: int) -> Observed:
+        """The service with the nodes of its replicas, if more of them run than are wanted."""
+        live = [r for r in seen.replicas if r.live]
+        if len(live) <= wanted or not wanted or self._clock.steady() < self._forbidden_until:
+            return seen
+        return replace(seen, replicas=tuple([await self._marked(r) for r in seen.replicas]))
+
+    async def _marked(self, r: Replica) -> Replica:
+        if not r.node or not r.live:
+            return r
+        found = await self._node(r.node)
+        return replace(r, node_leaves=found.leaving, spot=found.spot)
+
+    async def _node(self, name: str) -> Node:
+        now = self._clock.steady()
+        if now < self._forbidden_until:
+            return Node()
+        at, known = self._known.get(name, (-KNOWN_S, Node()))
+        if now - at < KNOWN_S:
+            return known
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        try:
+            known = node(await self._cluster.get(NODE, "", name))
+        except NotFoundError:
+            known = GONE
+        except KubeError as error:
+            if error.status == 403:
+                LOG.info("nodes may not be read, so none tells one replica from another: %s", error)
+                self._forbidden_until = now + FORBIDDEN_S
+            return Node()
+        self._known[name] = (now, known)
+        return known

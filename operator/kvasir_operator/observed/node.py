@@ -1,0 +1,51 @@
+"""What of a node matters to the choice of a replica that leaves: whether it is about to vanish, or may at any time.
+
+Called by the loop; knows the labels and taints by which clouds and autoscalers say so.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+SPOT_LABELS: Final = {
+    "karpenter.sh/capacity-type": "spot",
+    "eks.amazonaws.com/capacityType": "SPOT",
+    "cloud.google.com/gke-spot": "true",
+    "cloud.google.com/gke-preemptible": "true",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+    "node.kubernetes.io/lifecycle": "spot",
+}
+"""Label and value by which a node says that it can vanish at short notice."""
+LEAVING_TAINTS: Final = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "node.kubernetes.io/out-of-service",
+    }
+)
+"""Taints of a node that will not be there for long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """leaving: it takes no pods any more, or is gone. spot: it can vanish at short notice."""
+
+    leaving: bool = False
+    spot: bool = False
+
+
+GONE: Final = Node(leaving=True)
+
+
+def node(obj: Json) -> Node:
+    """A node object as decisions see it."""
+    labels = (obj.get("metadata") or {}).get("labels") or {}
+    spec = obj.get("spec") or {}
+    taints = {str(taint.get("key", "")) for taint in spec.get("taints") or ()}
+    return Node(
+        leaving=bool(spec.get("unschedulable")) or bool(taints & LEAVING_TAINTS),
+        spot=any(labels.get(name) == value for name, value in SPOT_LABELS.items()),
+    )

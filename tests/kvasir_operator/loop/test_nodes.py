@@ -1,0 +1,76 @@
+"""When nodes are asked for, how often, and what is done where they may not be read."""
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import service
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import NODE
+from kvasir_operator.loop.nodes import FORBIDDEN_S, KNOWN_S, Nodes
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.world import observed
+
+
+def seen(*replicas):
+    return observed(service(), revisions=(), deployments=(), replicas=replicas, svc=None)
+
+
+TWO = seen(Replica(name="a", node="good"), Replica(name="b", node="bad"))
+
+
+class Bench:
+    def __init__(self):
+        self.cluster, self.clock = FakeCluster(), FakeClock()
+        self.nodes = Nodes(self.cluster, clock=self.clock)
+
+    async def put(self, name, **spec):
+        await self.cluster.put(NODE, {"metadata": {"name": name, "labels": {}}, "spec": spec})
+
+    async def marks(self, found=TWO, *, wanted=1):
+        """(leaves, spot) of each replica."""
+        return [(r.node_leaves, r.spot) for r in (await self.nodes.marked(found, wanted=wanted)).replicas]
+
+
+@pytest.fixture
+async def bench():
+    made = Bench()
+    await made.put("good")
+    await made.put("bad", unschedulable=True)
+    return made
+
+
+async def test_nodes_are_asked_for_only_when_a_replica_must_leave(bench):
+    bench.cluster.errors["get"] = [KubeError("nobody may ask")]
+    assert await bench.marks(wanted=2) == [(False, False)] * 2
+    assert await bench.marks(wanted=0) == [(False, False)] * 2  # all leave: there is nothing to choose
+    assert len(bench.cluster.errors["get"]) == 1
+    bench.cluster.errors["get"].clear()
+    assert await bench.marks() == [(False, False), (True, False)]
+
+
+async def test_an_answer_holds_for_a_while(bench):
+    assert await bench.marks() == [(False, False), (True, False)]
+    await bench.put("good", unschedulable=True)
+    assert await bench.marks() == [(False, False), (True, False)]
+    bench.clock.advance(KNOWN_S)
+    assert await bench.marks() == [(True, False), (True, False)]
+
+
+async def test_a_node_that_is_gone_leaves(bench):
+    found = seen(Replica(name="a", node="good"), Replica(name="b", node="gone"), Replica(name="c"))
+    assert await bench.marks(found) == [(False, False), (True, False), (False, False)]
+
+
+async def test_where_nodes_may_not_be_read_they_are_not_asked_for_again_and_again(bench):
+    bench.cluster.errors["get"] = [KubeError("nodes is forbidden", status=403)]
+    assert await bench.marks() == [(False, False)] * 2
+    assert await bench.marks() == [(False, False)] * 2
+    bench.clock.advance(FORBIDDEN_S)
+    assert await bench.marks() == [(False, False), (True, False)]
+
+
+async def test_an_api_server_that_is_away_tells_nothing(bench):
+    bench.cluster.errors["get"] = [KubeError("no answer"), KubeError("no answer")]
+    assert await bench.marks() == [(False, False)] * 2
+    assert await bench.marks() == [(False, False), (True, False)]
