@@ -23,6 +23,7 @@ SHAPES = {
     "qwen3": Shape(
         family="qwen3", head_dim=24, extra={"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
     ),
+    "qwen2-moe": Shape(family="qwen2_moe"),
 }
 
 

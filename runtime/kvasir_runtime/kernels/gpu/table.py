@@ -1,9 +1,10 @@
 """TRITON: the table of operations for CUDA, and for a CPU whose Triton interprets."""
 
-from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear, moe
+from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear
 from kvasir_runtime.kernels.gpu import (
     attention,
     bitmask,
+    moe,
     penalties,
     rms_norm,
     rope,
@@ -20,7 +21,7 @@ TRITON = Ops(
     embedding=embedding.reference,
     linear=linear.unpacked,
     gated=gated.composed(linear.unpacked, silu_mul.launch),
-    moe=moe.grouped(linear.unpacked, gated.composed(linear.unpacked, silu_mul.launch)),
+    moe=moe.build,
     rms_norm=rms_norm.launch,
     rope=rope.launch,
     write_kv=write_kv.launch,

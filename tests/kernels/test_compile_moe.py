@@ -1,0 +1,70 @@
+"""The products of experts compile for Hopper at the shapes of real models: they fit, and nothing spills."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from fakes.hopper import SHARED_BYTES, Hopper  # noqa: E402 -- behind the question whether there is a triton
+from kvasir_runtime.kernels.gpu import moe_tiles  # noqa: E402
+from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def hopper() -> Iterator[Hopper]:
+    fake = Hopper()
+    triton.runtime.driver.set_active(fake)
+    yield fake
+    triton.runtime.driver.set_active(None)
+
+
+# tokens, experts, top_k, hidden, inner, dtype
+MODELS = {
+    "mixtral-decode": (1, 8, 2, 4096, 14336, torch.bfloat16),
+    "mixtral-prefill": (2048, 8, 2, 4096, 14336, torch.bfloat16),
+    "qwen3-decode": (8, 128, 8, 2048, 768, torch.bfloat16),
+    "qwen3-many": (300, 128, 8, 2048, 768, torch.bfloat16),
+    "qwen2-between": (500, 60, 4, 2048, 1408, torch.float16),
+    "512-experts": (1, 512, 10, 2048, 512, torch.bfloat16),
+    "float32": (40, 8, 2, 256, 100, torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_compile(hopper: Hopper, name: str) -> None:
+    tokens, experts, top_k, hidden, inner, dtype = MODELS[name]
+    one = torch.zeros(1, dtype=dtype)
+    gate_up, down = one.expand(experts * 2 * inner, hidden), one.expand(experts * hidden, inner)
+    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=dtype), gate_up, down, top_k, name != "mixtral-decode")
+    layer(torch.zeros(tokens, hidden, dtype=dtype))
+    lists = {"_align"} if tokens <= moe_tiles.routed_tokens(tokens, experts) else {"_count", "_begin", "_place"}
+    assert {"_product", "_sum", *lists} <= set(hopper.loaded)
+    for kernel in ("_product", *lists):
+        assert set(hopper.spilled_bytes(kernel)) == {0}, kernel
+
+
+def test_tiles_of_the_table_fit_into_shared_memory() -> None:
+    for (card, element), rows in moe_tiles.TABLE.items():
+        for _, tiles in rows:
+            stage = (tiles.block_m + tiles.block_n) * tiles.block_k * element
+            assert stage * tiles.num_stages <= (SHARED_BYTES if card == "sm_90" else 99 << 10), (card, tiles)
+
+
+@pytest.mark.parametrize(
+    ("card", "pairs", "experts", "outputs", "gated", "want"),
+    [
+        ("sm_90", 8, 128, 768, True, (16, 32)),  # one token of Qwen3-30B: narrow, so that there are programs enough
+        ("sm_90", 2, 8, 14336, True, (16, 64)),
+        ("sm_90", 4096, 8, 14336, True, (128, 64)),
+        ("sm_90", 4096, 8, 4096, False, (128, 128)),
+        ("sm_90", 512, 8, 4096, False, (64, 128)),
+        ("sm_86", 4096, 8, 4096, False, (64, 128)),
+    ],
+)
+def test_tiles_follow_the_work(
+    card: str, pairs: int, experts: int, outputs: int, gated: bool, want: tuple[int, int]
+) -> None:
+    found = moe_tiles.tiles(card, 2, pairs, experts, outputs, gated=gated)
+    assert (found.block_m, found.block_n) == want
