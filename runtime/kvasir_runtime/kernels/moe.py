@@ -23,6 +23,8 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import linear, quantized, silu_mul
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
+from kvasir_runtime.kernels.native import linear as packing
+from kvasir_runtime.kernels.native.library import Library
 from kvasir_runtime.kernels.quantized import Format, Quantized
 
 BuildMoe = Callable[[Tensor, Weight, Weight, int, bool], Linear]
@@ -97,6 +99,25 @@ def grouped(build: Build, gated: Build) -> BuildMoe:
             router=build(router, None),
             gate_up=tuple(gated(part, None) for part in parts(gate_up, experts)),
             down=tuple(build(part, None) for part in parts(down, experts)),
+            top_k=top_k,
+            renormalised=renormalised,
+        )
+
+    return built
+
+
+def native(library: Library, build: Build, gated: Build) -> BuildMoe:
+    """The same with our own kernels for the weights that they are made for; the builders are for others."""
+    otherwise = grouped(build, gated)
+
+    def built(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
+        if not (packing.takes(library, gate_up) and packing.takes(library, down)):
+            return otherwise(router, gate_up, down, top_k, renormalised)
+        experts = router.shape[0]
+        return Grouped(
+            router=build(router, None),
+            gate_up=packing.packed_together(library, tuple(parts(gate_up, experts)), gated=True),
+            down=packing.packed_together(library, tuple(parts(down, experts))),
             top_k=top_k,
             renormalised=renormalised,
         )

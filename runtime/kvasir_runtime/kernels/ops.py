@@ -116,7 +116,7 @@ def native_ops() -> Ops:
         embedding=made.embedding,
         linear=product,
         gated=both,
-        moe=moe.grouped(product, both),
+        moe=moe.native(found, product, both),
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,

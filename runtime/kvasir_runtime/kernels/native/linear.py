@@ -7,6 +7,7 @@ a moment.
 
 import ctypes
 import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -105,18 +106,27 @@ def takes(library: Library, weight: Tensor | Quantized) -> bool:
     return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
 
 
-def packed(library: Library, weight: Tensor | Quantized, bias: Tensor | None, *, gated: bool = False) -> Packed:
+def packed(
+    library: Library,
+    weight: Tensor | Quantized,
+    bias: Tensor | None,
+    *,
+    gated: bool = False,
+    room: Callable[[int], Tensor] | None = None,
+) -> Packed:
     """The product with a weight that `takes` takes: (rows, k), contiguous; bias: (rows,) or None.
 
     gated: the first half of the rows is a gate, the second what it lets through, and calls return silu(gate) * up.
     Quantised weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
     formula. Their scales are kept in float16, relative to a power of two for each row.
+    room: gives so many bytes for the packed weight; `storage` if not given.
     """
+    room = room or storage
     if isinstance(weight, Quantized):
-        return _packed_quantised(library, weight, bias, gated=gated)
+        return _packed_quantised(library, weight, bias, room, gated=gated)
     (rows, k), weight = weight.shape, weight.contiguous()
     tiles = num_tiles(rows, gated=gated)
-    target = storage(tiles * TILE * -(-k // 2) * 4)
+    target = room(tiles * TILE * -(-k // 2) * 4)
     types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _POINTER)
     library.function("pack_bf16", *types)(weight.data_ptr(), rows, k, tiles, gated, target.data_ptr())
     biases = None if bias is None else tiled(bias.float(), tiles, gated=gated)
@@ -132,10 +142,35 @@ def packed(library: Library, weight: Tensor | Quantized, bias: Tensor | None, *,
     return made(library, struct, (target,) if biases is None else (target, biases))
 
 
-def _packed_quantised(library: Library, weight: Quantized, bias: Tensor | None, *, gated: bool) -> Packed:
+def packed_together(
+    library: Library, weights: Sequence[Tensor | Quantized], *, gated: bool = False
+) -> tuple[Packed, ...]:
+    """Weights of the same size in one piece of memory: a system has only so many pieces for thousands of weights."""
+    slab = Slab(len(weights))
+    return tuple(packed(library, weight, None, gated=gated, room=slab.room) for weight in weights)
+
+
+class Slab:
+    """Room for so many weights of the same size, taken from the system when the first asks."""
+
+    def __init__(self, weights: int) -> None:
+        self._weights = weights
+        self._left: list[Tensor] = []
+
+    def room(self, num_bytes: int) -> Tensor:
+        """As `storage` gives it, but that large ones begin at a cache line."""
+        if not self._left:
+            each = -(-num_bytes // 64) * 64
+            self._left = list(storage(self._weights * each).split(each))[::-1]
+        return self._left.pop()[:num_bytes]
+
+
+def _packed_quantised(
+    library: Library, weight: Quantized, bias: Tensor | None, room: Callable[[int], Tensor], *, gated: bool
+) -> Packed:
     (rows, k), bits = weight.shape, weight.format.bits
     tiles = num_tiles(rows, gated=gated)
-    target = storage(tiles * TILE * k * bits // 8)
+    target = room(tiles * TILE * k * bits // 8)
     types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _INT, _POINTER)
     values = weight.values.contiguous()
     library.function("pack_quantised", *types)(values.data_ptr(), rows, k, tiles, gated, bits, target.data_ptr())
