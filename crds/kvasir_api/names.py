@@ -40,6 +40,9 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ROLE: Final = f"{GROUP}/role"
 ROLE_SERVE: Final = "serve"
+COMPONENT_INSPECT: Final = "inspect"
+LABEL_INSPECTS: Final = f"{GROUP}/inspects"
+"""The service whose model a pod looks at. Such a pod has no LABEL_SERVICE, by which gateways and Services find replicas."""
 ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -56,6 +59,9 @@ PATH_LIVEZ: Final = "/livez"
 PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"
 MODEL_MOUNT: Final = "/models"
+PATH_LAST_WORDS: Final = "/dev/termination-log"
+ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
+"""The container's memory limit, where no control group enforces it."""
 
 HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
 HEADER_CLUSTER: Final = "x-kvasir-cluster"
@@ -75,6 +81,7 @@ REASONS: Final = {
     "MinimumAvailable": "Replicas of the current revision serve; more are on their way.",
     "MinimumNotAvailable": "No replica of the service is ready yet.",
     "ScaledToZero": "The service is asked to run no replica.",
+    "InspectingModel": "A small pod without accelerator reads the model's config, so that what cannot fit is refused before a replica starts.",
     "ModelLoading": "Replicas run and load the model.",
     "ModelLoadFailed": "The runtime refused the model or its options and said why; a retry cannot cure it.",
     "Unschedulable": "The scheduler finds no node for a replica.",
@@ -89,6 +96,9 @@ REASONS: Final = {
     "Progressing": "Children of the service are being brought to the wanted state.",
     "ProgressDeadlineExceeded": "The rollout made no progress for longer than its deadline.",
     "CrashLooping": "Replicas start and die again and again.",
+    "QuotaExceeded": "The namespace's quota does not allow another object; the message is the API server's.",
+    "Forbidden": "The API server does not allow an object, for want of a right or by the namespace's rules; the message is its own.",
+    "Rejected": "The API server finds an object invalid, or a policy or webhook denies it; the message is its own.",
     "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
     "ReplicasFailing": "Some replicas fail while others serve.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",
@@ -107,7 +117,12 @@ EVENTS: Final = {
     "Drained": "A replica finished its work, or its drain deadline passed.",
     "ReplicaFailed": "A replica failed; the note quotes its last words.",
     "InvalidSpec": "A field of the spec cannot be honoured.",
+    "ModelInspected": "The model's config was read before replicas start; the note has the forecast.",
+    "ForecastUnknown": "The model's config could not be read before replicas start, or says too little; they start all the same.",
     "ModelLoadFailed": "The runtime refused the model.",
+    "TooSmall": "The model does not fit the memory that was asked for; the note has the numbers.",
+    "Refused": "The API server refuses an object of the service, which no retry cures; the note quotes it.",
+    "ConflictingWriter": "Somebody else keeps changing an object of the service; it is restored less often from now on.",
     "Ready": "The service became ready.",
 }
 """Reasons of the events that the operator emits (events.k8s.io/v1), each with what it tells."""

@@ -42,6 +42,10 @@ class Model(Part):
         max_length=253,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._/:-]*)?$",
     )
+    inspect: Literal["Auto", "Always", "Never"] = option(
+        "Auto",
+        "Whether a small pod without accelerator reads the model's config before replicas start, so that a model that cannot fit is refused with numbers; Auto does where an accelerator would be taken.",
+    )
 
 
 class Accelerator(Part):

@@ -54,9 +54,49 @@ class AutoscalingStatus(Part):
     decisions: list[Decision] = option([], "The last changes, newest first.", max_length=10)
 
 
-class Capacity(Part):
-    """What one replica can hold."""
+class ModelStatus(Part):
+    """What was read of the model before replicas start."""
 
+    uri: str = option("", "The model that was looked at.", max_length=1024)
+    inspected_at: str = option("", "When it was looked at, RFC 3339.", max_length=64)
+    architecture: str = option(
+        "", "Architecture that its config names; empty when it could not be read.", max_length=128
+    )
+    parameters: int = option(0, "Number of its weights; 0 when not known.", ge=0)
+    facts: str = option("", "Sizes from its config as JSON, of which forecasts are made.", max_length=4096)
+    message: str = option("", "Why it could not be read; empty when it was.", max_length=1024)
+
+
+class ClassForecast(Part):
+    """What one replica would hold on an AcceleratorClass that the service may get."""
+
+    name: str = option(..., "Name of the class.", max_length=253)
+    fit: Literal["Fits", "TooSmall", "Unknown"] = option(..., "Whether the model fits one device of it.")
+    kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0)
+    requests: int = option(0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0)
+
+
+class Capacity(Part):
+    """What one replica can hold: as forecast from the model's config, and as measured."""
+
+    fit: Literal["", "Fits", "TooSmall", "Unknown"] = option(
+        "", "Whether the model fits the memory that was asked for; empty where nobody looked."
+    )
+    message: str = option("", "The numbers of the forecast, or why there are none.", max_length=1024)
+    predicted_weights_bytes: int = option(0, "Weights of one replica as forecast.", unit="bytes", ge=0)
+    predicted_kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0)
+    predicted_requests: int = option(
+        0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0
+    )
+    measured_percent: int = option(
+        0, "kvTokens in percent of predictedKvTokens; 0 while either is not known.", unit="percent", ge=0
+    )
+    classes: list[ClassForecast] = Field(
+        [],
+        description="Forecasts for the AcceleratorClasses that were considered, in order of preference.",
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0)
     prefill_tokens_per_second: int = option(0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0)
     device: str = option("", "Device and kernels that really serve.", max_length=253)
@@ -111,6 +151,7 @@ class Status(Part):
     desired_replicas: int = option(0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0)
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
     counts: Counts = option(Counts(), "Replicas by what they are doing.")
+    model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
     cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")
     autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler thinks; absent while it is off.")

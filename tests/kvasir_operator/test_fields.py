@@ -12,6 +12,7 @@ import pytest
 from fakes.manifests import service
 from kvasir_api import crd, names
 from kvasir_api.state import Served, State
+from kvasir_operator.desired.inspection import look
 from kvasir_operator.desired.template import template
 from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.settings import Settings
@@ -36,6 +37,7 @@ def _rollout_of(strategy: str, missing: int) -> dict[str, Any]:
 CASES: dict[str, tuple[Any, Any]] = {
     "model.uri": ("pvc://models/a", "pvc://models/b"),
     "model.servedName": ("", "other"),
+    "model.inspect": ("Auto", "Always"),
     "autoscaling.minReplicas": (1, 2),
     "autoscaling.maxReplicas": (4, 5),
     "autoscaling.kvTargetPercent": (85, 80),
@@ -184,6 +186,7 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
     assert seen.spec.autoscaling is not None
     return (
         template(seen, "rev", SETTINGS),
+        look(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now"),
         policy(seen.spec.autoscaling),
         *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
         overdue(waited, Findings(seen=seen, now="2026-01-01T00:00:00Z"), 100.0),

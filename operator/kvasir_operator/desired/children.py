@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir_api import names
-from kvasir_operator.desired.template import pod_labels, selector
+from kvasir_operator.desired.template import owner, pod_labels, selector
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed, Revision
 
@@ -128,15 +128,5 @@ def _metadata(seen: Observed, name: str, revision: str) -> Json:
         "name": name,
         "namespace": seen.namespace,
         "labels": labels,
-        "ownerReferences": [
-            {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": seen.name,
-                "uid": seen.uid,
-                "controller": True,
-                # True would need the right to update the owner's finalizers where that admission is on.
-                "blockOwnerDeletion": False,
-            }
-        ],
+        "ownerReferences": [owner(seen)],
     }

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api import names
-from kvasir_operator.desired.accelerator import choose
+from kvasir_operator.desired.accelerator import choice
+from kvasir_operator.desired.fit import on_processor
 from kvasir_operator.desired.source import allowed, source
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
+
+TOO_SMALL: Final = "TooSmall"
+"""The reason of a fault that a look at the model again may cure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +57,21 @@ def _claim(seen: Observed, _: Settings) -> Fault | None:
 
 def _accelerator(seen: Observed, _: Settings) -> Fault | None:
     asked = seen.spec.resources.accelerator
-    found = choose(asked, seen.classes)
+    found = choice(seen)
     if found.name or not found.why:
         return None
     field = "classes" if asked.classes else "minMemory"
-    return Fault(reason="InvalidSpec", message=f"spec.resources.accelerator.{field}: {found.why}")
+    reason = TOO_SMALL if found.too_small else "InvalidSpec"
+    return Fault(reason=reason, message=f"spec.resources.accelerator.{field}: {found.why}")
+
+
+def _memory(seen: Observed, _: Settings) -> Fault | None:
+    if seen.spec.resources.accelerator.count:
+        return None
+    judged = on_processor(seen)
+    if judged is None or judged.verdict != "TooSmall":
+        return None
+    return Fault(reason=TOO_SMALL, message=f"spec.resources.memory: {judged.message}")
 
 
 def _served_name(seen: Observed, _: Settings) -> Fault | None:
@@ -73,6 +87,7 @@ CHECKS: Final[tuple[Callable[[Observed, Settings], Fault | None], ...]] = (
     _contract,
     _directory,
     _claim,
-    _accelerator,
     _served_name,
+    _accelerator,
+    _memory,
 )

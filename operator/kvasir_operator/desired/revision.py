@@ -24,7 +24,8 @@ def inputs(seen: Observed) -> Json:
     """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name; so is
     the accelerator class: what it says of pods counts, and not how it was chosen."""
     parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
-    parts["model"].pop("servedName", None)
+    for name in ("servedName", "inspect"):
+        parts["model"].pop(name, None)
     found = chosen(seen)
     if found is not None:
         said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_A_CLASS)

@@ -45,14 +45,9 @@ def template(seen: Observed, revision: str, settings: Settings) -> Json:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "containers": [_container(seen, revision, where, settings)],
-        "volumes": [_volume(where), {"name": "scratch", "emptyDir": {}}],
+        "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}],
     }
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
@@ -90,11 +85,7 @@ def _container(seen: Observed, revision: str, where: Source, settings: Settings)
         ],
         # A refusal is one line on stderr; it reaches us as the container's last words.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": container_security(),
     }
 
 
@@ -128,6 +119,8 @@ def _env(seen: Observed, *, on_accelerator: bool) -> list[Json]:
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
     ]
     if not on_accelerator:
+        limit = {"resourceFieldRef": {"resource": "limits.memory"}}
+        env.append({"name": names.ENV_MEMORY_LIMIT, "valueFrom": limit})
         env.append({"name": "OMP_NUM_THREADS", "value": str(cores(seen.spec.resources.cpu))})
     return env
 
@@ -142,7 +135,36 @@ def _resources(seen: Observed) -> Json:
     return {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
 
 
-def _volume(where: Source) -> Json:
+def owner(seen: Observed) -> Json:
+    """The service as the one that every child of it belongs to."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": seen.name,
+        "uid": seen.uid,
+        "controller": True,
+        # True would need the right to update the owner's finalizers where that admission is on.
+        "blockOwnerDeletion": False,
+    }
+
+
+def pod_security() -> Json:
+    """Of every pod that we make: an ordinary user, the usual system calls."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> Json:
+    """Of every container that we make: no capability, nothing to write but its volumes."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+
+
+def volume(where: Source) -> Json:
+    """The model, read-only where the kind of volume can say so."""
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
     return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}

@@ -10,7 +10,10 @@ STALLED_EVENTS = {
     "InvalidSpec": "InvalidSpec",
     "NameConflict": "InvalidSpec",
     "ModelLoadFailed": "ModelLoadFailed",
-    "TooSmall": "ModelLoadFailed",
+    "QuotaExceeded": "Refused",
+    "Forbidden": "Refused",
+    "Rejected": "Refused",
+    "TooSmall": "TooSmall",
 }
 
 

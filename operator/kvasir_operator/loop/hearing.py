@@ -54,8 +54,9 @@ class Hearing:
         self.missing_gateways = tuple(sorted(name for name, (at, _) in self._gateways.items() if now - at > STALE_S))
 
     def replicas(self, service: Key) -> tuple[Replica, ...]:
-        """The pods of a service with what they said lately."""
-        return tuple(replica(pod, self.reading(uid(pod))) for pod in self._store.of(POD, service))
+        """The pods of a service with what they said lately; not those that only look at its model."""
+        pods = [pod for pod in self._store.of(POD, service) if names.LABEL_SERVICE in labels(pod)]
+        return tuple(replica(pod, self.reading(uid(pod))) for pod in pods)
 
     def reading(self, uid_: str) -> State | None:
         """What a pod said within STALE_S."""

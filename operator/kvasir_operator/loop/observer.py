@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from kvasir_api import claims
+from kvasir_api import claims, names
+from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.claims import Claim
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import NotFoundError
@@ -14,19 +15,21 @@ from kvasir_kube.kinds import (
     DISRUPTION_BUDGET,
     INFERENCE_SERVICE,
     NETWORK_POLICY,
+    POD,
     SERVICE,
     Json,
     Key,
     key,
+    labels,
 )
 from kvasir_operator.desired.source import CLAIM_SCHEME, source
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.hearing import Hearing
 from kvasir_operator.loop.store import Store
-from kvasir_operator.observed.world import Observed, observed
+from kvasir_operator.observed.world import Observed, observed, parsed_class
 
 CLAIM_KNOWN_S: Final = 60.0
-"""A claim that was there is not asked for again for so long; its absence is asked for each time."""
+"""A claim that was there with its volume is not asked for again for so long; its absence is asked for each time."""
 
 
 class Observer:
@@ -35,10 +38,12 @@ class Observer:
     def __init__(self, cluster: Cluster, store: Store, hearing: Hearing, *, clock: Clock) -> None:
         self._cluster, self._store, self._hearing, self._clock = cluster, store, hearing, clock
         self._claims: dict[Key, float] = {}
+        self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
 
     async def observe(self, service: Json) -> Observed:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)
+        claim_found, claim_bound = await self._claim(service)
         return observed(
             service,
             revisions=self._store.of(CONTROLLER_REVISION, name),
@@ -46,9 +51,11 @@ class Observer:
             replicas=self._hearing.replicas(name),
             svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
-            claim_found=await self._claim_found(service),
+            claim_found=claim_found,
+            claim_bound=claim_bound,
             holder=self._holder(service),
-            classes=self._store.all(ACCELERATOR_CLASS),
+            inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
+            classes=self._accelerators(),
         )
 
     async def _unlabelled_svc(self, name: Key) -> Json | None:
@@ -58,21 +65,33 @@ class Observer:
         except NotFoundError:
             return None
 
-    async def _claim_found(self, service: Json) -> bool:
+    def _accelerators(self) -> dict[str, AcceleratorClassSpec]:
+        """All classes; only one that has changed is parsed again: the store keeps an object until a newer one comes."""
+        found = {}
+        for obj in self._store.all(ACCELERATOR_CLASS):
+            known = self._classes.get(key(obj)[1])
+            found[key(obj)[1]] = known if known is not None and known[0] is obj else (obj, parsed_class(obj)[1])
+        self._classes = found
+        return {name: spec for name, (_, spec) in found.items()}
+
+    async def _claim(self, service: Json) -> tuple[bool, bool]:
+        """Whether the model's claim is there, and whether it has its volume; both where none is needed."""
         uri = str(((service.get("spec") or {}).get("model") or {}).get("uri", ""))
         if not uri.startswith(CLAIM_SCHEME):
-            return True
+            return True, True
         claim = (key(service)[0], source(uri).volume)
         now = self._clock.steady()
         if now - self._claims.get(claim, -CLAIM_KNOWN_S) < CLAIM_KNOWN_S:
-            return True
+            return True, True
         try:
-            await self._cluster.get(CLAIM, *claim)
+            obj = await self._cluster.get(CLAIM, *claim)
         except NotFoundError:
             self._claims.pop(claim, None)
-            return False
+            return False, False
+        if (obj.get("status") or {}).get("phase") != "Bound":
+            return True, False
         self._claims[claim] = now
-        return True
+        return True, True
 
     def _holder(self, service: Json) -> str:
         """Who holds the served name, unless it is this service."""

@@ -14,6 +14,7 @@ from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.leader import Fenced, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.reconciler import Reconciler
@@ -70,6 +71,7 @@ class Operator:
             self.store,
             Observer(cluster, self.store, hearing, clock=clock),
             self.scaler,
+            Inspector(cluster, self.store, recorder, self.telemetry, settings=settings, clock=clock),
             Writer(cluster, self.store, reader, recorder, self.telemetry, clock=clock),
             Announcer(recorder),
             self.dirty,

@@ -6,15 +6,16 @@ from typing import Final
 
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key
-from kvasir_operator.desired.accelerator import choose
+from kvasir_operator.desired.accelerator import choice, forecast, forecasts
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
-from kvasir_operator.desired.faults import fault
+from kvasir_operator.desired.faults import TOO_SMALL, fault
 from kvasir_operator.desired.revision import surplus
 from kvasir_operator.diff import diff
 from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.store import Store
@@ -52,6 +53,7 @@ class Reconciler:
         store: Store,
         observer: Observer,
         scaler: Scaler,
+        inspector: Inspector,
         writer: Writer,
         announcer: Announcer,
         dirty: Dirty,
@@ -61,6 +63,7 @@ class Reconciler:
         clock: Clock,
     ) -> None:
         self._store, self._observer, self._scaler, self._writer = store, observer, scaler, writer
+        self._inspector = inspector
         self._announcer, self._dirty, self._telemetry = announcer, dirty, telemetry
         self._settings, self._clock = settings, clock
         self._memory: dict[Key, Memory] = {}
@@ -72,6 +75,7 @@ class Reconciler:
             # Children go by garbage collection; there is nothing of ours to undo.
             self._memory.pop(name, None)
             self._scaler.forget(name)
+            self._inspector.forget(name)
             return
         started = self._clock.steady()
         try:
@@ -88,10 +92,16 @@ class Reconciler:
             memory = self._memory[name] = Memory(uid=seen.uid)
         found = self._found(name, seen)
         refused: KubeError | None = None
-        if broken := fault(seen, self._settings):
+        broken = fault(seen, self._settings)
+        if broken is None or broken.reason == TOO_SMALL:
+            seen, waiting = await self._inspector.look(seen, service, wanted=found.wanted)
+            found = replace(found, seen=seen, waiting=waiting)
+            broken = fault(seen, self._settings)
+        found = replace(found, forecast=forecast(seen), forecasts=forecasts(seen))
+        if broken:
             found = replace(found, fault_reason=broken.reason, fault_message=broken.message)
             self._dirty.mark(name, FAULT_RETRY_S)
-        else:
+        elif not found.waiting:
             found, refused = await self._bring_children(found, service)
         await self._conclude(name, service, found, memory)
         if refused is not None:
@@ -115,7 +125,7 @@ class Reconciler:
         """Write what the children lack. What the API server refuses goes into the status and is tried again."""
         seen = found.seen
         current = current_revision(seen, self._settings)
-        chosen = choose(seen.spec.resources.accelerator, seen.classes)
+        chosen = choice(seen)
         head = course(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
         target = current if head.target == current.id else seen.revision(head.target) or current
         found = replace(found, current=target.id, asked=current.id, course=head, accelerator_class=chosen.name)

@@ -75,4 +75,5 @@ def parent(obj: Json) -> Key:
     namespace, name = key(obj)
     if obj.get("kind") == names.KIND:
         return namespace, name
-    return namespace, labels(obj).get(names.LABEL_SERVICE, "")
+    marks = labels(obj)
+    return namespace, marks.get(names.LABEL_SERVICE) or marks.get(names.LABEL_INSPECTS, "")

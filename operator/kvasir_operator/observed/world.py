@@ -11,7 +11,8 @@ from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.claims import served_name
 from kvasir_api.service import Model, Spec
-from kvasir_api.status import Status
+from kvasir_api.status import ModelStatus, Status
+from kvasir_operator.observed.inspection import Inspection, inspection
 from kvasir_operator.observed.replica import Replica
 
 Json = dict[str, Any]
@@ -54,8 +55,10 @@ class Observed:
 
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
-    PersistentVolumeClaim of the model exists; True when none is needed. holder: who holds the served name, as
-    namespace/name, empty when it is this service. classes: the accelerator classes of the cluster by name.
+    PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
+    inspections: pods that look at the model. model: what they read, as status has it until more is known. holder: who
+    holds the served name, as namespace/name, empty when it is this service. classes: the accelerator classes of the
+    cluster by name.
     """
 
     namespace: str
@@ -73,7 +76,10 @@ class Observed:
     guards: tuple[Json, ...] = ()
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
+    claim_bound: bool = True
     holder: str = ""
+    inspections: tuple[Inspection, ...] = ()
+    model: ModelStatus | None = None
     classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
 
     @property
@@ -99,8 +105,10 @@ def observed(
     svc: Json | None,
     guards: Iterable[Json] = (),
     claim_found: bool = True,
+    claim_bound: bool = True,
     holder: str = "",
-    classes: Iterable[Json] = (),
+    inspections: Iterable[Json] = (),
+    classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
 ) -> Observed:
     """Parse the objects of one service. A spec that the API server accepted but the models do not is said in
     invalid."""
@@ -111,6 +119,7 @@ def observed(
     own_guards, foreign_guards = _split(uid, "", guards)
     foreign_svc = () if svc is None or owned(svc, uid) else (f"Service/{svc['metadata']['name']}",)
     spec, invalid = parsed_spec(service)
+    status = parsed_status(service)
     return Observed(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -118,7 +127,7 @@ def observed(
         generation=int(metadata.get("generation", 0)),
         created=str(metadata.get("creationTimestamp", "")),
         spec=spec,
-        status=parsed_status(service),
+        status=status,
         invalid=invalid,
         revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
         workloads=tuple(map(_workload, ours)),
@@ -127,8 +136,11 @@ def observed(
         guards=tuple(own_guards),
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
         claim_found=claim_found,
+        claim_bound=claim_bound,
         holder=holder,
-        classes=dict(map(_class, classes)),
+        inspections=tuple(inspection(pod) for pod in inspections if owned(pod, uid)),
+        model=status.model,
+        classes=classes if isinstance(classes, Mapping) else dict(map(parsed_class, classes)),
     )
 
 
@@ -162,7 +174,7 @@ def _split(uid: str, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tu
     return ours, tuple(f"{kind or obj['kind']}/{obj['metadata']['name']}" for obj in found if not owned(obj, uid))
 
 
-def _class(obj: Json) -> tuple[str, AcceleratorClassSpec]:
+def parsed_class(obj: Json) -> tuple[str, AcceleratorClassSpec]:
     """The API server let only valid ones in; of a newer version's field we know nothing, and need not."""
     return str(obj["metadata"]["name"]), AcceleratorClassSpec.model_validate(obj.get("spec") or {})
 

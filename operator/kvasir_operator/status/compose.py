@@ -18,6 +18,9 @@ COUNTERS: Final = ("counts", "capacity", "autoscaling")
 """Parts that move with the load; decisions in them are written at once, the rest at most every few seconds."""
 
 
+MAX_CLASSES: Final = 8
+
+
 def compose(found: Findings) -> tuple[Status, Summary]:
     """Status to write now, with the summary behind it."""
     answer = summary(found)
@@ -32,6 +35,7 @@ def compose(found: Findings) -> tuple[Status, Summary]:
         desired_replicas=found.wanted,
         model_name=seen.served_name,
         counts=_counts(found),
+        model=seen.model,
         capacity=_capacity(found),
         cold_start=cold_start(found),
         autoscaling=found.autoscaling,
@@ -97,10 +101,31 @@ def _counts(found: Findings) -> Counts:
 
 
 def _capacity(found: Findings) -> Capacity:
-    """What one replica was measured to hold; as known before while none that is ready speaks."""
+    """What one replica was measured to hold, as known before while none that is ready speaks; and what was forecast."""
+    measured = _measured(found)
+    judged = found.forecast
+    if judged is None:
+        return measured
+    tokens = judged.kv_tokens
+    return measured.model_copy(
+        update={
+            "fit": judged.verdict,
+            "message": judged.message[:1024],
+            "predicted_weights_bytes": judged.weights_bytes,
+            "predicted_kv_tokens": tokens,
+            "predicted_requests": judged.requests,
+            "measured_percent": round(100 * measured.kv_tokens / tokens) if tokens else 0,
+            "classes": list(found.forecasts[:MAX_CLASSES]),
+        }
+    )
+
+
+def _measured(found: Findings) -> Capacity:
     readings = [r.reading for r in found.seen.replicas if r.phase == "ready" and r.reading is not None]
     if not readings:
-        return found.seen.status.capacity
+        before = found.seen.status.capacity
+        kept = ("kv_tokens", "prefill_tokens_per_second", "device")
+        return Capacity(**{name: getattr(before, name) for name in kept})
     rates = [reading.rates.prefill_tokens_per_s for reading in readings if reading.rates.prefill_tokens_per_s > 0]
     devices = sorted({_serving(reading) for reading in readings})
     return Capacity(

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvasir_api.status import AutoscalingStatus
+from kvasir_api.inspection import Prediction
+from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Phase, Replica
 from kvasir_operator.observed.world import Observed
@@ -16,7 +17,8 @@ class Findings:
     fault_reason and fault_message. asked: the one that the spec asks for; course: where its rollout heads. wanted:
     replicas. blocked: objects of others that are in the way. trouble: what the API server said when it refused a write.
     overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
-    status.address. accelerator_class: the one that the current revision got.
+    status.address. accelerator_class: the one that the current revision got. waiting: why no replica may start
+    yet. forecast: what one would hold; forecasts: on each class that was considered.
     """
 
     seen: Observed
@@ -34,6 +36,9 @@ class Findings:
     autoscaling: AutoscalingStatus | None = None
     gateway_url: str = ""
     accelerator_class: str = ""
+    waiting: str = ""
+    forecast: Prediction | None = None
+    forecasts: tuple[ClassForecast, ...] = ()
 
     @property
     def updated(self) -> tuple[Replica, ...]:

@@ -31,6 +31,10 @@ def _fault(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason=found.fault_reason, message=found.fault_message)
 
 
+def _waiting(found: Findings) -> Summary | None:
+    return _reconciling("InspectingModel", found.waiting) if found.waiting else None
+
+
 def _blocked(found: Findings) -> Summary | None:
     if not found.blocked:
         return None
@@ -132,6 +136,7 @@ HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "Rollout
 
 CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
     _fault,
+    _waiting,
     _blocked,
     _trouble,
     _rolled_back,

@@ -1,7 +1,10 @@
 """What this machine offers, as far as files tell: memory, a CUDA driver, instructions for bfloat16. Without torch."""
 
+import os
 from pathlib import Path
 from typing import Literal
+
+from kvasir_api.names import ENV_MEMORY_LIMIT
 
 Device = Literal["cpu", "cuda"]
 
@@ -24,6 +27,7 @@ def _meminfo(root: Path, key: str) -> int:
 def _container_limits(root: Path) -> list[int]:
     names = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
     texts = [(root / name).read_text().strip() for name in names if (root / name).is_file()]
+    texts.append(os.environ.get(ENV_MEMORY_LIMIT, ""))
     return [int(text) for text in texts if text.isdigit()]
 
 

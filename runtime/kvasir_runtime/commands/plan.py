@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvasir_api import forecast
+from kvasir_api import forecast, inspection
 from kvasir_api.command import click_options
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime import gguf, source
@@ -15,7 +15,7 @@ from kvasir_runtime.commands import host, sizes
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.banner import size
 
-BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+MAX_ARCHITECTURE = 128
 TAKEN = frozenset({"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens"})
 
 
@@ -58,7 +58,7 @@ def made(
 
     shape = forecast.shape(config)
     dtype = host.dtype(options.dtype, shape.dtype, device)
-    architecture = str((config.get("architectures") or ["unknown"])[0])
+    architecture = _architecture(config)
     longest = options.max_model_len or shape.max_positions
     return Plan(
         model=model,
@@ -80,7 +80,7 @@ def made(
             memory_fraction=options.memory_fraction,
             dtype=dtype,
             max_model_len=longest,
-            max_batch_tokens=options.max_batch_tokens or BATCH_TOKENS[device],
+            max_batch_tokens=options.max_batch_tokens or forecast.BATCH_TOKENS[device],
             process_bytes=forecast.PROCESS_BYTES[device],
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
@@ -192,7 +192,31 @@ def _from_hub(model: str) -> Path:
         raise ValueError(f"config.json of {model} cannot be had: {str(error).splitlines()[0]}") from error
 
 
-def _plan(model: str, memory: int | None, device: host.Device | None, as_json: bool, **values: Any) -> None:
+def facts(config: dict[str, Any]) -> inspection.Facts:
+    """What the operator makes its own forecast of. Raises ValueError that names what is wrong with config.json."""
+    from kvasir_runtime.models.registry import FAMILIES
+
+    shape, architecture = forecast.shape(config), _architecture(config)
+    return inspection.Facts(
+        architecture=architecture[:MAX_ARCHITECTURE],
+        supported=any(architecture in family.architectures for family in FAMILIES),
+        cpu_dtype=host.dtype("auto", shape.dtype, "cpu"),
+        shape=shape,
+    )
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    return str((config.get("architectures") or ["unknown"])[0])
+
+
+def _plan(
+    model: str,
+    memory: int | None,
+    device: host.Device | None,
+    as_json: bool,
+    facts_to: str,
+    **values: Any,
+) -> None:
     """Say whether MODEL fits, from its config.json alone: weights, KV cache, how many requests at once.
 
     MODEL is a directory, a config.json, a .gguf file, or a name on the hub, of which only config.json is fetched.
@@ -205,6 +229,9 @@ def _plan(model: str, memory: int | None, device: host.Device | None, as_json: b
     """
     try:
         config = read_config(model)
+        if facts_to:
+            _write(inspection.encode(facts(config)), facts_to)
+            return
         where = device or host.device()
         if where == "cuda" and memory is None:
             raise ValueError("say with --memory how much memory the device has, for example --memory 24Gi")
@@ -220,6 +247,16 @@ def _plan(model: str, memory: int | None, device: host.Device | None, as_json: b
     else:
         click.echo(table(plan))
     raise SystemExit(0 if plan.fit.verdict == "Fits" and plan.supported else 1)
+
+
+def _write(document: bytes, path: str) -> None:
+    if path == "-":
+        click.echo(document)
+        return
+    try:
+        Path(path).write_bytes(document)
+    except OSError as error:
+        raise ValueError(f"--facts {path}: cannot be written: {error.strerror}") from error
 
 
 plan = click.Command(
@@ -243,5 +280,11 @@ plan = click.Command(
         ),
         *click_options(RuntimeOptions, skip=frozenset(RuntimeOptions.model_fields) - TAKEN),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the numbers as JSON."),
+        click.Option(
+            ["--facts", "facts_to"],
+            default="",
+            metavar="FILE",
+            help="Judge nothing: write what the config says as JSON into this file (for the operator); - prints it.",
+        ),
     ],
 )

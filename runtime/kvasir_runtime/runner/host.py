@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from kvasir_api import names
 from kvasir_runtime.kernels.native.library import library
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -96,7 +97,8 @@ def _physical_cores() -> int:
 
 def _container_limits() -> list[int]:
     limits = (_number(_CGROUP / "memory.max"), _number(_CGROUP / "memory" / "memory.limit_in_bytes"))
-    return [limit for limit in limits if limit]
+    said = os.environ.get(names.ENV_MEMORY_LIMIT, "")
+    return [limit for limit in (*limits, int(said) if said.isdigit() else 0) if limit]
 
 
 def _quota_cores() -> float:

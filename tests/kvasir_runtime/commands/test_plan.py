@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fakes import checkpoints, ggufs
-from kvasir_api import forecast
+from kvasir_api import forecast, inspection, names
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime.commands import host
 from kvasir_runtime.commands.plan import made, plan
@@ -208,3 +208,36 @@ def test_shared_memory_is_taken_in_part(asked, gib):
         shared=True,
     )
     assert judged.fit.kv_tokens == gib * 2**30 // (128 << 10)
+
+
+def test_facts_are_written_for_somebody_else_to_judge(model, tmp_path):
+    place = tmp_path / "words"
+    result = run(model, "--facts", place)
+    assert (result.exit_code, result.output) == (0, "")
+    facts = inspection.decode(place.read_text())
+    assert (facts.architecture, facts.supported) == ("LlamaForCausalLM", True)
+    assert facts.cpu_dtype in ("bfloat16", "float32")
+    assert facts.shape == forecast.shape(LLAMA_8B)
+    assert run(model, "--facts", "-").output.strip() == place.read_text()
+
+
+def test_an_architecture_that_nobody_knows_is_told_as_such(model):
+    (model / "config.json").write_text(json.dumps({**LLAMA_8B, "architectures": ["Unheard"]}))
+    facts = inspection.decode(run(model, "--facts", "-").output)
+    assert (facts.architecture, facts.supported) == ("Unheard", False)
+
+
+@pytest.mark.parametrize("place", ["/nowhere/words", "/"])
+def test_facts_that_cannot_be_written_are_one_line(model, place):
+    result = run(model, "--facts", place)
+    assert result.exit_code == 2
+    assert f"--facts {place}: cannot be written" in result.output
+
+
+def test_a_memory_limit_that_no_control_group_enforces_counts(tmp_path, monkeypatch):
+    monkeypatch.delenv(names.ENV_MEMORY_LIMIT, raising=False)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+    assert (host.memory_bytes(tmp_path), host.memory_is_shared(tmp_path)) == (4 * 2**30, True)
+    monkeypatch.setenv(names.ENV_MEMORY_LIMIT, str(2**30))
+    assert (host.memory_bytes(tmp_path), host.memory_is_shared(tmp_path)) == (2**30, False)

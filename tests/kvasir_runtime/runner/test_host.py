@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from kvasir_api import names
 from kvasir_runtime.runner import host
 
 
@@ -20,3 +21,11 @@ def test_threads_are_at_most_the_cpus_granted(environment: dict[str, str]) -> No
 def test_memory_figures_are_in_order() -> None:
     assert 0 < host.resident_bytes() <= host.peak_resident_bytes() <= host.memory_limit_bytes()
     assert host.memory_available_bytes() > 0
+
+
+def test_a_memory_limit_that_no_control_group_enforces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = host.memory_limit_bytes() // 2
+    monkeypatch.setenv(names.ENV_MEMORY_LIMIT, str(limit))
+    assert (host.memory_limit_bytes(), host.memory_is_shared()) == (limit, False)
+    monkeypatch.setenv(names.ENV_MEMORY_LIMIT, str(1 << 62))
+    assert host.memory_limit_bytes() == 2 * limit or host.memory_limit_bytes() == 2 * limit + 1

@@ -1,0 +1,135 @@
+"""What a model's config tells before anything is loaded, and the forecast that follows from it for one replica.
+
+Written by `kvasir plan --facts` in a pod without accelerator, as the pod's last words; read by the operator, which cannot
+see the model itself. Pure; the arithmetic is forecast.py's, which the runtime uses too.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+import msgspec
+
+from kvasir_api import forecast
+from kvasir_api.options import RuntimeOptions
+
+SCHEMA: Final = 1
+MAX_BYTES: Final = 4096
+"""A kubelet keeps so much of a container's last words."""
+
+Verdict = Literal["Fits", "TooSmall", "Unknown"]
+Compute = Literal["cpu", "cuda"]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a model. supported: the runtime that read it has this architecture.
+
+    cpu_dtype: type that --dtype auto comes to on the processor of the node where it was read.
+    """
+
+    schema: int = SCHEMA
+    architecture: str
+    supported: bool
+    cpu_dtype: str
+    shape: forecast.Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What one replica would hold. kv_tokens and weights_bytes: 0 when they are not known.
+
+    requests: of the longest length that the cache holds at once. message: the numbers, or why there are none.
+    """
+
+    verdict: Verdict
+    weights_bytes: int = 0
+    kv_tokens: int = 0
+    requests: int = 0
+    message: str = ""
+
+
+def encode(facts: Facts) -> bytes:
+    """Compact JSON. Raises ValueError when it is too long to be anybody's last words."""
+    document = msgspec.json.encode(facts)
+    if len(document) > MAX_BYTES:
+        raise ValueError(f"the facts take {len(document)} bytes, more than {MAX_BYTES}")
+    return document
+
+
+@lru_cache(maxsize=4096)
+def decode(document: str) -> Facts:
+    """The facts of a document; unknown fields are ignored. Raises ValueError for anything that is none."""
+    try:
+        facts = msgspec.json.decode(document, type=Facts)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not the facts of a model: {error}") from error
+    if facts.schema != SCHEMA:
+        raise ValueError(f"facts of schema {facts.schema}, expected {SCHEMA}")
+    if facts.shape.layers < 1 or facts.shape.parameters < 1:
+        raise ValueError("facts of a model without layers or parameters")
+    return facts
+
+
+def predicted(facts: Facts, options: RuntimeOptions, *, device: Compute, memory_bytes: int) -> Prediction:
+    """What one replica with so much memory would hold; memory_bytes: of the accelerator, or the container's limit.
+
+    TooSmall only what the runtime refuses for certain: weights and the least cache that it may serve with. Activations
+    and the process itself, which only a measurement knows, count for the tokens.
+    """
+    if not facts.supported:
+        return Prediction(verdict="Unknown", message=f"architecture {facts.architecture} is not known")
+    dtype = _dtype(facts, options, device)
+    if options.kv_cache_tokens:
+        return _of_a_fixed_cache(facts.shape, options, dtype, memory_bytes)
+    likely = _fit(facts.shape, options, dtype, memory_bytes, device=device)
+    certain = _fit(facts.shape, options, dtype, memory_bytes, device=None)
+    tokens = likely.kv_tokens // options.block_size * options.block_size
+    longest = options.max_model_len or min(facts.shape.max_positions, tokens)
+    return Prediction(
+        verdict=certain.verdict,
+        weights_bytes=likely.weights_bytes,
+        kv_tokens=tokens,
+        requests=tokens // longest if longest else 0,
+        message=(likely if certain.verdict == "Fits" else certain).message,
+    )
+
+
+def _dtype(facts: Facts, options: RuntimeOptions, device: Compute) -> str:
+    if options.dtype != "auto":
+        return options.dtype
+    return facts.shape.dtype if device == "cuda" else facts.cpu_dtype
+
+
+def _fit(
+    shape: forecast.Shape, options: RuntimeOptions, dtype: str, memory_bytes: int, *, device: Compute | None
+) -> forecast.Fit:
+    """device: None leaves out what only a measurement knows, and asks for the least cache."""
+    batch_tokens = (options.max_batch_tokens or forecast.BATCH_TOKENS[device]) if device else 0
+    return forecast.fit(
+        shape,
+        memory_bytes=memory_bytes,
+        memory_fraction=options.memory_fraction,
+        dtype=dtype,
+        max_model_len=max(options.max_model_len - 1, options.block_size),
+        max_batch_tokens=batch_tokens,
+        process_bytes=forecast.PROCESS_BYTES[device] if device else 0,
+        kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
+    )
+
+
+def _of_a_fixed_cache(shape: forecast.Shape, options: RuntimeOptions, dtype: str, memory_bytes: int) -> Prediction:
+    """runtime.kvCacheTokens says how many tokens there are; whether they fit is then between weights and memory."""
+    blocks = -(-options.kv_cache_tokens // options.block_size)
+    tokens = blocks * options.block_size
+    cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    weights, cache = shape.weights_bytes(dtype, options.quantization), tokens * shape.kv_bytes_per_token(cached)
+    longest = options.max_model_len or min(shape.max_positions, tokens)
+    return Prediction(
+        verdict="Fits" if weights + cache <= memory_bytes else "TooSmall",
+        weights_bytes=weights,
+        kv_tokens=tokens,
+        requests=tokens // longest,
+        message=f"weights {forecast.gib(weights)} + KV cache of {tokens} tokens {forecast.gib(cache)} against "
+        f"{forecast.gib(memory_bytes)}",
+    )

@@ -1,0 +1,61 @@
+"""Does the model fit where the service may get to? Forecasts from what an inspection read, class by class.
+
+Called wherever a class is chosen, by the faults and by the status.
+"""
+
+from collections.abc import Mapping
+
+from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_api.inspection import Facts, Prediction, decode, predicted
+from kvasir_api.quantity import parse
+from kvasir_api.service import Spec
+from kvasir_operator.observed.world import Observed
+
+
+def inspected(spec: Spec) -> bool:
+    """Whether the spec wants the model to be looked at before replicas start."""
+    wish = spec.model.inspect
+    return wish == "Always" or (wish == "Auto" and spec.resources.accelerator.count > 0)
+
+
+def facts(seen: Observed) -> Facts | None:
+    """What was read of the model that the spec names; None when nothing was, or when the spec wants no forecast."""
+    found = seen.model
+    if found is None or not found.facts or found.uri != seen.spec.model.uri or not inspected(seen.spec):
+        return None
+    try:
+        return decode(found.facts)
+    except ValueError:
+        return None
+
+
+def on_class(seen: Observed, spec: AcceleratorClassSpec) -> Prediction | None:
+    """What one replica would hold on a device of that class; None without facts."""
+    known = facts(seen)
+    if known is None:
+        return None
+    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=int(parse(spec.memory)))
+
+
+def on_processor(seen: Observed) -> Prediction | None:
+    """What one replica would hold in the memory that it asks for; None without facts."""
+    known = facts(seen)
+    if known is None:
+        return None
+    return predicted(known, seen.spec.runtime, device="cpu", memory_bytes=int(parse(seen.spec.resources.memory)))
+
+
+def too_small(seen: Observed) -> Mapping[str, str]:
+    """Classes that the model does not fit, with the numbers."""
+    if facts(seen) is None:
+        return {}
+    found = {name: on_class(seen, spec) for name, spec in seen.classes.items()}
+    return {name: fit.message for name, fit in found.items() if fit is not None and fit.verdict == "TooSmall"}
+
+
+def unknown(seen: Observed) -> Prediction | None:
+    """Why there is no forecast, where one was wanted and an inspection has had its say."""
+    found = seen.model
+    if found is None or not inspected(seen.spec) or facts(seen) is not None or found.uri != seen.spec.model.uri:
+        return None
+    return Prediction(verdict="Unknown", message=found.message or "what was read of the model cannot be understood")

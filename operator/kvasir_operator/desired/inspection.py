@@ -1,0 +1,217 @@
+"""Whether a pod has to look at a service's model before replicas start, which pod that is, and what it found.
+
+Such a pod takes no accelerator, writes nothing, has no token and little time. What is not known never holds a service
+up: a pod that fails, stays silent or is refused ends as a forecast of Unknown.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvasir_api import names
+from kvasir_api.inspection import MAX_BYTES, decode
+from kvasir_api.status import ModelStatus
+from kvasir_operator.desired.accelerator import chosen, forecast
+from kvasir_operator.desired.fit import inspected
+from kvasir_operator.desired.source import Source, source
+from kvasir_operator.desired.template import SCRATCH, container_security, owner, pod_security, volume
+from kvasir_operator.observed.inspection import Inspection
+from kvasir_operator.observed.replica import epoch
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Observed
+
+Json = dict[str, Any]
+
+DEADLINE_S: Final = 60
+"""A pod that has found its node may take so long, image included."""
+PATIENCE_S: Final = 120.0
+"""So long after a service was first held up for its model it goes on without a forecast."""
+UNBOUND_S: Final = 10.0
+"""So long a claim may wait for its volume: a pod that looks at one must not be the one that decides where it lies."""
+AGAIN_S: Final = 600.0
+"""A refused model is looked at again after so long, since other files may have come to lie there."""
+RESOURCES: Final[Json] = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"memory": "512Mi"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What to do about the model before replicas are thought of.
+
+    found: what is known of it now, for the status. create: the pod to start. delete: pods that are of no use any more.
+    waiting: why no replica may start yet, empty when they may.
+    """
+
+    found: ModelStatus | None = None
+    create: Json | None = None
+    delete: tuple[Inspection, ...] = ()
+    waiting: str = ""
+
+
+def look(seen: Observed, settings: Settings, *, wanted: int, waited_s: float, now: float, time: str) -> Look:
+    """The next step. wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339."""
+    spec, known = seen.spec, seen.model
+    everything = tuple(pod for pod in seen.inspections if not pod.leaving)
+    if not inspected(spec):
+        return Look(delete=everything)
+    if known is not None and known.uri != spec.model.uri:
+        known = None
+    if known is not None and not _to_be_looked_at_again(seen, now):
+        return Look(found=known, delete=everything)
+    if not wanted or _served(seen):
+        return Look(found=known, delete=everything)
+    name = pod_name(seen)
+    mine = next((pod for pod in seen.inspections if pod.name == name), None)
+    others = tuple(pod for pod in everything if pod.name != name)
+    if mine is not None and mine.ended and not mine.leaving:
+        return Look(found=_read(seen, mine, known, time), delete=others)
+    why = _trouble(seen, mine, waited_s)
+    if why:
+        return Look(found=_unknown(seen, known, why, time), delete=everything)
+    held = "" if known else _held(seen, mine)
+    create = _pod(seen, name, settings) if mine is None and seen.claim_bound else None
+    return Look(found=known, create=create, delete=others, waiting=held)
+
+
+def refused(seen: Observed, why: str, time: str) -> ModelStatus:
+    """What is known of a model when the API server lets no pod look at it."""
+    return _unknown(seen, None, f"the API server refused the pod that reads it: {why}", time)
+
+
+def pod_name(seen: Observed) -> str:
+    """One name for one model of one service, so that there are never two such pods."""
+    digest = hashlib.sha256(seen.spec.model.uri.encode()).hexdigest()[:8]
+    return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
+
+
+def _to_be_looked_at_again(seen: Observed, now: float) -> bool:
+    """Whether the model was too small, by what was read a while ago."""
+    known = seen.model
+    if known is None or not known.facts:
+        return False
+    judged = forecast(seen)
+    at = epoch(known.inspected_at)
+    return judged is not None and judged.verdict == "TooSmall" and (at is None or now - at > AGAIN_S)
+
+
+def _served(seen: Observed) -> bool:
+    """Whether replicas of this very model run or are to run: it is known to load, and its numbers are measured."""
+    running = {workload.revision for workload in seen.workloads}
+    models = [r.inputs.get("model") or {} for r in seen.revisions if r.id in running]
+    return any(model.get("uri") == seen.spec.model.uri for model in models)
+
+
+def _trouble(seen: Observed, mine: Inspection | None, waited_s: float) -> str:
+    """Why it is not waited for any longer; empty when it is."""
+    if not seen.claim_bound and waited_s > UNBOUND_S:
+        return "its claim has no volume yet"
+    if waited_s > PATIENCE_S:
+        why = f": {mine.trouble}" if mine and mine.trouble else ""
+        return f"no pod has read it within {PATIENCE_S:g} s{why}"
+    return ""
+
+
+def _held(seen: Observed, mine: Inspection | None) -> str:
+    if not seen.claim_bound:
+        return "the model's claim waits for its volume"
+    trouble = f": {mine.trouble}" if mine and mine.trouble else ""
+    return f"pod {pod_name(seen)} reads the model's config{trouble}"
+
+
+def _read(seen: Observed, pod: Inspection, known: ModelStatus | None, time: str) -> ModelStatus:
+    """What the pod said, or why that is nothing."""
+    if not pod.said:
+        return _unknown(seen, known, pod.trouble or "the pod that reads it ended without a word", time)
+    try:
+        found = decode(pod.said[: MAX_BYTES + 1])
+    except ValueError as error:
+        return _unknown(seen, known, str(error), time)
+    return ModelStatus(
+        uri=seen.spec.model.uri,
+        inspected_at=time,
+        architecture=found.architecture[:128],
+        parameters=found.shape.parameters,
+        facts=pod.said,
+    )
+
+
+def _unknown(seen: Observed, known: ModelStatus | None, why: str, time: str) -> ModelStatus:
+    """Nothing is known; what was known before stays so for another while."""
+    if known is not None and known.facts:
+        return known.model_copy(update={"inspected_at": time})
+    return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, message=why[:1024])
+
+
+def _pod(seen: Observed, name: str, settings: Settings) -> Json:
+    where = source(seen.spec.model.uri)
+    pod: Json = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": DEADLINE_S,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "containers": [_container(where, settings)],
+        "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}],
+    }
+    if seen.spec.pod.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret.name} for secret in seen.spec.pod.image_pull_secrets]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(seen, name),
+        "spec": {**pod, **_place(seen, where)},
+    }
+
+
+def _container(where: Source, settings: Settings) -> Json:
+    """The image for processors is the smaller one, and its version is the operator's own."""
+    return {
+        "name": names.COMPONENT_INSPECT,
+        "image": settings.runtime_image_cpu,
+        "command": ["kvasir", "plan"],
+        "args": [where.path, "--facts", names.PATH_LAST_WORDS],
+        "env": [{"name": "HOME", "value": SCRATCH}],
+        "resources": RESOURCES,
+        "volumeMounts": [
+            {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
+            {"name": "scratch", "mountPath": SCRATCH},
+        ],
+        "terminationMessagePath": names.PATH_LAST_WORDS,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": container_security(),
+    }
+
+
+def _place(seen: Observed, where: Source) -> Json:
+    """Where the model is: a directory lies on the class's nodes, while a claim's volume draws the pod to itself.
+
+    Taints are borne, so that it may run there; for a claim no node with an accelerator is asked for.
+    """
+    found = chosen(seen)
+    of_class = found.pod.node_selector if found and where.kind == "file" else {}
+    borne = [*seen.spec.pod.tolerations, *(found.pod.tolerations if found else ())]
+    place: Json = {}
+    if selected := {**seen.spec.pod.node_selector, **of_class}:
+        place["nodeSelector"] = selected
+    if borne:
+        place["tolerations"] = [t.model_dump(by_alias=True, exclude_defaults=True) for t in borne]
+    return place
+
+
+def _metadata(seen: Observed, name: str) -> Json:
+    return {
+        "name": name,
+        "namespace": seen.namespace,
+        "labels": {
+            names.LABEL_NAME: names.IMAGE_RUNTIME,
+            names.LABEL_INSTANCE: seen.name,
+            names.LABEL_COMPONENT: names.COMPONENT_INSPECT,
+            names.LABEL_PART_OF: names.PART_OF,
+            names.LABEL_MANAGED_BY: names.MANAGER,
+            names.LABEL_INSPECTS: seen.name,
+        },
+        "ownerReferences": [owner(seen)],
+    }

@@ -1,0 +1,111 @@
+"""Lets a pod look at a model before replicas start: creates it, reads its last words from the watch, removes it.
+
+What it is and what follows from it is decided in `desired.inspection`. What was found lives in the status, so that a
+restart of the operator looks at nothing again.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvasir_api.status import ModelStatus
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.errors import ConflictError, KubeError
+from kvasir_kube.kinds import POD, Json, Key
+from kvasir_operator.desired.accelerator import forecast
+from kvasir_operator.desired.inspection import Look, look, refused
+from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Observed
+
+GRACE_S: Final = 0
+"""The pod writes nothing, so it may end at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Since when (steady clock) a service is held up for the look at one model."""
+
+    uid: str
+    uri: str
+    since: float
+
+
+class Inspector:
+    """The only one that creates pods and deletes those that it created."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        recorder: Recorder,
+        telemetry: Telemetry,
+        *,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._cluster, self._store, self._recorder = cluster, store, recorder
+        self._telemetry, self._settings, self._clock = telemetry, settings, clock
+        self._held: dict[Key, Held] = {}
+
+    async def look(self, seen: Observed, service: Json, *, wanted: int) -> tuple[Observed, str]:
+        """What is seen with what is known of the model now, and why no replica may start yet, empty when one may.
+
+        Raises KubeError that a retry may cure.
+        """
+        time = rfc3339(self._clock.wall())
+        step = look(seen, self._settings, wanted=wanted, waited_s=self._waited(seen), now=self._clock.wall(), time=time)
+        step = await self._create(seen, step, time)
+        for pod in step.delete:
+            await self._cluster.delete(POD, seen.namespace, pod.name, uid=pod.uid, grace_s=GRACE_S)
+            self._telemetry.wrote(POD.kind)
+            self._store.drop(POD, (seen.namespace, pod.name), pod.uid)
+        if not step.waiting:
+            self._held.pop((seen.namespace, seen.name), None)
+        after = replace(seen, model=step.found)
+        await self._say(seen.model, after, service)
+        return after, step.waiting
+
+    def forget(self, name: Key) -> None:
+        """The service is gone."""
+        self._held.pop(name, None)
+
+    def _waited(self, seen: Observed) -> float:
+        name, now = (seen.namespace, seen.name), self._clock.steady()
+        held = self._held.get(name)
+        if held is None or (held.uid, held.uri) != (seen.uid, seen.spec.model.uri):
+            held = self._held[name] = Held(uid=seen.uid, uri=seen.spec.model.uri, since=now)
+        return now - held.since
+
+    async def _create(self, seen: Observed, step: Look, time: str) -> Look:
+        if step.create is None:
+            return step
+        try:
+            self._store.put(POD, await self._cluster.create(POD, step.create))
+        except ConflictError:
+            # The watch has not brought it yet, or it is somebody else's; then patience ends the wait.
+            return step
+        except KubeError as error:
+            if not error.permanent or step.found is not None:
+                raise
+            return Look(found=refused(seen, str(error), time), delete=step.delete)
+        self._telemetry.wrote(POD.kind)
+        return step
+
+    async def _say(self, before: ModelStatus | None, after: Observed, service: Json) -> None:
+        found = after.model
+        if found is None or (before is not None and _same(before, found)):
+            return
+        if not found.facts:
+            await self._recorder.say(service, "ForecastUnknown", found.message, kind="Warning")
+            return
+        judged = forecast(after)
+        note = f"{found.architecture}, {found.parameters} parameters"
+        await self._recorder.say(service, "ModelInspected", f"{note}; {judged.message}" if judged else note)
+
+
+def _same(before: ModelStatus, after: ModelStatus) -> bool:
+    """Whether both say the same of the same model, whenever they were read."""
+    return before.model_copy(update={"inspected_at": after.inspected_at}) == after

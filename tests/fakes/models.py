@@ -1,0 +1,23 @@
+"""What an inspection may read of a model, without a model."""
+
+from typing import Any, Final
+
+from kvasir_api import forecast, inspection
+
+LLAMA_8B: Final = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""15 GiB of weights, 128 KiB of cache for a token."""
+
+
+def facts(**fields: Any) -> inspection.Facts:
+    """Facts of LLAMA_8B, unless told otherwise."""
+    given = {"architecture": "LlamaForCausalLM", "supported": True, "cpu_dtype": "float32", **fields}
+    return inspection.Facts(**{"shape": forecast.shape(LLAMA_8B), **given})
+
+
+def words(**fields: Any) -> str:
+    """The last words of a pod that read it."""
+    return inspection.encode(facts(**fields)).decode()

@@ -1,0 +1,99 @@
+"""What a config tells fits into a pod's last words, and the forecast from it says TooSmall only of what is refused."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fakes.models import facts
+from kvasir_api import inspection
+from kvasir_api.inspection import Facts, Prediction, predicted
+from kvasir_api.options import RuntimeOptions
+
+GIB = 2**30
+
+
+def judged(memory_gib: float, device: Any = "cuda", of: Facts | None = None, **options: Any) -> Prediction:
+    return predicted(of or facts(), RuntimeOptions(**options), device=device, memory_bytes=int(memory_gib * GIB))
+
+
+def test_facts_survive_the_way_through_a_pods_last_words() -> None:
+    document = inspection.encode(facts())
+    assert len(document) < inspection.MAX_BYTES / 4
+    assert inspection.decode(document.decode()) == facts()
+
+
+def test_a_newer_runtime_may_say_more() -> None:
+    said = msgspec.json.decode(inspection.encode(facts()))
+    said["later"], said["shape"]["later"] = 1, 2
+    assert inspection.decode(msgspec.json.encode(said).decode()) == facts()
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["", "kvasir: no", "{}", '{"schema":1}', '{"architecture":"a","supported":true,"cpu_dtype":"x","shape":{}}'],
+)
+def test_anything_else_is_refused(document: str) -> None:
+    with pytest.raises(ValueError, match="not the facts"):
+        inspection.decode(document)
+
+
+@pytest.mark.parametrize(("field", "message"), [("schema", "schema 2"), ("layers", "without layers")])
+def test_facts_that_make_no_sense_are_refused(field: str, message: str) -> None:
+    said = msgspec.json.decode(inspection.encode(facts()))
+    (said if field in said else said["shape"])[field] = 2 if field == "schema" else 0
+    with pytest.raises(ValueError, match=message):
+        inspection.decode(msgspec.json.encode(said).decode())
+
+
+def test_facts_that_are_too_long_are_not_cut_but_refused() -> None:
+    with pytest.raises(ValueError, match="more than 4096"):
+        inspection.encode(facts(architecture="x" * 5000))
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "options", "verdict", "kv_tokens", "requests"),
+    [
+        # 80 GiB x 0.9 - 14.96 weights - 0.63 process - 2.63 activations of 8192 tokens = 53.8 GiB of 128 KiB tokens
+        (80, {}, "Fits", 440_656, 3),
+        (80, {"max_model_len": 8192}, "Fits", 440_656, 53),
+        (80, {"memory_percent": 45}, "Fits", 145_664, 1),
+        (80, {"max_batch_tokens": 1024}, "Fits", 459_392, 3),
+        (24, {}, "Fits", 27_776, 1),  # less than the model's own longest: the runtime lowers that by itself
+        (24, {"max_model_len": 131_072}, "TooSmall", 27_776, 0),
+        (18, {}, "Fits", 0, 0),  # what a step takes is only estimated, so that the runtime shall measure it
+        (16, {}, "TooSmall", 0, 0),
+        (16, {"quantization": "int8"}, "Fits", 22_480, 1),
+    ],
+)
+def test_predictions(memory_gib: float, options: dict[str, Any], verdict: str, kv_tokens: int, requests: int) -> None:
+    found = judged(memory_gib, **options)
+    assert (found.verdict, found.requests) == (verdict, requests)
+    assert found.kv_tokens == pytest.approx(kv_tokens, rel=0.01)
+    assert " against " in found.message
+
+
+def test_numbers_of_a_refusal_are_those_that_count() -> None:
+    assert judged(8).message == (
+        "weights 14.96 GiB + activations 0.00 GiB + KV cache of one request of 16 tokens 0.00 GiB "
+        "against 7.20 GiB usable of 8.00 GiB"
+    )
+
+
+def test_a_cache_of_a_fixed_size_is_that_size() -> None:
+    found = judged(24, kv_cache_tokens=1000, block_size=32)
+    assert (found.verdict, found.kv_tokens, found.requests) == ("Fits", 1024, 1)
+    refused = judged(24, kv_cache_tokens=100_000)
+    assert refused.verdict == "TooSmall"
+    assert refused.message == "weights 14.96 GiB + KV cache of 100000 tokens 12.21 GiB against 24.00 GiB"
+
+
+def test_a_processor_computes_in_the_type_that_it_is_good_at() -> None:
+    assert judged(64, "cpu").weights_bytes == 2 * judged(64, "cuda").weights_bytes
+    assert judged(64, "cpu", dtype="bfloat16").weights_bytes == judged(64, "cuda").weights_bytes
+    assert judged(64, "cpu", kv_cache_dtype="int8").kv_tokens > 3 * judged(64, "cpu").kv_tokens
+
+
+def test_what_is_not_served_is_unknown() -> None:
+    found = judged(8, of=facts(supported=False))
+    assert (found.verdict, found.message) == ("Unknown", "architecture LlamaForCausalLM is not known")

@@ -1,0 +1,220 @@
+"""When a pod looks at a model before replicas start, what that pod may do, and what its answer means."""
+
+from dataclasses import replace
+
+import pytest
+
+from fakes.manifests import service
+from fakes.models import words
+from kvasir_api import names
+from kvasir_api.status import ModelStatus
+from kvasir_operator.desired.accelerator import choice, forecast, forecasts
+from kvasir_operator.desired.faults import fault
+from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, look, pod_name
+from kvasir_operator.observed.inspection import Inspection
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import observed
+
+SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
+CLASSES = [
+    {
+        "metadata": {"name": name},
+        "spec": {"memory": memory, "pricePerHour": price, "pod": {"nodeSelector": {"gpu": name}}},
+    }
+    for name, memory, price in (("t4", "16Gi", 1), ("l4", "24Gi", 2), ("h100", "80Gi", 9))
+]
+URI = "pvc://models/tiny"
+TIME = "2026-01-01T12:00:00Z"
+NOW = 1767268800.0
+READ = ModelStatus(uri=URI, inspected_at=TIME, architecture="LlamaForCausalLM", facts=words())
+
+
+def gpu(**fields):
+    return {"accelerator": {"count": 1, **fields}}
+
+
+def world(*, model=None, pods=(), bound=True, uri=URI, inspect="Auto", serving="", **spec):
+    given = {"resources": gpu(classes=["l4"]), **spec, "model": {"uri": uri, "inspect": inspect}}
+    found = observed(service(**given), revisions=(), deployments=(), replicas=(), svc=None, classes=CLASSES)
+    if serving:
+        owner = [{"controller": True, "uid": "uid-tiny"}]
+        metadata = {"name": "tiny-a", "labels": {names.LABEL_REVISION: "a"}, "ownerReferences": owner}
+        revision = {
+            "metadata": metadata,
+            "revision": 1,
+            "data": {"inputs": {"model": {"uri": serving}}, "template": {}},
+        }
+        made = [{"metadata": metadata, "spec": {"replicas": 1}}]
+        found = observed(
+            service(**given), revisions=[revision], deployments=made, replicas=(), svc=None, classes=CLASSES
+        )
+    return replace(found, model=model, inspections=tuple(pods), claim_bound=bound)
+
+
+def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
+    return look(seen, SETTINGS, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+
+
+def pod(**fields):
+    return Inspection(**{"name": pod_name(world()), "uid": "u", **fields})
+
+
+def test_a_model_for_an_accelerator_is_looked_at_before_replicas_start():
+    found = step(world())
+    assert found.create is not None
+    assert found.found is None
+    assert found.waiting == f"pod {pod_name(world())} reads the model's config"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        world(resources={}),
+        world(inspect="Never"),
+        world(model=READ),
+        world(serving=URI),
+    ],
+    ids=["on a processor", "never", "known", "served already"],
+)
+def test_no_pod_is_made_where_none_is_needed(seen):
+    left = pod(name="old")
+    found = step(replace(seen, inspections=(left,)))
+    assert (found.create, found.waiting, found.delete) == (None, "", (left,))
+
+
+def test_nothing_is_looked_at_for_no_replica():
+    assert step(world(), wanted=0).create is None
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [world(inspect="Always", resources={}), world(model=ModelStatus(uri="pvc://other")), world(serving="pvc://other")],
+    ids=["always", "another model was known", "another model is served"],
+)
+def test_what_counts_is_this_model(seen):
+    assert step(seen).create is not None
+
+
+def test_the_pod_takes_no_accelerator_writes_nothing_and_ends_soon():
+    made = step(world(pod={"imagePullSecrets": [{"name": "key"}], "nodeSelector": {"zone": "a"}})).create
+    spec, (container,) = made["spec"], made["spec"]["containers"]
+    assert made["metadata"]["labels"].keys().isdisjoint({names.LABEL_SERVICE, names.LABEL_ROLE, names.LABEL_REVISION})
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-tiny"
+    assert container["command"] == ["kvasir", "plan"]
+    assert container["args"] == ["/models/tiny", "--facts", "/dev/termination-log"]
+    assert container["image"] == "cpu:1"
+    assert set(container["resources"]["limits"]) == {"memory"}
+    assert container["volumeMounts"][0] == {"name": "model", "mountPath": "/models", "readOnly": True}
+    assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 60)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["imagePullSecrets"] == [{"name": "key"}]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+def test_a_directory_is_looked_at_where_it_lies_and_a_claim_wherever_it_draws_the_pod():
+    assert step(world(uri="file:///srv/tiny")).create["spec"]["nodeSelector"] == {"gpu": "l4"}
+    assert "nodeSelector" not in step(world()).create["spec"]
+
+
+def test_while_it_runs_replicas_wait():
+    found = step(world(pods=[pod(trouble="0/3 nodes are available")]))
+    assert (found.create, found.delete) == (None, ())
+    assert found.waiting.endswith("reads the model's config: 0/3 nodes are available")
+
+
+def test_what_it_says_is_kept():
+    found = step(world(pods=[pod(ended=True, said=words())]))
+    assert found.waiting == ""
+    assert found.found == ModelStatus(
+        uri=URI, inspected_at=TIME, architecture="LlamaForCausalLM", parameters=8_030_261_248, facts=words()
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "waited_s", "message"),
+    [
+        (world(pods=[pod(ended=True, trouble="Error: no config.json")]), 0.0, "Error: no config.json"),
+        (world(pods=[pod(ended=True)]), 0.0, "the pod that reads it ended without a word"),
+        (world(pods=[pod(ended=True, said="hello")]), 0.0, "not the facts of a model"),
+        (world(pods=[pod(trouble="ErrImagePull")]), PATIENCE_S + 1, "no pod has read it within 120 s: ErrImagePull"),
+        (world(bound=False), UNBOUND_S + 1, "its claim has no volume yet"),
+    ],
+)
+def test_what_is_not_known_holds_nothing_up(seen, waited_s, message):
+    found = step(seen, waited_s=waited_s)
+    assert found.waiting == ""
+    assert message in found.found.message
+    after = replace(seen, model=found.found)
+    assert fault(after, SETTINGS) is None
+    assert forecast(after).verdict == "Unknown"
+    assert message in forecast(after).message
+
+
+def test_a_pod_that_looks_does_not_decide_where_a_claim_gets_its_volume():
+    found = step(world(bound=False))
+    assert (found.create, found.waiting) == (None, "the model's claim waits for its volume")
+
+
+def test_pods_that_leave_are_waited_for():
+    leaving = pod(ended=True, leaving=True, said=words())
+    assert step(world(pods=[leaving])).create is None
+    assert step(world(model=READ, pods=[leaving])).delete == ()
+
+
+def test_what_is_too_small_is_refused_with_numbers_and_looked_at_again_later():
+    seen = world(model=READ, resources=gpu(classes=["t4"]))
+    broken = fault(seen, SETTINGS)
+    assert broken.reason == "TooSmall"
+    assert broken.message == (
+        "spec.resources.accelerator.classes: t4 is too small: weights 14.96 GiB + activations 0.00 GiB + KV cache of "
+        "one request of 16 tokens 0.00 GiB against 14.40 GiB usable of 16.00 GiB"
+    )
+    assert step(seen, now=NOW + AGAIN_S).create is None
+    again = step(seen, now=NOW + AGAIN_S + 1)
+    assert again.create is not None
+    assert (again.found, again.waiting) == (READ, "")
+    mute = step(replace(seen, inspections=(pod(ended=True),)), now=NOW + AGAIN_S + 1)
+    assert mute.found.facts == READ.facts
+
+
+def test_a_service_of_its_own_will_is_not_refused():
+    assert fault(world(model=READ, inspect="Never", resources=gpu(classes=["t4"])), SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("resources", "name", "why"),
+    [
+        (gpu(classes=["t4", "l4"]), "l4", "t4 is too small: weights 14.96 GiB"),
+        (gpu(minMemory="10Gi"), "l4", "the cheapest with 10Gi of memory, 2 per hour"),
+        (gpu(minMemory="40Gi"), "h100", "the cheapest with 40Gi of memory, 9 per hour"),
+    ],
+)
+def test_the_class_is_one_that_the_model_fits(resources, name, why):
+    found = choice(world(model=READ, resources=resources))
+    assert found.name == name
+    assert why in found.why
+
+
+def test_forecasts_are_told_class_by_class():
+    seen = world(model=READ, resources=gpu(classes=["t4", "absent", "l4"]))
+    told = [(f.name, f.fit, f.kv_tokens, f.requests) for f in forecasts(seen)]
+    assert told == [("t4", "TooSmall", 0, 0), ("l4", "Fits", 27776, 1)]
+    assert forecast(seen).kv_tokens == 27776
+
+
+def test_without_a_class_nobody_knows_the_memory():
+    found = forecast(world(model=READ, resources=gpu()))
+    assert (found.verdict, found.message) == ("Unknown", "no AcceleratorClass says how much memory a device has")
+
+
+def test_on_a_processor_the_memory_is_what_was_asked_for():
+    small = world(model=READ, inspect="Always", resources={"memory": "16Gi"})
+    assert fault(small, SETTINGS).reason == "TooSmall"
+    assert fault(small, SETTINGS).message.startswith("spec.resources.memory: weights 29.92 GiB")
+    assert fault(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS) is None

@@ -1,0 +1,180 @@
+"""A model that is looked at before replicas start, through the whole operator on a fake cluster."""
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import service
+from fakes.models import words
+from fakes.readings import FakeReader
+from kvasir_kube.errors import ConflictError, KubeError
+from kvasir_kube.kinds import ACCELERATOR_CLASS, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
+from kvasir_operator.loop.operator import Operator
+from kvasir_operator.observed.settings import Settings
+
+KEY = ("default", "tiny")
+
+
+class Bench:
+    """An operator that is asked to reconcile one service; pods are ended by the test."""
+
+    def __init__(self):
+        self.cluster, self.clock = FakeCluster(), FakeClock()
+        self.operator = self.started()
+
+    def started(self):
+        return Operator(
+            self.cluster,
+            FakeReader(),
+            settings=Settings(),
+            namespace="",
+            interval_s=2.0,
+            instance="test",
+            clock=self.clock,
+        )
+
+    async def put(self, *classes, bound=True, **spec):
+        for name, memory in classes:
+            await self.cluster.put(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": {"memory": memory}})
+        claim = {"metadata": {"namespace": "default", "name": "models"}}
+        await self.cluster.put(CLAIM, {**claim, "status": {"phase": "Bound" if bound else "Pending"}})
+        given = {"resources": {"accelerator": {"count": 1, "classes": [name for name, _ in classes]}}, **spec}
+        old = self.cluster.objects.get(INFERENCE_SERVICE.plural, {}).get(KEY, {})
+        await self.cluster.put(INFERENCE_SERVICE, {**old, **service(**given)})
+
+    async def turn(self, seconds=2.0):
+        self.clock.advance(seconds)
+        await self.operator.resync.once()
+        await self.operator.scaler.tick()
+        await self.operator.reconciler.reconcile(KEY)
+
+    async def ends(self, message="", *, code=0):
+        (pod,) = self.cluster.objects[POD.plural].values()
+        state = {"terminated": {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}}
+        status = {"phase": "Succeeded", "containerStatuses": [{"name": "inspect", "state": state}]}
+        await self.cluster.put(POD, {**pod, "status": status})
+
+    @property
+    def status(self):
+        return self.cluster.stored(INFERENCE_SERVICE, *KEY)["status"]
+
+    @property
+    def ready(self):
+        return next(c for c in self.status["conditions"] if c["type"] == "Ready")
+
+    def told(self):
+        return [event["reason"] for event in self.cluster.objects.get(EVENT.plural, {}).values()]
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+async def test_replicas_start_when_the_model_was_read(bench):
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    assert bench.ready["reason"] == "InspectingModel"
+    assert len(bench.cluster.names(POD)) == 1
+    assert bench.cluster.names(DEPLOYMENT) == []
+    await bench.turn()
+    assert bench.cluster.writes.count(("create", "pods", ("default", bench.cluster.names(POD)[0]))) == 1
+    await bench.ends(words())
+    await bench.turn()
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+    assert bench.status["model"]["parameters"] == 8_030_261_248
+    assert bench.status["capacity"]["fit"] == "Fits"
+    assert bench.status["capacity"]["predictedKvTokens"] == 440_656
+    await bench.turn()
+    assert bench.cluster.names(POD) == []
+    assert bench.told().count("ModelInspected") == 1
+
+
+async def test_what_is_known_outlives_the_operator(bench):
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    await bench.ends(words())
+    await bench.turn()
+    bench.operator, writes = bench.started(), len(bench.cluster.writes)
+    await bench.turn()
+    await bench.turn()
+    assert [w for w in bench.cluster.writes[writes:] if w[0] != "delete"] == []
+
+
+async def test_what_is_too_small_gets_no_replica_until_it_asks_for_more(bench):
+    await bench.put(("t4", "16Gi"))
+    await bench.turn()
+    await bench.ends(words())
+    await bench.turn()
+    assert bench.ready["reason"] == "TooSmall"
+    assert "weights 14.96 GiB" in bench.ready["message"]
+    assert bench.cluster.names(DEPLOYMENT) == []
+    assert bench.told().count("TooSmall") == 1
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+    assert bench.cluster.names(POD) == []  # it is the same model
+
+
+@pytest.mark.parametrize("seconds", [0.0, 130.0], ids=["failed", "silent"])
+async def test_an_unknown_model_is_started_all_the_same(bench, seconds):
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    if not seconds:
+        await bench.ends("Error: no config.json", code=2)
+    await bench.turn(seconds)
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+    assert bench.status["capacity"]["fit"] == "Unknown"
+    assert bench.told().count("ForecastUnknown") == 1
+    await bench.turn()
+    assert bench.cluster.names(POD) == []
+
+
+async def test_a_cluster_that_allows_no_such_pod_holds_nothing_up(bench):
+    bench.cluster.errors["create"] = [KubeError("pods is forbidden", status=403)]
+    await bench.put(("h100", "80Gi"))
+    await bench.turn()
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+    assert "the API server refused the pod that reads it: pods is forbidden" in bench.status["model"]["message"]
+
+
+async def test_a_passing_refusal_is_tried_again(bench):
+    bench.cluster.errors["create"] = [KubeError("busy", status=503)]
+    await bench.put(("h100", "80Gi"))
+    with pytest.raises(KubeError, match="busy"):
+        await bench.turn()
+    await bench.turn()
+    assert len(bench.cluster.names(POD)) == 1
+
+
+async def test_somebody_elses_pod_of_that_name_ends_the_wait_in_time(bench):
+    await bench.put(("h100", "80Gi"))
+    bench.cluster.errors["create"] = [ConflictError("exists", status=409) for _ in range(3)]
+    await bench.turn()
+    await bench.turn()
+    assert bench.cluster.names(DEPLOYMENT) == []
+    await bench.turn(130.0)
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+
+
+async def test_a_claim_without_a_volume_is_waited_for_a_little(bench):
+    await bench.put(("h100", "80Gi"), bound=False)
+    await bench.turn()
+    assert bench.ready["message"] == "the model's claim waits for its volume"
+    assert POD.plural not in bench.cluster.objects
+    await bench.turn(11.0)
+    assert len(bench.cluster.names(DEPLOYMENT)) == 1
+
+
+async def test_a_class_is_parsed_once_for_each_of_its_versions(bench):
+    await bench.put(("h100", "80Gi"), resources={})
+    seen = []
+    for memory in ("80Gi", "80Gi", "141Gi"):
+        if memory == "141Gi":
+            await bench.put(("h100", memory), resources={})
+        await bench.operator.resync.once()
+        observer = bench.operator.reconciler._observer
+        obj = bench.operator.store.get(INFERENCE_SERVICE, KEY)
+        seen.append((await observer.observe(obj)).classes["h100"])
+    assert seen[0] is seen[1]
+    assert (seen[1].memory, seen[2].memory) == ("80Gi", "141Gi")
