@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-operator bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,8 +63,14 @@ test-unit: setup  ## Run only what needs no control plane
 test-e2e: setup  ## Run only what needs the control plane
 	@$(TEST_ENV) $(BIN)/python -m pytest -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 
-test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (about two hours)
+test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (20 min; see docs/faults.md)
 	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_faults.py $(PYTEST_ARGS)
+
+test-changes: setup  ## Change live services at random and compare with new ones (CASES=… SEED=…; see docs/faults.md)
+	@KVASIR_CASES=$(or $(CASES),200) KVASIR_SEED=$(or $(SEED),1) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_changes.py $(PYTEST_ARGS)
+
+test-idle: setup  ## Watch an operator with nothing to do for ten minutes: it must write nothing (SECONDS_IDLE=…)
+	@KVASIR_IDLE_S=$(or $(SECONDS_IDLE),600) $(TEST_ENV) $(BIN)/python -m pytest -s tests/e2e/test_operator_idle.py $(PYTEST_ARGS)
 
 check: fmt-check lint types floors fresh  ## Everything that reads the code without running it
 
@@ -105,6 +111,9 @@ bench-peers: setup  ## The same beside the peers that are installed, in turns (t
 
 bench-scaling: setup  ## Measure 1 to 32 streams against what memory and processors allow (BENCH_ARGS=--write keeps it)
 	@PYTHONPATH=tests $(BIN)/python -m bench.scaling $(BENCH_ARGS)
+
+bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 50 --write")
+	@PYTHONPATH=tests $(BIN)/python -m bench.operator_scale $(BENCH_ARGS)
 
 bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs/benchmarks/gpu.md)
 	@$(BIN)/python tests/bench/gpu_kernels.py

@@ -56,6 +56,9 @@ class FakeKubelet:
     def __init__(self, client: Client, *, node: str, subnet: str, refuse: str = "broken") -> None:
         self.pods: dict[str, StubPod] = {}
         self.hold = False  # while set, new pods stay not ready
+        self.first_words: dict[str, Any] = {}  # more of what /state of a new pod says
+        self.facts = ""  # last words of pods that look at a model; without any they fail
+        self.looked: list[Json] = []  # those pods, as they were started
         self.cut_off: list[str] = []  # pods that were ended with requests and without having been asked to drain
         self._client, self._node, self._subnet, self._refuse = client, node, subnet, refuse
         self._numbers = itertools.count(1)
@@ -153,6 +156,7 @@ class FakeKubelet:
             revision=(pod["metadata"].get("labels") or {}).get(names.LABEL_REVISION, ""),
         )
         stub.say(kv_pinned=0, device="cpu", kernels="stub", phase="loading" if self.hold else "ready")
+        stub.say(**self.first_words)
         if self._refuse in stub.args[0]:
             stub.refused = f"{names.REFUSAL_PREFIX}{stub.args[0]} has no config.json"
         self.pods[stub.name] = stub

@@ -126,6 +126,12 @@ class Rig:
         self.start(*flags)
 
     @property
+    def pid(self) -> int:
+        """Of the operator's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the operator has not ended by itself."""
         return self._process is not None and self._process.poll() is None

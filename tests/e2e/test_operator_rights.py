@@ -1,0 +1,210 @@
+"""The rights of operator and gateway are exactly those that they use, by the word of the API server's audit log."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fakes.operator_rig import ROOT, account_kubeconfig, kubectl
+from kvasir_api import names
+from kvasir_kube.errors import NotFoundError
+from kvasir_kube.kinds import CONTROLLER_REVISION, LEASE, POD
+from kvasir_local import audit
+from kvasir_operator.desired.revision import KEPT_REVISIONS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+BASE = ROOT / "manifests" / "base"
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One verb on one resource; namespace is empty where it holds in all."""
+
+    group: str
+    resource: str
+    verb: str
+    namespace: str = ""
+
+
+def granted(part: str) -> set[Right]:
+    """Every single right of the roles of operator or gateway."""
+    found = set()
+    for document in yaml.safe_load_all((BASE / part / "rbac.yaml").read_text()):
+        for rule in document.get("rules", ()):
+            where = document["metadata"].get("namespace", "") if document["kind"] == "Role" else ""
+            found |= {
+                Right(group, resource, verb, where)
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+                for verb in rule["verbs"]
+            }
+    return found
+
+
+def used(requests: list[audit.Request]) -> set[Right]:
+    """What was asked for. An apply that made an object needed both rights, though only one is told."""
+    found = set()
+    for request in requests:
+        if request.resource:
+            resource = f"{request.resource}/{request.subresource}" if request.subresource else request.resource
+            where = request.namespace if request.resource == LEASE.plural else ""
+            found.add(Right(request.group, resource, request.verb, where))
+            if request.verb == "patch" and request.code == 201:
+                found.add(Right(request.group, resource, "create", where))
+    return found
+
+
+def asked(control, mark: int, account: str) -> list[audit.Request]:
+    user = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{account}"
+    return [request for request in audit.read(control.layout.audit_log, since=mark)[0] if request.user == user]
+
+
+async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still):
+    rig = still
+    with contextlib.suppress(NotFoundError):
+        await rig.client.delete(LEASE, names.SYSTEM_NAMESPACE, names.OPERATOR)
+    mark = rig.audit_mark()
+    # As the Deployment of the base runs it: for all namespaces, under a Lease.
+    rig.start("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}")
+    await rig.claim()
+    await rig.apply(model={"uri": "pvc://models/tiny", "inspect": "Always"}, replicas=2)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    await overstays(rig)
+    await forgets_revisions(rig)
+    assert rig.stop() == 0
+    requests = asked(rig.control, mark, names.OPERATOR)
+    assert [request for request in requests if request.denied] == []
+    assert used(requests) == granted("operator")
+
+
+async def overstays(rig):
+    """A pod that drains for so long that it is cut short."""
+    for pod in await rig.until_pods(2):
+        pod.say(running=1)
+    await rig.heard()
+    kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
+
+    async def marked():
+        return next(
+            (p for p in await rig.all(POD) if names.ANNOTATION_DRAIN in p["metadata"].get("annotations", {})), None
+        )
+
+    victim = (await rig.until(marked, lambda: "a pod that drains"))["metadata"]["name"]
+    # Its time passes at once.
+    note = f"{names.ANNOTATION_DRAIN}={LONG_AGO}"
+    kubectl(rig.control, "annotate", "pod", victim, note, "--overwrite", f"--namespace={rig.namespace}")
+
+    async def gone():
+        return victim not in [p["metadata"]["name"] for p in await rig.all(POD)]
+
+    await rig.until(gone, lambda: "the pod was cut short")
+
+
+async def forgets_revisions(rig):
+    """So many edits that old revisions are deleted."""
+    for number in range(KEPT_REVISIONS + 3):
+        await rig.apply(model={"uri": "pvc://models/tiny"}, replicas=0, runtime={"maxSequences": 10 + number})
+
+        async def last(wanted=10 + number):
+            found = await rig.all(CONTROLLER_REVISION)
+            return any(r["data"]["inputs"].get("runtime", {}).get("maxSequences") == wanted for r in found)
+
+        await rig.until(last, lambda: "its revision")
+
+    async def kept():
+        # Beside the old ones the current one and the last that was good.
+        return len(await rig.all(CONTROLLER_REVISION)) <= KEPT_REVISIONS + 2
+
+    await rig.until(kept, lambda: "old revisions go")
+
+
+async def test_the_gateway_uses_all_that_it_may_and_asks_for_nothing_else(rig, tmp_path):
+    for name in ("serviceaccount", "rbac"):
+        kubectl(rig.control, "apply", "--server-side", "-f", str(BASE / "gateway" / f"{name}.yaml"))
+    config = account_kubeconfig(rig.control, tmp_path / "gateway.kubeconfig", names.GATEWAY)
+    await rig.apply()
+    await rig.until_condition("Ready")
+    mark = rig.audit_mark()
+    with gateway(config, tmp_path) as process:
+
+        async def follows():
+            assert process.poll() is None, (tmp_path / "gateway.log").read_text()
+            return "watch" in {request.verb for request in asked(rig.control, mark, names.GATEWAY)}
+
+        await rig.until(follows, lambda: "it watches")
+        await rig.until(lambda: whole(rig, mark), lambda: "both kinds")
+    requests = asked(rig.control, mark, names.GATEWAY)
+    assert [request for request in requests if request.denied] == []
+    assert used(requests) == granted("gateway")
+
+
+async def whole(rig, mark):
+    return used(asked(rig.control, mark, names.GATEWAY)) >= granted("gateway")
+
+
+@contextlib.contextmanager
+def gateway(config: Path, tmp: Path):
+    """The picker as a process; without Envoy it has nobody to answer."""
+    (tmp / "shared").mkdir()
+    command = [
+        str(Path(sys.executable).with_name("kvasir")), "gateway", f"--config-dir={tmp / 'shared'}",
+        f"--kubeconfig={config}", "--state-port=18099",
+    ]  # fmt: skip
+    with (tmp / "gateway.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=15)
+
+
+async def test_for_one_namespace_rights_in_that_one_are_enough(still, tmp_path):
+    """Operator and services in namespaces of their own, the operator as the chart installs it."""
+    rig = still
+    home = f"{rig.namespace}-home"
+    kubectl(rig.control, "create", "namespace", home)
+    made = rendered(home, rig.namespace)
+    kubectl(rig.control, "apply", "--server-side", "--force-conflicts", "-f", "-", text=yaml.safe_dump_all(made))
+    rig.account(home)
+    mark = rig.audit_mark()
+    rig.start(f"--lease-namespace={home}", "--allow-model-dir=/srv")
+    await rig.apply(replicas=2)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
+    await rig.until_pods(1)
+    assert rig.stop() == 0
+    user = f"system:serviceaccount:{home}:{names.OPERATOR}"
+    requests = [r for r in audit.read(rig.control.layout.audit_log, since=mark)[0] if r.user == user]
+    assert [request for request in requests if request.denied] == []
+    assert {request.namespace for request in requests} == {rig.namespace, home}
+    for verb, what, where in (("list", "pods", home), ("patch", "deployments", "default"), ("list", "pods", "default")):
+        can = ["auth", "can-i", verb, what, f"--namespace={where}", f"--as={user}"]
+        assert kubectl(rig.control, *can, check=False).strip() == "no"
+    for document in made:
+        if document["kind"] in ("ClusterRoleBinding", "ClusterRole") and document["metadata"]["name"].startswith(home):
+            kubectl(rig.control, "delete", document["kind"], document["metadata"]["name"])
+    kubectl(rig.control, "delete", "namespace", home, "--wait=false")
+
+
+def rendered(home: str, watched: str) -> list[dict]:
+    """Accounts and rights of the chart, cluster-wide objects under names of this test."""
+    helm = [
+        str(Path(sys.executable).with_name("helm")), "template", "kvasir", str(ROOT / "manifests" / "chart"),
+        "--namespace", home, "--set", f"watchNamespace={watched},crds.install=false",
+    ]  # fmt: skip
+    text = subprocess.run(helm, capture_output=True, text=True, check=True, timeout=60).stdout
+    kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    found = [d for d in yaml.safe_load_all(text) if d and d["kind"] in kinds]
+    for document in found:
+        if document["kind"].startswith("ClusterRole"):
+            document["metadata"]["name"] = f"{home}-{document['metadata']['name']}"
+        if document.get("roleRef", {}).get("kind") == "ClusterRole":
+            document["roleRef"]["name"] = f"{home}-{document['roleRef']['name']}"
+    return found

@@ -1,0 +1,115 @@
+"""Specs that the CRD's own schema allows, drawn by hypothesis: a few fields at a time, as people edit.
+
+What no stub cluster could bring to rest is pinned: sizes that no node has, waits of hours, names of things that do not
+exist. Everything else, and every field that the schema will get, is drawn from its type, bounds, pattern or choices.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from kvasir_api import crd
+
+Json = dict[str, Any]
+ODD: Final = ("", "a", "a b", "$(id)", "`id`", "a;b|c&d", "'\"", "--host", "é", "x" * 63, "a\\b", "%s{}")
+"""Texts that a shell, a template or a validation might stumble over."""
+PINS: Final[dict[str, st.SearchStrategy[Any]]] = {
+    "model.uri": st.sampled_from(["file:///srv/a", "file:///srv/b b;$(id)", "pvc://models/a", "pvc://models/a/b.c_d"]),
+    "replicas": st.integers(0, 2),
+    "autoscaling.minReplicas": st.integers(1, 2),
+    "autoscaling.maxReplicas": st.integers(2, 1000),
+    "autoscaling.scaleDown.windowSeconds": st.just(0),
+    "autoscaling.scaleDown.percent": st.just(100),
+    "autoscaling.scaleDown.periodSeconds": st.just(1),
+    "resources.accelerator.resourceName": st.just("nvidia.com/gpu"),
+    "resources.accelerator.classes": st.lists(st.sampled_from(["{class}", "none"]), max_size=2, unique=True),
+    "resources.accelerator.minMemory": st.sampled_from(["", "1Gi", "900Gi"]),
+    "resources.cpu": st.sampled_from(["1", "250m", "0.5", "3000m"]),
+    "resources.memory": st.sampled_from(["64Mi", "1G", "1.5Gi", "1073741824"]),
+    "rollout.steps[].pauseSeconds": st.integers(0, 1),
+    "rollout.paused": st.just(False),  # an order to stand still, not a state to arrive at
+    "pod.nodeSelector": st.sampled_from([{}, {"kubernetes.io/os": "linux"}]),
+}
+WITH: Final[dict[str, Json]] = {
+    "autoscaling": {"scaleDown": {"windowSeconds": 0, "percent": 100, "periodSeconds": 1}},
+    "resources.accelerator.classes": {"count": 1},
+    "resources.accelerator.minMemory": {"count": 1},
+}
+"""What a field needs beside it to mean anything, or to come to rest before the test ends."""
+
+
+def leaves(node: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    """Path and schema of every field that a person would set as one value; lists and maps are set as a whole."""
+    for name, child in node.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        if "properties" in child:
+            yield from leaves(child, here)
+        else:
+            yield here, child
+
+
+def values(schema: Json, path: str) -> st.SearchStrategy[Any]:
+    """What the schema allows at that path."""
+    if path in PINS:
+        return PINS[path]
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    match schema["type"]:
+        case "boolean":
+            return st.booleans()
+        case "integer":
+            low, high = schema.get("minimum", 0), schema.get("maximum", 1 << 31)
+            return st.one_of(st.sampled_from([low, high]), st.integers(low, min(high, low + 50)))
+        case "array":
+            return st.lists(values(schema["items"], f"{path}[]"), max_size=min(3, schema.get("maxItems", 3)))
+        case "object" if "properties" in schema:
+            given = {name: values(child, f"{path}.{name}") for name, child in schema["properties"].items()}
+            must = {name: given.pop(name) for name in schema.get("required", ())}
+            return st.fixed_dictionaries(must, optional=given)
+        case "object":
+            keys, items = st.sampled_from(["a", "example.com/b"]), values(schema["additionalProperties"], f"{path}.*")
+            return st.dictionaries(keys, items, max_size=2)
+        case "string" if "pattern" in schema:
+            text = st.from_regex(schema["pattern"].replace("$", r"\Z"), alphabet=st.characters(max_codepoint=126))
+            return text.filter(lambda found: len(found) <= min(40, schema.get("maxLength", 40)))
+        case "string":
+            return st.sampled_from([text for text in ODD if len(text) <= schema.get("maxLength", 1 << 20)])
+        case other:
+            raise ValueError(f"{path}: no values for type {other}")
+
+
+def put(spec: Json, path: str, value: Any) -> Json:
+    """The spec with that field set, and what it needs beside it."""
+    found = copy.deepcopy(spec)
+    here, parts = found, path.split(".")
+    for number, part in enumerate(parts[:-1]):
+        here = here.setdefault(part, {})
+        _fill(here, WITH.get(".".join(parts[: number + 1]), {}))
+    _fill(here, WITH.get(path, {}))
+    here[parts[-1]] = value
+    return found
+
+
+def _fill(here: Json, more: Json) -> None:
+    for name, value in more.items():
+        here.setdefault(name, copy.deepcopy(value))
+
+
+SPEC: Final[Json] = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+FIELDS: Final = dict(leaves(SPEC))
+
+
+@st.composite
+def changes(draw: st.DrawFn, *, most: int = 3) -> dict[str, Any]:
+    """A few fields and a value for each."""
+    paths = draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=most, unique=True))
+    return {path: draw(values(FIELDS[path], path)) for path in paths}
+
+
+def changed(spec: Json, fields: dict[str, Any]) -> Json:
+    """The spec after these changes."""
+    for path, value in fields.items():
+        spec = put(spec, path, value)
+    return spec
