@@ -72,7 +72,7 @@ class Operator:
             Observer(cluster, self.store, hearing, clock=clock),
             self.scaler,
             Inspector(cluster, self.store, recorder, self.telemetry, settings=settings, clock=clock),
-            Writer(cluster, self.store, reader, recorder, self.telemetry, clock=clock),
+            Writer(cluster, self.store, reader, recorder, self.telemetry, dirty=self.dirty, clock=clock),
             Announcer(recorder),
             self.dirty,
             self.telemetry,

@@ -28,6 +28,7 @@ from kvasir_operator.rollout.plan import plan
 from kvasir_operator.status.compose import compose, document, urgent
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.progress import Progress, overdue, progress
+from kvasir_operator.status.refusals import refusal
 
 LOG: Final = logging.getLogger(__name__)
 COUNTERS_S: Final = 5.0
@@ -135,12 +136,13 @@ class Reconciler:
         wanted = children(seen, target, planned.counts, self._settings)
         writes = diff(seen, wanted, surplus(seen, {current.id, target.id}))
         try:
-            found = replace(found, blocked=await self._writer.children(seen, writes))
+            found = replace(found, blocked=await self._writer.children(seen, service, writes))
             await self._announcer.revision(seen, service, current)
             for step in planned.steps:
                 await self._writer.step(seen, service, step)
         except KubeError as error:
-            return replace(found, trouble=f"the API server refused: {error}"), error
+            reason = refusal(str(error), status=error.status) if error.status else ""
+            return replace(found, trouble=f"the API server refused: {error}", trouble_reason=reason), error
         return found, None
 
     async def _conclude(self, name: Key, service: Json, found: Findings, memory: Memory) -> None:

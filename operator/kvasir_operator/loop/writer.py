@@ -10,7 +10,7 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_kube.cluster import Cluster
-from kvasir_kube.errors import ConflictError, NotFoundError
+from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
 from kvasir_kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -28,7 +28,9 @@ from kvasir_kube.kinds import (
 from kvasir_kube.readings import Reader
 from kvasir_operator.diff import Write
 from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.rivals import PAUSE_S, Rivals, others
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replica
@@ -38,6 +40,7 @@ from kvasir_operator.rollout.leaving import Step
 KINDS: Final = {
     kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)
 }
+AROUND: Final = frozenset({SERVICE.kind, DISRUPTION_BUDGET.kind, NETWORK_POLICY.kind})
 CUT_GRACE_S: Final = 5
 
 
@@ -52,25 +55,42 @@ class Writer:
         recorder: Recorder,
         telemetry: Telemetry,
         *,
+        dirty: Dirty,
         clock: Clock,
     ) -> None:
-        self._cluster, self._store, self._reader = cluster, store, reader
+        self._cluster, self._store, self._reader, self._dirty = cluster, store, reader, dirty
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
+        self._rivals = Rivals(clock)
         self._applied: dict[tuple[str, Key], tuple[str, int]] = {}
 
-    async def children(self, seen: Observed, writes: tuple[Write, ...]) -> tuple[str, ...]:
-        """Apply and delete. Returns objects that carry a child's name but belong to somebody else, as kind/name."""
-        foreign = []
+    async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> tuple[str, ...]:
+        """Apply and delete. Returns objects that carry a child's name but belong to somebody else, as kind/name.
+
+        Raises KubeError. What surrounds the pods and is refused for good does not keep the pods from being made.
+        """
+        foreign: list[str] = []
+        refused: KubeError | None = None
         for write in writes:
-            kind = KINDS[write.kind]
-            if write.verb == "delete":
-                await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
-                self._telemetry.wrote(kind.kind)
-            elif write.new and await self._somebody_elses(kind, seen, write.name):
-                foreign.append(f"{write.kind}/{write.name}")
-            else:
-                await self._apply(kind, write.manifest)
+            try:
+                foreign += await self._child(seen, service, write)
+            except KubeError as error:
+                if not error.permanent or write.kind not in AROUND:
+                    raise
+                refused = refused or error
+        if refused is not None:
+            raise refused
         return tuple(foreign)
+
+    async def _child(self, seen: Observed, service: Json, write: Write) -> list[str]:
+        kind = KINDS[write.kind]
+        if write.verb == "delete":
+            await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
+            self._telemetry.wrote(kind.kind)
+        elif write.new and await self._somebody_elses(kind, seen, write.name):
+            return [f"{write.kind}/{write.name}"]
+        else:
+            await self._apply(kind, service, write.manifest)
+        return []
 
     async def status(self, service: Json, status: Json) -> None:
         """Apply the whole status. A service that is gone, or another one of the same name, is left alone."""
@@ -112,18 +132,28 @@ class Writer:
                 await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
                 self._telemetry.wrote(POD.kind)
 
-    async def _apply(self, kind: Kind, manifest: Json) -> None:
+    async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
         """Apply unless the very same was applied to the very same object: the server may write a value in another way
-        than we do, and must not be asked for it again and again."""
-        name = key(manifest)
+        than we do, and must not be asked for it again and again. What somebody else changes is restored, but not in a
+        race."""
+        where = (kind.plural, key(manifest))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        known = self._store.get(kind, name)
-        if known is not None and self._applied.get((kind.plural, name)) == (digest, resource_version(known)):
+        known, before = self._store.get(kind, where[1]), self._applied.get(where)
+        if known is not None and before == (digest, resource_version(known)):
+            return
+        restores = known is not None and before is not None and before[0] == digest
+        if restores and (wait_s := self._rivals.wait_s(where)):
+            self._dirty.mark(key(service), wait_s)
             return
         written = await self._cluster.apply(kind, manifest, manager=names.MANAGER)
         self._telemetry.wrote(kind.kind)
-        self._applied[kind.plural, name] = (digest, resource_version(written))
+        self._applied[where] = (digest, resource_version(written))
         self._store.put(kind, written)
+        if restores and self._rivals.restored(where):
+            who = others(written)
+            note = f"{kind.kind}/{where[1][1]} is changed again and again{f' by {who}' if who else ''}"
+            pace = f"it is restored once in {PAUSE_S:g} s from now on"
+            await self._recorder.say(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
 
     async def _somebody_elses(self, kind: Kind, seen: Observed, name: str) -> bool:
         """Whether an object of that name exists that this service does not control; a forced apply would take it

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from kvasir_api import names
 from kvasir_api.status import Condition
 from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
 
 
@@ -30,6 +31,8 @@ def _faults(found: Findings) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_NAME_CONFLICT, "NameConflict", found.fault_message
     if unplaced := found.first("unschedulable"):
         yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
+    elif reason := refusal(found.refused_pods):
+        yield names.CONDITION_CAPACITY_LIMITED, reason, found.refused_pods
     if worse := _worse(found):
         yield names.CONDITION_DEGRADED, worse[0][0], "; ".join(message for _, message in worse)
     if found.missing:

@@ -15,7 +15,8 @@ class Findings:
 
     now: RFC 3339. current: the revision that is to get all replicas, empty when the spec cannot be honoured for
     fault_reason and fault_message. asked: the one that the spec asks for; course: where its rollout heads. wanted:
-    replicas. blocked: objects of others that are in the way. trouble: what the API server said when it refused a write.
+    replicas. blocked: objects of others that are in the way. trouble: what the API server said when it refused a write;
+    trouble_reason: one of names.REASONS when no retry cures it.
     overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
     status.address. accelerator_class: the one that the current revision got. waiting: why no replica may start
     yet. forecast: what one would hold; forecasts: on each class that was considered.
@@ -31,6 +32,7 @@ class Findings:
     fault_message: str = ""
     blocked: tuple[str, ...] = ()
     trouble: str = ""
+    trouble_reason: str = ""
     overdue: bool = False
     missing: tuple[str, ...] = ()
     autoscaling: AutoscalingStatus | None = None
@@ -60,6 +62,11 @@ class Findings:
         """Replicas without which the service is not what the spec asks for."""
         scaling = self.seen.spec.autoscaling
         return self.wanted if scaling is None else min(scaling.min_replicas, self.wanted)
+
+    @property
+    def refused_pods(self) -> str:
+        """Why the cluster does not create pods of the current revision, as it says; empty when it does."""
+        return next((w.failure for w in self.seen.workloads if w.failure and w.revision == self.current), "")
 
     def first(self, phase: Phase) -> Replica | None:
         """A live replica in that phase; one of the current revision if there is one."""

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from kvasir_api import names
 from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.refusals import refusal
 
 Mode = Literal["ready", "reconciling", "stalled"]
 
@@ -43,7 +44,11 @@ def _blocked(found: Findings) -> Summary | None:
 
 
 def _trouble(found: Findings) -> Summary | None:
-    return _reconciling("Progressing", found.trouble) if found.trouble else None
+    if not found.trouble:
+        return None
+    if found.trouble_reason:
+        return Summary(mode="stalled", reason=found.trouble_reason, message=found.trouble)
+    return _reconciling("Progressing", found.trouble)
 
 
 def _rolled_back(found: Findings) -> Summary | None:
@@ -92,6 +97,15 @@ def _overdue(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason="ProgressDeadlineExceeded", message=message)
 
 
+def _refused_pods(found: Findings) -> Summary | None:
+    """Pods that the cluster does not let the workload have, and will not until somebody changes something."""
+    reason = refusal(found.refused_pods)
+    if not reason or found.updated_ready >= found.minimum:
+        return None
+    message = f"{found.updated_ready} of {_replicas(found.wanted)} ready; {found.refused_pods}"
+    return Summary(mode="stalled", reason=reason, message=message)
+
+
 def _rolling_out(found: Findings) -> Summary | None:
     if not found.outdated:
         return None
@@ -123,7 +137,7 @@ def _why_not_ready(found: Findings) -> Summary:
         return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'it gave no reason'}")
     if unplaced := found.first("unschedulable"):
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
-    if refused := next((w.failure for w in found.seen.workloads if w.failure), ""):
+    if refused := found.refused_pods:
         return _reconciling("Scaling" if found.updated_ready else "MinimumNotAvailable", f"{how_many}; {refused}")
     if found.updated_ready:
         return _reconciling("Scaling", how_many)
@@ -145,6 +159,7 @@ CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
     _refused,
     _all_ready,
     _overdue,
+    _refused_pods,
     _rolling_out,
     _minimum,
     _why_not_ready,

@@ -1,0 +1,79 @@
+"""The whole operator on a fake cluster and a fake clock, and what surrounds it; the test turns it round by round."""
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import pod, service
+from fakes.readings import FakeReader
+from kvasir_api import names
+from kvasir_api.state import Kv, State
+from kvasir_kube.kinds import DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
+from kvasir_operator.loop.operator import Operator
+from kvasir_operator.observed.settings import Settings
+
+KEY = ("default", "tiny")
+FILE = {"model": {"uri": "file:///srv/tiny"}}
+
+
+class Bench:
+    """An operator, and what surrounds it. Pods are put in by the test, since nobody runs them here."""
+
+    def __init__(self):
+        self.cluster, self.reader, self.clock = FakeCluster(), FakeReader(), FakeClock()
+        self.operator = self.started()
+
+    def started(self):
+        return Operator(
+            self.cluster,
+            self.reader,
+            settings=Settings(model_dirs=("/srv",), gateway_url="http://gw"),
+            namespace="",
+            interval_s=2.0,
+            instance="test",
+            clock=self.clock,
+        )
+
+    async def turn(self, seconds=2.0):
+        """Let the watches catch up, tick, and reconcile everything once."""
+        self.clock.advance(seconds)
+        await self.operator.resync.once()
+        await self.operator.scaler.tick()
+        for found in list(self.cluster.objects.get(INFERENCE_SERVICE.plural, {})):
+            await self.operator.reconciler.reconcile(found)
+
+    async def put_service(self, **spec):
+        given = {**FILE, **spec}
+        old = self.cluster.objects.get(INFERENCE_SERVICE.plural, {}).get(KEY)
+        obj = service(**given)
+        if old:
+            obj = {**old, "spec": obj["spec"]}
+        await self.cluster.put(INFERENCE_SERVICE, obj)
+
+    async def put_pods(self, count, *, ready=True, **says):
+        """Pods of the current revision, each saying what is given."""
+        (workload,) = self.cluster.objects[DEPLOYMENT.plural].values()
+        revision = workload["metadata"]["labels"][names.LABEL_REVISION]
+        for number in range(count):
+            ip = f"10.0.0.{number + 1}"
+            await self.cluster.put(POD, pod(f"p{number}", revision=revision, ready=ready, ip=ip))
+            self.say(number, **says)
+
+    def say(self, number, *, pinned=0, **fields):
+        kv = Kv(capacity_tokens=1000, pinned_tokens=pinned)
+        self.reader.says[f"http://10.0.0.{number + 1}:8001"] = State(**{"phase": "ready", "kv": kv, **fields})
+
+    def status(self):
+        return self.cluster.stored(INFERENCE_SERVICE, *KEY)["status"]
+
+    def reason(self):
+        return next(c["reason"] for c in self.status()["conditions"] if c["type"] == "Ready")
+
+    def replicas(self):
+        return [d["spec"]["replicas"] for d in self.cluster.objects[DEPLOYMENT.plural].values()]
+
+    def events(self, reason=None):
+        found = list(self.cluster.objects.get(EVENT.plural, {}).values())
+        return [e["note"] for e in found if reason in (None, e["reason"])]
+
+    def writes(self):
+        written, self.cluster.writes = self.cluster.writes, []
+        return [(verb, plural) for verb, plural, _ in written]
