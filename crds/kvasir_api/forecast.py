@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
-"""Of the float32 beside each 8-bit row of one token and head."""
+"""Of the float32 beside each int8 row of one token and head."""
 
 QUANTIZED_SIXTEENTHS: Final = {"int8": (17, 17), "int4": (10, 17)}
 """Sixteenths of a byte that a weight of a layer and of the head takes: 8 or 4 bits, and in each group of 32 a float16 scale, with 4
@@ -63,8 +63,9 @@ class Shape:
         return plain * BYTES[dtype] + (self.matrices * layers + self.head * head) // 16
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers. dtype: as above, or int8."""
-        row = self.head_dim + KV_SCALE_BYTES if dtype == "int8" else self.head_dim * BYTES[dtype]
+        """Bytes of keys and values of one token over all layers. dtype: as above, or int8 or fp8."""
+        rows = {"int8": self.head_dim + KV_SCALE_BYTES, "fp8": self.head_dim}
+        row = rows[dtype] if dtype in rows else self.head_dim * BYTES[dtype]
         return 2 * self.layers * self.kv_heads * row
 
 
@@ -101,13 +102,15 @@ def shape(config: Mapping[str, Any]) -> Shape:
     family = str(config.get("model_type", ""))
     own_bias = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
     bias = query + 2 * key if (config.get("attention_bias") or own_bias) else 0
-    norms = 2 * hidden + (2 * head_dim if family in ("qwen3", "qwen3_moe") else 0)
+    gemma = family in ("gemma2", "gemma3_text")
+    norms = (4 if gemma else 2) * hidden + (2 * head_dim if family in ("qwen3", "qwen3_moe", "gemma3_text") else 0)
+    tied = bool(config.get("tie_word_embeddings", gemma))
     matrices = layers * hidden * (2 * query + 2 * key) + 3 * hidden * intermediate * (layers - experts.layers)
     matrices += 3 * hidden * experts.layers * (experts.number * experts.size + experts.shared)
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared else 0))
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
     generates = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("ForCausalLM",))
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") or not generates else 2)
+    embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
     return Shape(
         layers=layers,
         hidden=hidden,
@@ -121,7 +124,7 @@ def shape(config: Mapping[str, Any]) -> Shape:
         active_parameters=parameters - idle,
         matrices=matrices,
         head=vocabulary * hidden if generates else 0,
-        tied=bool(config.get("tie_word_embeddings")),
+        tied=tied,
         dtype=_dtype(config),
     )
 

@@ -33,8 +33,11 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 FAMILIES = tuple(ARCHITECTURES)
+GEMMA = ("gemma2", "gemma3_text")
 # What gate, up and down of an expert are called, and what they are in.
 EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -136,7 +139,18 @@ def config_json(shape: Shape) -> dict[str, Any]:
         config["sliding_window"] = None
     if shape.family in EXPERTS:
         config |= _experts_json(shape)
+    if shape.family in GEMMA:
+        config |= _gemma_json(shape)
     return config | shape.extra
+
+
+def _gemma_json(shape: Shape) -> dict[str, Any]:
+    """As the first checkpoints of each family have it, but for small windows and caps that small scores reach."""
+    gelu = "gelu_pytorch_tanh"
+    common = {"hidden_act": gelu, "hidden_activation": gelu, "query_pre_attn_scalar": 24, "sliding_window": 24}
+    if shape.family == "gemma2":
+        return common | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+    return common | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
 
 
 def _experts_json(shape: Shape) -> dict[str, Any]:
@@ -157,6 +171,7 @@ def _experts_json(shape: Shape) -> dict[str, Any]:
 
 def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
     """Seeded normal weights under the names of the family's checkpoints. Norms are near 1, biases are not zero."""
+    one = 0.0 if shape.family in GEMMA else 1.0  # whose norms are stored less 1
     generator = torch.Generator().manual_seed(shape.seed)
 
     def normal(*size: int, mean: float = 0.0) -> torch.Tensor:
@@ -167,8 +182,11 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
     bias = shape.family in ("qwen2", "qwen2_moe") or shape.extra.get("attention_bias", False)
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
-        weights[prefix + "input_layernorm.weight"] = normal(hidden, mean=1.0)
-        weights[prefix + "post_attention_layernorm.weight"] = normal(hidden, mean=1.0)
+        weights[prefix + "input_layernorm.weight"] = normal(hidden, mean=one)
+        weights[prefix + "post_attention_layernorm.weight"] = normal(hidden, mean=one)
+        if shape.family in GEMMA:
+            weights[prefix + "pre_feedforward_layernorm.weight"] = normal(hidden)
+            weights[prefix + "post_feedforward_layernorm.weight"] = normal(hidden)
         for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
             weights[f"{prefix}self_attn.{name}.weight"] = normal(rows, hidden)
             if bias:
@@ -176,12 +194,12 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
         weights[prefix + "self_attn.o_proj.weight"] = normal(hidden, heads)
         if shape.family == "llama" and bias:
             weights[prefix + "self_attn.o_proj.bias"] = normal(hidden)
-        if shape.family in ("qwen3", "qwen3_moe"):
-            weights[prefix + "self_attn.q_norm.weight"] = normal(shape.head_dim, mean=1.0)
-            weights[prefix + "self_attn.k_norm.weight"] = normal(shape.head_dim, mean=1.0)
+        if shape.family in ("qwen3", "qwen3_moe", "gemma3_text"):
+            weights[prefix + "self_attn.q_norm.weight"] = normal(shape.head_dim, mean=one)
+            weights[prefix + "self_attn.k_norm.weight"] = normal(shape.head_dim, mean=one)
         for name, size in _feed_forward(shape, layer).items():
             weights[prefix + name + ".weight"] = normal(*size)
-    weights["model.norm.weight"] = normal(hidden, mean=1.0)
+    weights["model.norm.weight"] = normal(hidden, mean=one)
     if not shape.tied:
         weights["lm_head.weight"] = normal(shape.vocab_size, hidden)
     return weights

@@ -39,6 +39,16 @@ QWEN3_MOE_30B = {
     "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+GEMMA2_2B = {
+    "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
+    "max_position_embeddings": 8192, "torch_dtype": "float32",
+}  # fmt: skip
+GEMMA3_1B = {
+    "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+    "max_position_embeddings": 32768, "torch_dtype": "bfloat16",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -48,6 +58,8 @@ QWEN3_MOE_30B = {
         (QWEN2_MOE_14B, 14_315_784_192, 2_689_173_504),
         (QWEN3_MOE_30B, 30_532_122_624, 3_353_032_704),
         (LLAMA_8B, 8_030_261_248, 8_030_261_248),
+        (GEMMA2_2B, 2_614_341_888, 2_614_341_888),
+        (GEMMA3_1B, 999_885_952, 999_885_952),
     ],
 )
 def test_all_and_active_parameters_of_experts(config: dict[str, object], parameters: int, active: int) -> None:
@@ -92,6 +104,7 @@ def test_published_sizes_are_met_exactly(config: dict[str, object], parameters: 
 def test_an_8_bit_cache_holds_nearly_twice_as_many_tokens() -> None:
     model = forecast.shape(LLAMA_8B)
     assert model.kv_bytes_per_token("int8") == 2 * 32 * 8 * (128 + 4)
+    assert model.kv_bytes_per_token("fp8") == 2 * 32 * 8 * 128
     wide, narrow = (
         forecast.fit(
             model,

@@ -20,6 +20,7 @@ from kvasir_runtime.kernels import (
     copy_blocks,
     embedding,
     gated,
+    gelu_mul,
     linear,
     moe,
     penalties,
@@ -34,7 +35,6 @@ from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.native import library
 from kvasir_runtime.kernels.native import linear as packing
 from kvasir_runtime.kernels.native.table import native
-from kvasir_runtime.kernels.spans import Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,9 @@ class Ops:
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     split_qkv: Callable[[Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor], Tensor]
-    attention: Callable[[Tensor, Tensor, Spans, float, int], Tensor]
+    attention: attention.Attention
     silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, sample.Draws], Tensor]
     argmax: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -75,6 +76,7 @@ REFERENCE = Ops(
     split_qkv=split_qkv.reference,
     attention=attention.reference,
     silu_mul=silu_mul.reference,
+    gelu_mul=gelu_mul.reference,
     sample=sample.reference,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
@@ -94,6 +96,7 @@ CPU = Ops(
     split_qkv=split_qkv.cpu,
     attention=attention.cpu,
     silu_mul=silu_mul.cpu,
+    gelu_mul=gelu_mul.cpu,
     sample=sample.cpu,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,

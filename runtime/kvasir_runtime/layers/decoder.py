@@ -16,7 +16,9 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers import feed_forward, rotary
 from kvasir_runtime.layers.feed_forward import plain
-from kvasir_runtime.layers.spec import DecoderSpec
+from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
+
+Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,10 @@ class _Layer:
     qkv: Linear
     qk_norm: Tensor | None
     output: Linear
+    outer_norm: Tensor | None
     mlp_norm: Tensor
     feed_forward: Callable[[Tensor], Tensor]
+    mlp_outer_norm: Tensor | None
 
 
 class Decoder:
@@ -61,10 +65,13 @@ class Decoder:
         self.spec = spec
         self._ops = ops
         table = plain(tensors, "embedding")
-        dtype, device = table.dtype, table.device
-        self._cos, self._sin = (t.to(device) for t in rotary.tables(spec.rope, spec.head_dim, num_positions, dtype))
+        self._angles = _angles(spec.rope, spec.head_dim, num_positions, table)
+        self._local_angles = (
+            _angles(spec.local_rope, spec.head_dim, num_positions, table) if spec.local_rope else self._angles
+        )
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
-        self._norm = plain(tensors, "norm")
+        self._norm = self._norm_of(tensors, "norm")
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
@@ -73,17 +80,21 @@ class Decoder:
         # A table that is the head as well is kept once, as the head has it, where that gives its rows back.
         shared = with_rows(self._head) if self._head and not has_own else None
         self._embed: Callable[[Tensor], Tensor] = shared.rows if shared else partial(_looked_up, ops, table)
-        self.step = step.whole(
-            self._layers,
-            embedding=shared or table,
-            norm=self._norm,
-            cos=self._cos,
-            sin=self._sin,
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            intermediate=spec.intermediate_size,
-            eps=spec.norm_eps,
+        self.step = (
+            None
+            if not spec.usual
+            else step.whole(
+                self._layers,
+                embedding=shared or table,
+                norm=self._norm,
+                cos=self._angles[0],
+                sin=self._angles[1],
+                heads=spec.num_heads,
+                kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                intermediate=spec.intermediate_size,
+                eps=spec.norm_eps,
+            )
         )
         if tensors:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
@@ -95,11 +106,14 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocab or labels) in the model's dtype, from contiguous rows of what `hidden` returned.
 
-        Raises ValueError for a model without a head.
+        With a cap in float32, since rounding what a cap brought together would make equals of the largest. Raises
+        ValueError for a model without a head.
         """
         if self._head is None:
             raise ValueError("the model has no head: it gives hidden states only")
-        return self._head(hidden)
+        logits = self._head(hidden)
+        cap = self.spec.logit_cap
+        return logits.float().div_(cap).tanh_().mul_(cap) if cap and self.spec.head == "vocabulary" else logits
 
     def count(self, wanted: bool) -> None:
         """Count, or do not, what the time of `hidden` goes into; only the one call of C++ can."""
@@ -120,33 +134,40 @@ class Decoder:
         if self.step is not None and batch.logit_rows is not None and self.step.takes(cache):
             return self.step(batch.token_ids, batch.positions, batch.slots, batch.logit_rows, batch.spans, cache)
         hidden = self._embed(batch.token_ids)
-        cos = self._cos.index_select(0, batch.positions).unsqueeze(1)
-        sin = self._sin.index_select(0, batch.positions).unsqueeze(1)
+        if self._embedding_scale != 1:
+            hidden = hidden * self._embedding_scale
+        angles = _of_positions(self._angles, batch.positions)
+        local = _of_positions(self._local_angles, batch.positions) if spec.local_rope else angles
         residual: Tensor | None = None
         for index, layer in enumerate(self._layers):
             hidden, residual = ops.rms_norm(hidden, residual, layer.attention_norm, spec.norm_eps)
-            attended = self._attend(layer, hidden, cos, sin, batch, cache[index])
+            attended = self._attend(layer, hidden, local if layer.window else angles, batch, cache[index])
             if index == spec.num_layers - 1 and batch.logit_rows is not None:
                 # Only the wanted rows go on: nothing later reads the others.
                 attended = attended.index_select(0, batch.logit_rows)
                 residual = residual.index_select(0, batch.logit_rows)
-            hidden, residual = ops.rms_norm(layer.output(attended), residual, layer.mlp_norm, spec.norm_eps)
-            hidden = layer.feed_forward(hidden)
+            hidden = self._outer(layer.output(attended), layer.outer_norm)
+            hidden, residual = ops.rms_norm(hidden, residual, layer.mlp_norm, spec.norm_eps)
+            hidden = self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm)
         hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
         return hidden
 
-    def _attend(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, batch: Batch, cache: Tensor) -> Tensor:
+    def _outer(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        return x if norm is None else self._ops.rms_norm(x, None, norm, self.spec.norm_eps)[0]
+
+    def _attend(self, layer: _Layer, hidden: Tensor, angles: Angles, batch: Batch, cache: Tensor) -> Tensor:
         spec, ops = self.spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
-        query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, cos, sin, cache, batch.slots)
-        return ops.attention(query, cache, batch.spans, spec.head_dim**-0.5, layer.window)
+        query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, batch.slots)
+        scale = spec.attention_scale or spec.head_dim**-0.5
+        return ops.attention(query, cache, batch.spans, scale, layer.window, spec.attention_cap)
 
     def _layer(self, index: int, window: int, tensors: MutableMapping[str, Weight]) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
         qk_norm = None
         if spec.qk_norm:
-            query, key = (plain(tensors, prefix + name) for name in ("query_norm", "key_norm"))
+            query, key = (self._norm_of(tensors, prefix + name) for name in ("query_norm", "key_norm"))
             qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
         def linear(name: str) -> Linear:
@@ -155,13 +176,32 @@ class Decoder:
 
         return _Layer(
             window=window,
-            attention_norm=plain(tensors, prefix + "attention_norm"),
+            attention_norm=self._norm_of(tensors, prefix + "attention_norm"),
             qkv=linear("qkv"),
             qk_norm=qk_norm,
             output=linear("output"),
-            mlp_norm=plain(tensors, prefix + "mlp_norm"),
-            feed_forward=feed_forward.build(prefix, spec.experts_of(index), ops, tensors),
+            outer_norm=self._norm_of(tensors, prefix + "attention_outer_norm") if spec.outer_norms else None,
+            mlp_norm=self._norm_of(tensors, prefix + "mlp_norm"),
+            feed_forward=feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation),
+            mlp_outer_norm=self._norm_of(tensors, prefix + "mlp_outer_norm") if spec.outer_norms else None,
         )
+
+    def _norm_of(self, tensors: MutableMapping[str, Weight], name: str) -> Tensor:
+        """In float32 where 1 was taken away: near 1 the numbers of 16 bits lie further apart than near 0."""
+        stored = plain(tensors, name)
+        return 1 + stored.float() if self.spec.norms_less_one else stored
+
+
+def _angles(rope: RopeSpec, head_dim: int, num_positions: int, like: Tensor) -> Angles:
+    """cos and sin of all positions, each (positions, head_dim)."""
+    cos, sin = rotary.tables(rope, head_dim, num_positions, like.dtype)
+    return cos.to(like.device), sin.to(like.device)
+
+
+def _of_positions(angles: Angles, positions: Tensor) -> Angles:
+    """As `kernels.rope` takes them: each (tokens, 1, head_dim)."""
+    cos, sin = angles
+    return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
 
 
 def _looked_up(ops: Ops, table: Tensor, ids: Tensor) -> Tensor:

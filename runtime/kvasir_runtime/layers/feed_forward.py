@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.gated import FeedForward
+from kvasir_runtime.kernels.gated import FeedForward, composed
 from kvasir_runtime.kernels.linear import Linear, Weight
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers.spec import ExpertsSpec
+from kvasir_runtime.layers.spec import Activation, ExpertsSpec
 
 Tensors = MutableMapping[str, Weight]
 
@@ -33,17 +33,19 @@ class Experts:
         return out + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
 
 
-def build(prefix: str, experts: ExpertsSpec | None, ops: Ops, tensors: Tensors) -> Callable[[Tensor], Tensor]:
-    """Of the layer whose tensors' names begin with prefix; they are taken out of the mapping."""
+def build(
+    prefix: str, experts: ExpertsSpec | None, ops: Ops, tensors: Tensors, activation: Activation = "silu"
+) -> Callable[[Tensor], Tensor]:
+    """Of the layer whose tensors' names begin with prefix; they are taken out of the mapping. Experts have silu."""
     if experts is None:
-        return _gated(prefix, ops, tensors)
+        return _gated(prefix, ops, tensors, activation)
     router = plain(tensors, prefix + "router")
     gate_up, down = (f"{prefix}experts.{name}.weight" for name in ("gate_up", "down"))
     routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), experts.top_k, experts.renormalised)
     if not experts.shared_size:
         return Experts(routed=routed, shared=None, shared_gate=None)
     gate = ops.linear(plain(tensors, prefix + "shared_gate"), None)
-    return Experts(routed=routed, shared=_gated(prefix + "shared.", ops, tensors), shared_gate=gate)
+    return Experts(routed=routed, shared=_gated(prefix + "shared.", ops, tensors, "silu"), shared_gate=gate)
 
 
 def plain(tensors: Tensors, name: str) -> Tensor:
@@ -54,10 +56,11 @@ def plain(tensors: Tensors, name: str) -> Tensor:
     return tensor
 
 
-def _gated(prefix: str, ops: Ops, tensors: Tensors) -> FeedForward:
+def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> FeedForward:
+    build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.gelu_mul)
     biases = {name: f"{prefix}{name}.bias" for name in ("gate_up", "down")}
     gate_up, down = (plain(tensors, bias) if bias in tensors else None for bias in biases.values())
     return FeedForward(
-        gate_up=ops.gated(tensors.pop(prefix + "gate_up.weight"), gate_up),
+        gate_up=build_gate(tensors.pop(prefix + "gate_up.weight"), gate_up),
         down=ops.linear(tensors.pop(prefix + "down.weight"), down),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Head = Literal["vocabulary", "labels", "none"]
+Activation = Literal["silu", "gelu"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 
 
@@ -55,6 +56,10 @@ class DecoderSpec:
 
     windows: per layer, how many positions a token sees, itself included; 0 sees all before it.
     head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
+    local_rope: of layers with a window, where it is another than that of the others.
+    norms_less_one: norms are stored less 1. outer_norms: what attention and feed-forward layers give is normalised too,
+    before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
+    attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.
     """
 
     vocab_size: int
@@ -74,6 +79,20 @@ class DecoderSpec:
     head: Head = "vocabulary"
     num_labels: int = 0
     experts: ExpertsSpec | None = None
+    activation: Activation = "silu"
+    local_rope: RopeSpec | None = None
+    norms_less_one: bool = False
+    outer_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+
+    @property
+    def usual(self) -> bool:
+        """Whether the layers are those of Llama with biases, norms of heads and windows at most: what C++ computes."""
+        changed = (self.outer_norms, self.attention_scale, self.attention_cap, self.local_rope, self.norms_less_one)
+        return not any(changed) and self.activation == "silu" and self.embedding_scale == 1
 
     @property
     def head_rows(self) -> int:
@@ -121,6 +140,8 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         if spec.output_bias:
             shapes[prefix + "output.bias"] = (hidden,)
         shapes[prefix + "mlp_norm"] = (hidden,)
+        if spec.outer_norms:
+            shapes[prefix + "attention_outer_norm"] = shapes[prefix + "mlp_outer_norm"] = (hidden,)
         experts = spec.experts_of(layer)
         shapes |= _feed_forward(prefix, spec) if experts is None else _experts(prefix, hidden, experts)
     shapes["norm"] = (hidden,)

@@ -23,7 +23,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`rope_scaling`, or `rope_parameters` of newer files, which hold the base as well."""
+    """`rope_scaling`, or `rope_parameters` of newer files, which hold the base as well, for each kind of layer its own
+    where they are not the same.
+    """
 
     rope_type: str | None = None
     type: str | None = None
@@ -40,6 +42,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position_embeddings: Count | None = None
     partial_rotary_factor: Positive = 1.0
     factors: tuple[Positive, ...] | None = None
+    full_attention: "RopeConfig | None" = None
+    sliding_attention: "RopeConfig | None" = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +60,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: Count = 2048
     rms_norm_eps: Positive = 1e-6
     hidden_act: str = "silu"
-    tie_word_embeddings: bool = False
+    tie_word_embeddings: bool | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     rope_theta: Positive | None = None
@@ -67,6 +71,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     use_sliding_window: bool | None = None
     max_window_layers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     layer_types: tuple[str, ...] | None = None
+    hidden_activation: str | None = None
+    query_pre_attn_scalar: Positive | None = None
+    attn_logit_softcapping: Positive | msgspec.UnsetType | None = msgspec.UNSET
+    final_logit_softcapping: Positive | msgspec.UnsetType | None = msgspec.UNSET
+    sliding_window_pattern: Count | None = None
+    rope_local_base_freq: Positive | None = None
+    use_bidirectional_attention: bool | None = None
     qkv_bias: bool = True
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
     num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
@@ -114,10 +125,10 @@ def read_config(model: Path) -> ModelConfig:
             f"{path}: checkpoints quantised with {method} (quantization_config) are not supported;"
             " take the full weights with --quantization int8 or int4, or a GGUF file"
         )
-    if config.is_causal is False:
-        raise ModelError(f"{path}: attention in both directions (is_causal false) is not supported")
-    if config.hidden_act not in ("silu", "swish"):
-        raise ModelError(f"{path}: hidden_act {config.hidden_act} is not supported; expected silu")
+    if config.is_causal is False or config.use_bidirectional_attention:
+        raise ModelError(
+            f"{path}: attention in both directions is not supported (is_causal, use_bidirectional_attention)"
+        )
     if config.num_attention_heads % config.key_value_heads:
         raise ModelError(
             f"{path}: num_key_value_heads {config.key_value_heads} does not divide"
@@ -155,8 +166,15 @@ def read_eos_token_ids(model: Path, config: ModelConfig) -> tuple[int, ...]:
 def rope_spec(config: ModelConfig) -> RopeSpec:
     """The rotary embedding that a config asks for. Raises ModelError for a kind that is not implemented."""
     scaling = config.rope_parameters or config.rope_scaling or RopeConfig()
+    if scaling.full_attention or scaling.sliding_attention:
+        raise ModelError("config.json: rope_parameters for each kind of layer are not supported in this architecture")
+    return rope_of(config, scaling, config.rope_theta or 10_000.0)
+
+
+def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:
+    """The rotary embedding of one kind of layer. theta: where scaling names none. Raises ModelError as `rope_spec`."""
     kind = scaling.rope_type or scaling.type or "default"
-    theta = scaling.rope_theta or config.rope_theta or 10_000.0
+    theta = scaling.rope_theta or theta
     if (config.partial_rotary_factor or scaling.partial_rotary_factor) != 1.0:
         raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
     if kind == "default":

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_runtime.layers.spec import DecoderSpec, ExpertsSpec, Head
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers.spec import Activation, DecoderSpec, ExpertsSpec, Head, RopeSpec
 from kvasir_runtime.models.config import ModelConfig, rope_spec
 
 GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
 _HEADS: Final[tuple[tuple[str, Head], ...]] = ((GENERATES, "vocabulary"), (CLASSIFIES, "labels"), (HEADLESS, "none"))
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_GELU: Final = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,21 @@ def decoder_spec(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     experts: ExpertsSpec | None = None,
+    activation: Activation = "silu",
+    rope: RopeSpec | None = None,
+    tied: bool = False,
 ) -> DecoderSpec:
-    """The spec of a decoder whose sizes stand in its config under the usual names."""
+    """The spec of a decoder whose sizes stand in its config under the usual names.
+
+    activation: the only one that the family has. rope: where it is not at the usual place. tied: what a config means
+    that does not say. Raises ModelError for another activation.
+    """
+    if activation == "silu" and config.hidden_act not in ("silu", "swish"):
+        raise ModelError(f"config.json: hidden_act {config.hidden_act} is not supported; expected silu")
+    if activation == "gelu" and config.hidden_activation not in (_GELU, None):
+        raise ModelError(
+            f"config.json: hidden_activation {config.hidden_activation} is not supported; expected {_GELU}"
+        )
     return DecoderSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -58,17 +75,28 @@ def decoder_spec(
         head_dim=config.width_of_head,
         intermediate_size=config.intermediate_size,
         windows=windows,
-        rope=rope_spec(config),
+        rope=rope or rope_spec(config),
         norm_eps=config.rms_norm_eps,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
-        tied_embeddings=config.tie_word_embeddings,
+        tied_embeddings=tied if config.tie_word_embeddings is None else config.tie_word_embeddings,
         head=(head := _head(config)),
         num_labels=config.labels if head == "labels" else 0,
         experts=experts,
+        activation=activation,
     )
+
+
+def windows_of(config: ModelConfig, types: tuple[str, ...]) -> tuple[int, ...]:
+    """Window of each layer by its type. Raises ModelError for other types, and for too few or too many."""
+    unknown = set(types) - {FULL, SLIDING}
+    if unknown or len(types) != config.num_hidden_layers:
+        raise ModelError(
+            f"config.json: layer_types must name {FULL} or {SLIDING} for each of {config.num_hidden_layers} layers"
+        )
+    return tuple((config.sliding_window or 0) if kind == SLIDING else 0 for kind in types)
 
 
 def _head(config: ModelConfig) -> Head:

@@ -1,9 +1,8 @@
 """Qwen2 and Qwen2.5: biases on queries, keys and values only; a sliding window in the upper layers if switched on."""
 
-from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
-from kvasir_runtime.models.family import Family, decoder_spec, usual_places
+from kvasir_runtime.models.family import FULL, SLIDING, Family, decoder_spec, usual_places, windows_of
 
 
 def windows(config: ModelConfig) -> tuple[int, ...]:
@@ -13,13 +12,8 @@ def windows(config: ModelConfig) -> tuple[int, ...]:
         return (0,) * num_layers
     if types is None:
         first = 28 if config.max_window_layers is None else config.max_window_layers  # the family's own default
-        types = tuple("sliding_attention" if i >= first else "full_attention" for i in range(num_layers))
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown or len(types) != num_layers:
-        raise ModelError(
-            f"config.json: layer_types must name full_attention or sliding_attention for each of {num_layers} layers"
-        )
-    return tuple(config.sliding_window if kind == "sliding_attention" else 0 for kind in types)
+        types = tuple(SLIDING if i >= first else FULL for i in range(num_layers))
+    return windows_of(config, types)
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:

@@ -5,6 +5,7 @@ from typing import Final
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family
+from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.llama import LLAMA
 from kvasir_runtime.models.mistral import MISTRAL
 from kvasir_runtime.models.mixtral import MIXTRAL
@@ -13,7 +14,7 @@ from kvasir_runtime.models.qwen2_moe import QWEN2_MOE
 from kvasir_runtime.models.qwen3 import QWEN3
 from kvasir_runtime.models.qwen3_moe import QWEN3_MOE
 
-FAMILIES: Final = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+FAMILIES: Final = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3)
 
 
 def family_of(config: ModelConfig) -> Family:

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.checkpoints import Shape, config_json
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 
@@ -78,6 +78,9 @@ def test_absent_or_malformed_config_is_one_line(tmp_path: Path, text: str | None
             },
             (8, 0, 8, 0),
         ),
+        ("gemma2", {"sliding_window": None}, (4096, 0, 4096, 0)),
+        ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, 0, 8)),
+        ("gemma3_text", {"sliding_window": 8, "layer_types": ["full_attention"] * 4}, (0, 0, 0, 0)),
     ],
 )
 def test_windows_of_layers(tmp_path: Path, family: str, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
@@ -92,6 +95,8 @@ def test_windows_of_layers(tmp_path: Path, family: str, changes: dict[str, Any],
         ("mistral", {}, set()),
         ("qwen2", {}, {"qkv.bias"}),
         ("qwen3", {}, {"query_norm", "key_norm"}),
+        ("gemma2", {}, {"attention_outer_norm", "mlp_outer_norm"}),
+        ("gemma3_text", {}, {"attention_outer_norm", "mlp_outer_norm", "query_norm", "key_norm"}),
     ],
 )
 def test_families_declare_their_own_tensors(
@@ -112,3 +117,71 @@ def test_eos_ids_come_from_both_files(tmp_path: Path, generation: Any, config: A
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     assert read_eos_token_ids(folder, read_config(folder)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, {"attention_cap": 2.0, "logit_cap": 5.0, "attention_scale": 24**-0.5, "embedding_scale": 8.0}),
+        ({"attn_logit_softcapping": None, "final_logit_softcapping": None}, {"attention_cap": 0.0, "logit_cap": 0.0}),
+        ({"query_pre_attn_scalar": 144}, {"attention_scale": 1 / 12}),
+        ({"tie_word_embeddings": None}, {"tied_embeddings": True}),
+        ({"tie_word_embeddings": False}, {"tied_embeddings": False}),
+    ],
+)
+def test_what_gemma_scales_and_caps(tmp_path: Path, changes: dict[str, Any], wanted: dict[str, Any]) -> None:
+    spec = spec_of(folder_with(tmp_path, changes, family="gemma2"))
+    assert {name: getattr(spec, name) for name in wanted} == wanted
+    assert not spec.usual
+
+
+def test_a_gemma_config_that_names_no_caps_has_the_familys_own(tmp_path: Path) -> None:
+    config = config_json(Shape(family="gemma2"))
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "hidden_activation"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = spec_of(tmp_path)
+    assert (spec.attention_cap, spec.logit_cap, spec.attention_scale) == (50.0, 30.0, 1 / 16)
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "local"),
+    [
+        ({"rope_local_base_freq": 2e4}, RopeSpec(theta=1e6), RopeSpec(theta=2e4)),
+        ({"rope_theta": None, "rope_local_base_freq": None}, RopeSpec(theta=1e6), RopeSpec(theta=1e4)),
+        (
+            {"rope_scaling": LINEAR},
+            RopeSpec(kind="linear", theta=1e6, factor=8.0, original_max_position=4096),
+            RopeSpec(theta=1e4),
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 3e4}}},
+            RopeSpec(theta=5e5),
+            RopeSpec(theta=3e4),
+        ),
+    ],
+)
+def test_gemma_3_turns_layers_with_a_window_by_their_own_angles(
+    tmp_path: Path, changes: dict[str, Any], full: RopeSpec, local: RopeSpec
+) -> None:
+    spec = spec_of(folder_with(tmp_path, changes, family="gemma3_text"))
+    assert (spec.rope, spec.local_rope) == (full, local)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation gelu is not supported"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "both directions"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types must name"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "for each kind of layer"),
+    ],
+)
+def test_refused_attention_of_gemma_names_the_key(
+    tmp_path: Path, family: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec_of(folder_with(tmp_path, changes, family=family))

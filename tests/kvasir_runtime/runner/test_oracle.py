@@ -30,6 +30,8 @@ MODELS = {
     "qwen2": Shape(family="qwen2", tied=True, seed=5),
     "qwen2-window": Shape(family="qwen2", extra={"use_sliding_window": True, "max_window_layers": 1} | WINDOW, seed=6),
     "qwen3": Shape(family="qwen3", head_dim=24, seed=7),
+    "gemma2": Shape(family="gemma2", tied=True, head_dim=24, seed=8),
+    "gemma3": Shape(family="gemma3_text", tied=True, head_dim=24, num_layers=4, seed=9),
     "mixtral": Shape(family="mixtral", seed=8),
     "qwen2-moe": Shape(family="qwen2_moe", seed=9, tied=True),
     "qwen3-moe": Shape(
@@ -129,7 +131,7 @@ def test_thirty_two_streams_of_up_to_2000_tokens(root: Path, name: str) -> None:
     check(root, name, *streams)
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window"])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window", "gemma2", "gemma3"])
 @pytest.mark.parametrize("scattered", [True, False])
 def test_prompt_longer_than_the_window(root: Path, name: str, scattered: bool) -> None:
     hand = Hand(runner_of(folder_of(root, name)), scattered=scattered)
@@ -138,7 +140,7 @@ def test_prompt_longer_than_the_window(root: Path, name: str, scattered: bool) -
     check(root, name, *streams)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "gemma2", "gemma3"])
 def test_reference_operations_give_the_same_answers(root: Path, name: str) -> None:
     hand = Hand(runner_of(folder_of(root, name), ops=REFERENCE))
     streams = [Stream(prompt=prompt(length)) for length in (3, 40, 50)]

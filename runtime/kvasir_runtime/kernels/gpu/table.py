@@ -4,6 +4,7 @@ from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear
 from kvasir_runtime.kernels.gpu import (
     attention,
     bitmask,
+    gelu_mul,
     moe,
     penalties,
     rms_norm,
@@ -28,6 +29,7 @@ TRITON = Ops(
     split_qkv=split_qkv.launch,
     attention=attention.launch,
     silu_mul=silu_mul.launch,
+    gelu_mul=gelu_mul.launch,
     sample=sample.launch,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
