@@ -1,5 +1,6 @@
 """Measures what this machine's memory and processors can do, in the run whose figures are divided by it."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -7,8 +8,13 @@ from typing import Final
 import torch
 
 from bench.limits import Ceilings
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.native.linear import packed, takes
+from kvasir_runtime.kernels.quantized import Format
 
 ROWS: Final = (1, 8, 32, 128, 512)
+INNER, OUTER = 1024, 4096
 BYTES: Final = 512 << 20
 REPEATS: Final = 5
 
@@ -25,19 +31,48 @@ def read_rate() -> float:
 
 
 def _products(rows: int, dtype: torch.dtype) -> float:
-    """Multiplications and additions a second with a weight that the caches hold: what the processors allow."""
-    inner, outer = 1024, 4096
-    count = max(1, int(4e9 / (2 * rows * inner * outer)))
-    if dtype == torch.int8:
-        left = torch.randint(-127, 127, (max(rows, 32), inner), dtype=torch.int8)
-        right = torch.randint(-127, 127, (outer, inner), dtype=torch.int8).t()
-        seconds = _best(lambda: [torch._int_mm(left, right) for _ in range(count)])
-        return 2 * left.shape[0] * inner * outer * count / seconds
-    x, weight = torch.randn(rows, inner).to(dtype), torch.randn(outer, inner).to(dtype)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    """Multiplications and additions a second with a weight that the caches hold, by whoever is quicker: torch or we."""
+    torchs = _torchs_int8 if dtype == torch.int8 else _torchs
+    candidates = [torchs(rows), *_ours(rows, dtype)]
+    count = max(1, int(4e9 / (2 * rows * INNER * OUTER)))
+    seconds = min(_best(functools.partial(_repeat, call, count)) for call in candidates)
+    return 2 * rows * INNER * OUTER * count / seconds
+
+
+def _torchs(rows: int) -> Callable[[], object]:
+    x, weight = torch.randn(rows, INNER).bfloat16(), torch.randn(OUTER, INNER).bfloat16()
+    onednn = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     product = torch.ops.mkldnn._linear_pointwise.default
-    seconds = _best(lambda: [product(x, packed, None, "none", [], "") for _ in range(count)])
-    return 2 * rows * inner * outer * count / seconds
+    return lambda: product(x, onednn, None, "none", [], "")
+
+
+def _torchs_int8(rows: int) -> Callable[[], object]:
+    """At least 32 rows, which is the least that it is made for."""
+    left = torch.randint(-127, 127, (max(rows, 32), INNER), dtype=torch.int8)
+    right = torch.randint(-127, 127, (OUTER, INNER), dtype=torch.int8).t()
+    return lambda: torch._int_mm(left, right)
+
+
+def _ours(rows: int, dtype: torch.dtype) -> list[Callable[[], object]]:
+    """Our own product, where this processor has one."""
+    found = library()
+    if found is None:
+        return []
+    found.start(torch.get_num_threads())
+    weight: torch.Tensor | quantized.Quantized = torch.randn(OUTER, INNER).bfloat16()
+    if dtype == torch.int8:
+        weight = quantized.empty(Format(bits=8), OUTER, INNER, torch.device("cpu"))
+        weight.values.random_(-127, 127)
+        weight.scales.fill_(0.01)
+    if not takes(found, weight):
+        return []
+    layer, x = packed(found, weight, None), torch.randn(rows, INNER).bfloat16()
+    return [lambda: layer(x)]
+
+
+def _repeat(call: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        call()
 
 
 def _best(run: Callable[[], object]) -> float:

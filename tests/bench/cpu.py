@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from bench import ceilings, page, results
+from bench import ceilings, logits, page, results
 from bench.engines import BIN, ENGINES, Engine
 from bench.limits import Ceilings, crowd, prefill, step
 from bench.servers import serving, watching
@@ -87,23 +87,42 @@ def one_round(engine: Engine, model: Path, number: int, workloads: Sequence[str]
     command, log = engine.command(model, PORT), folder / "server.log"
     ready = f"http://127.0.0.1:{PORT}{engine.ready}"
     documents: dict[str, dict[str, Any]] = {}
-    with serving(command, ready, log, dict(engine.env)) as server, watching(server.process) as seen:
-        for workload in workloads:
-            out = folder / "figures.json"
-            url = ["--url", f"http://127.0.0.1:{PORT}", "--workload", workload, "--seed", str(number)]
-            client = subprocess.run(
-                [BIN / "kvasir", "bench", *url, "--json", out],
-                check=False,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            if client.returncode:
-                raise RuntimeError(f"{workload} failed: {client.stderr[-300:]}")
-            documents[workload] = json.loads(out.read_text())
+    with serving(command, ready, log, dict(engine.env)) as server:
+        with watching(server.process) as seen:
+            for workload in workloads:
+                documents[workload] = _sent(workload, number, folder / "figures.json")
+        found = results.of_round(documents, server.start_s, seen.peak_rss)
+        if engine.name.startswith("Kvasir"):
+            found["logits"] = _checked(engine, model, number)
     if seen.foreign_cores > NOISE_CORES:
         print(f"    others used {seen.foreign_cores:.1f} cores meanwhile: do not trust this round", flush=True)
-    return results.of_round(documents, server.start_s, seen.peak_rss)
+    return found
+
+
+def _sent(workload: str, seed: int, out: Path) -> dict[str, Any]:
+    """What the client says of one workload."""
+    url = ["--url", f"http://127.0.0.1:{PORT}", "--workload", workload, "--seed", str(seed)]
+    client = subprocess.run(
+        [BIN / "kvasir", "bench", *url, "--json", out],
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if client.returncode:
+        raise RuntimeError(f"{workload} failed: {client.stderr[-300:]}")
+    document: dict[str, Any] = json.loads(out.read_text())
+    return document
+
+
+def _checked(engine: Engine, model: Path, seed: int) -> float:
+    """The error of what was just measured. Raises RuntimeError when it is more than rounding."""
+    error, allowed = logits.deviation(f"http://127.0.0.1:{PORT}", model, seed), logits.ALLOWED[engine.precision]
+    if not error <= allowed:
+        raise RuntimeError(
+            f"the logits are wrong: {error:.2f} times the error of bfloat16, at most {allowed} is rounding"
+        )
+    return error
 
 
 def limits_of(cost: Work, engine: Engine, top: Ceilings) -> dict[str, float]:

@@ -30,6 +30,7 @@ FIGURES: Final = (
     Figure(key="w4_warm", title="W4 the same and 64 more, warm", unit="s"),
     Figure(key="start", title="start to ready", unit="s"),
     Figure(key="rss", title="peak memory (RSS)", unit="MiB", scale=1 / 2**20),
+    Figure(key="logits", title="error of logprobs in the same run", unit="of torch's in bfloat16"),
 )
 """What the tables show, in order."""
 
