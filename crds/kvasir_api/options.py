@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KvCacheDtype = Literal["auto", "int8"]
+KvCacheDtype = Literal["auto", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 BlockSize = Literal[8, 16, 32, 64, 128]
@@ -84,7 +84,7 @@ class RuntimeOptions(Options):
     )
     kv_cache_dtype: KvCacheDtype = option(
         "auto",
-        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, a scale for each token and head included (processors only).",
+        "Type of cached keys and values: auto is that of the activations, int8 takes half of 16 bits, a scale for each token and head included, fp8 (e4m3; CUDA of capability 8.9 and later) half of them and is coarser.",
     )
     kv_cache_tokens: int = option(
         0,

@@ -18,7 +18,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime import gguf, source
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import Compiler
-from kvasir_runtime.kernels.int8 import SCALE_BYTES
+from kvasir_runtime.kernels import cache_rows
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -60,7 +60,9 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     _check_room(weights_bytes, device, folder)
     if not options.kv_cache_tokens:
         _check_forecast(options, folder, device, dtype, weights_bytes)
-    cache_dtype = placement.choose_cache_dtype(options.kv_cache_dtype, dtype, device)
+    cache_dtype = placement.choose_cache_dtype(
+        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
+    )
     with torch.inference_mode():
         tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
@@ -83,7 +85,7 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
         eos_token_ids=read_eos_token_ids(folder, config),
         weights_bytes=weights_bytes,
         quantization=weight_formats.described(formats),
-        kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, _scale_bytes(cache_dtype)),
+        kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, cache_rows.scale_bytes(cache_dtype)),
         load_s=loaded - start,
         warm_s=0.0,
         hidden_size=spec.hidden_size,
@@ -141,7 +143,7 @@ def assemble(
     The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
-    row = spec.head_dim + _scale_bytes(dtype)
+    row = cache_rows.width(spec.head_dim, dtype)
     shape = (spec.num_layers, 2, facts.num_blocks, facts.block_size, spec.num_kv_heads, row)
     try:
         cache = torch.empty(shape, dtype=dtype, device=device)
@@ -156,11 +158,6 @@ def assemble(
     )
     controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, device=device)
     return Runner(model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts, grammars=grammars)
-
-
-def _scale_bytes(cache_dtype: torch.dtype) -> int:
-    """Bytes beside the numbers of a head in the cache."""
-    return SCALE_BYTES if cache_dtype == torch.int8 else 0
 
 
 def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:

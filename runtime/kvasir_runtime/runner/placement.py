@@ -6,6 +6,7 @@ import torch
 
 from kvasir_api.options import Device, Dtype, KvCacheDtype
 from kvasir_runtime.errors import CapacityError, ModelError
+from kvasir_runtime.kernels.cache_rows import FLOAT8
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,13 +34,28 @@ def choose_dtype(wanted: Dtype, checkpoint: str | None, device: torch.device) ->
     return dtype
 
 
-def choose_cache_dtype(wanted: KvCacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of the KV cache of an option; auto is that of the model. Raises ModelError for int8 but on a CPU."""
+def choose_cache_dtype(
+    wanted: KvCacheDtype, dtype: torch.dtype, device: torch.device, *, head_dim: int, capability: tuple[int, int]
+) -> torch.dtype:
+    """The dtype of the KV cache of an option; auto is that of the model. capability: of the card, (0, 0) of a CPU.
+
+    Raises ModelError for fp8 where nothing computes it, and for int8 on CUDA where rows are no whole words.
+    """
     if wanted == "auto":
         return dtype
-    if device.type != "cpu":
-        raise ModelError(f"kv_cache_dtype int8 is computed on a CPU only, this is {device.type}")
+    if wanted == "fp8":
+        if capability < (8, 9):
+            what = "a CPU" if device.type == "cpu" else "capability {}.{}".format(*capability)
+            raise ModelError(f"kv_cache_dtype fp8 needs a CUDA device of capability 8.9, this is {what}; take int8")
+        return FLOAT8
+    if device.type != "cpu" and head_dim % 4:
+        raise ModelError(f"kv_cache_dtype int8 needs heads of a multiple of 4 on CUDA, head_dim is {head_dim}")
     return torch.int8
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a card, (0, 0) of a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def device_name(device: torch.device) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from fakes import checkpoints
 from fakes.checkpoints import Shape
-from kvasir_api.options import ServeOptions
+from kvasir_api.options import KvCacheDtype, ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError, ModelError, StartError
 from kvasir_runtime.kernels.ops import native_ops
@@ -65,8 +65,32 @@ def test_an_8_bit_cache_is_counted_with_its_scales_and_answers(folder: Path) -> 
     wanted = built(folder, kv_cache_tokens=512, dtype="float32")
     (mine,), (theirs,) = (each.collect(each.launch(plan)).sampled for each in (runner, wanted))
     assert mine.tokens == theirs.tokens
-    with pytest.raises(ModelError, match="kv_cache_dtype int8 is computed on a CPU only, this is cuda"):
-        placement.choose_cache_dtype("int8", torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "capability", "head_dim", "dtype"),
+    [
+        ("auto", "cuda", (8, 0), 18, torch.bfloat16),
+        ("int8", "cpu", (0, 0), 18, torch.int8),
+        ("int8", "cuda", (8, 0), 128, torch.int8),
+        ("int8", "cuda", (9, 0), 18, "kv_cache_dtype int8 needs heads of a multiple of 4 on CUDA, head_dim is 18"),
+        ("fp8", "cuda", (9, 0), 18, torch.float8_e4m3fn),
+        ("fp8", "cuda", (8, 0), 128, "fp8 needs a CUDA device of capability 8.9, this is capability 8.0; take int8"),
+        ("fp8", "cpu", (0, 0), 128, "fp8 needs a CUDA device of capability 8.9, this is a CPU; take int8"),
+    ],
+)
+def test_type_of_the_cache(
+    wanted: KvCacheDtype, device: str, capability: tuple[int, int], head_dim: int, dtype: torch.dtype | str
+) -> None:
+    def choose() -> torch.dtype:
+        sizes = {"head_dim": head_dim, "capability": capability}
+        return placement.choose_cache_dtype(wanted, torch.bfloat16, torch.device(device), **sizes)
+
+    if isinstance(dtype, torch.dtype):
+        assert choose() == dtype
+        return
+    with pytest.raises(ModelError, match=dtype):
+        choose()
 
 
 def test_progress_rises_to_ready(folder: Path) -> None:
