@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from fakes import triton_device
 
@@ -11,10 +12,11 @@ DEVICE = triton_device.device()
 
 # ruff: noqa: E402 -- behind the question where it can run
 from fakes import checkpoints
-from fakes.by_hand import runner_of
+from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.kernels.cache_rows import FLOAT8
 from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
 from kvasir_runtime.wire import Request, Sampling
 
@@ -24,18 +26,39 @@ SHAPES = {
         family="qwen3", head_dim=24, extra={"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
     ),
     "qwen2-moe": Shape(family="qwen2_moe"),
+    "gemma2": Shape(family="gemma2", tied=True, head_dim=24),
+    "gemma3": Shape(family="gemma3_text", tied=True, head_dim=24),
 }
+CACHES = [*((name, None) for name in SHAPES), ("gemma2", torch.int8), ("llama", FLOAT8)]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_answers_are_those_of_the_references(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "cached"), CACHES)
+def test_answers_are_those_of_the_references(tmp_path: Path, name: str, cached: torch.dtype | None) -> None:
     folder = checkpoints.write(tmp_path / name, SHAPES[name])
     triton = ops_for(DEVICE)
     assert triton.name == "triton"
-    assert answers(folder, triton) == answers(folder, REFERENCE)
+    assert answers(folder, triton, cached) == answers(folder, REFERENCE, cached)
 
 
-def answers(folder: Path, ops: Ops) -> dict[str, list[int]]:
+@pytest.mark.parametrize("cached", [None, torch.int8])
+def test_several_tokens_at_once_behind_long_and_short_contexts(tmp_path: Path, cached: torch.dtype | None) -> None:
+    folder = checkpoints.write(tmp_path / "model", SHAPES["gemma2"])
+
+    def found(ops: Ops) -> list[list[int]]:
+        chooser = random.Random(2)
+        streams = [Stream(prompt=tuple(chooser.choices(range(3, 320), k=length))) for length in (9, 20, 41)]
+        runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE, cache_dtype=cached)
+        hand = Hand(runner)
+        hand.step([(stream, len(stream.prompt) - 8) for stream in streams])
+        for _ in range(2):  # as drafts are verified: so many tokens of each sequence
+            hand.step([(stream, 4) for stream in streams])
+        hand.run(streams, 2)
+        return [stream.answer for stream in streams]
+
+    assert found(ops_for(DEVICE)) == found(REFERENCE)
+
+
+def answers(folder: Path, ops: Ops, cached: torch.dtype | None) -> dict[str, list[int]]:
     """Greedy and drawn answers of prompts that share a prefix and are chunked by a small budget."""
     chooser = random.Random(1)
     common = tuple(chooser.choices(range(3, 320), k=17))
@@ -44,7 +67,7 @@ def answers(folder: Path, ops: Ops) -> dict[str, list[int]]:
         Sampling(temperature=1.0, max_tokens=4, seed=5, ignore_eos=True),
         Sampling(temperature=0.8, top_k=40, top_p=0.9, max_tokens=4, seed=6, ignore_eos=True),
     ]
-    runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE)
+    runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE, cache_dtype=cached)
     facts = runner.facts
     limits = Limits(
         num_blocks=facts.num_blocks, block_size=facts.block_size, max_batch_tokens=16,
