@@ -24,7 +24,7 @@ NATIVE = native_ops()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OPERATIONS = [field.name for field in fields(Ops) if field.name not in ("name", "fallback")]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
-IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask"}
+IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask", "append_ids"}
 # Seconds each when interpreted; the same paths are taken by smaller tiles in interpreted/test_attention.py.
 MANY_TOKENS = 50
 

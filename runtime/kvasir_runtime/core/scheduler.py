@@ -150,7 +150,7 @@ class Scheduler:
         self.pool.settle(self._step)
         events = []
         for sequence in list(self._sequences.values()):
-            sequence.in_flight, sequence.scored = 0, sequence.reported
+            sequence.in_flight, sequence.void, sequence.scored = 0, 0, sequence.reported
             if sequence.phase == "running":
                 self._end(sequence, now, aborted=False)
                 events.append(event_of(sequence, finish_reason="error", message=message))
@@ -278,9 +278,14 @@ class Scheduler:
         if sequence.phase == "running":
             self._publish(sequence, entry)
         if sampled is not None and sequence.gang is None:
+            if sequence.void:
+                sequence.void -= 1
+                return prompt_events(sequence, scores)
             if not (sampled.tokens or sampled.ended or sampled.error):
                 raise ValueError(f"no token sampled for row {sequence.row}")
             sequence.in_flight -= 1
+            if len(sampled.tokens) > 1:
+                sequence.void, sequence.in_flight = sequence.in_flight, 0
             return [self._append(sequence, sampled, scores, now)]
         events = prompt_events(sequence, scores)
         if sampled is not None and sequence.gang is not None:

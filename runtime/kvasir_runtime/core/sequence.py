@@ -19,7 +19,8 @@ Phase = Literal["waiting", "running", "ended"]
 class Sequence:
     """State of one request inside the scheduler; mutable, never leaves the core.
 
-    tokens: prompt and collected answer. in_flight: samples launched and not collected. computed: positions whose KV
+    tokens: prompt and collected answer. in_flight: samples launched and not collected; void: others, which will bring
+    nothing, since a grammar forced tokens in their places. computed: positions whose KV
     exists once every launched plan is collected. published: full blocks already offered to the prefix index.
     limit: length of tokens at which it ends. hashes: of the full blocks of tokens, as far as they were needed.
     charged: blocks it took or revived, the share of pinned blocks that it answers for.
@@ -43,6 +44,7 @@ class Sequence:
     computed: int = 0
     published: int = 0
     in_flight: int = 0
+    void: int = 0
     last_step: int = -1
     preemptions: int = 0
     cached_tokens: int | None = None
@@ -115,8 +117,10 @@ class Sequence:
 
     @property
     def deferred(self) -> bool:
-        """Whether it must wait for its last token: a grammar depends on it, or what is handed in goes behind it."""
-        return self.in_flight > 0 and (self.request.sampling.grammar is not None or bool(self.handed))
+        """Whether it must wait for a token: what is handed in goes behind the last one, and a grammar must know all but
+        the last, whose successor the runner draws once it has told the grammar of it.
+        """
+        return self.in_flight > (0 if self.handed else 1 if self.request.sampling.grammar is not None else self.limit)
 
     @property
     def num_rows(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import (
+    append_ids,
     argmax,
     attention,
     bitmask,
@@ -29,6 +30,7 @@ from kvasir_runtime.kernels import (
     sample,
     silu_mul,
     split_qkv,
+    step_inputs,
     write_kv,
 )
 from kvasir_runtime.kernels.linear import Build
@@ -62,6 +64,8 @@ class Ops:
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     penalties: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     bitmask: Callable[[Tensor, Tensor, Tensor], None]
+    step_inputs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int], step_inputs.StepInputs]
+    append_ids: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 REFERENCE = Ops(
@@ -82,6 +86,8 @@ REFERENCE = Ops(
     copy_blocks=copy_blocks.reference,
     penalties=penalties.reference,
     bitmask=bitmask.reference,
+    step_inputs=step_inputs.reference,
+    append_ids=append_ids.reference,
 )
 
 CPU = Ops(
@@ -102,6 +108,8 @@ CPU = Ops(
     copy_blocks=copy_blocks.reference,
     penalties=penalties.reference,
     bitmask=bitmask.reference,
+    step_inputs=step_inputs.reference,
+    append_ids=append_ids.reference,
 )
 
 

@@ -26,6 +26,8 @@ from kvasir_runtime.models.config import read_config, read_document, read_eos_to
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner import capacity, host, identity, placement, startplan, warmup
 from kvasir_runtime.runner.controls import Controls
+from kvasir_runtime.runner.devicerows import DeviceRows
+from kvasir_runtime.runner.queues import Queue, queue_of
 from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.runner.startplan import Measured, Plans
@@ -40,8 +42,11 @@ if TYPE_CHECKING:
 OnProgress = Callable[[Progress], None]
 
 
-def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
-    """A runner that is ready for its first plan. on_progress is called often and must be quick."""
+def build(options: ServeOptions, on_progress: OnProgress, queue: Queue | None = None) -> Runner:
+    """A runner that is ready for its first plan. on_progress is called often and must be quick.
+
+    queue: that of the chosen device where None is given.
+    """
     start = time.monotonic()
     folder = source.resolve(options.model)
     config = read_config(folder)
@@ -94,24 +99,24 @@ def build(options: ServeOptions, on_progress: OnProgress) -> Runner:
     )
     plans = Plans(startplan.directory(options.startup_cache))
     key = identity.key(options, folder, ops, device)
-    scratch = partial(assemble, model, ops, device=device, dtype=cache_dtype)
+    made = partial(assemble, model, ops, device=device, dtype=cache_dtype, queue=queue)
     grammars = grammars_of(folder, facts)
 
     def sized(found: Measured, held: int) -> Runner:
         fitted = _fitted(facts, options, limit, warmup.memory(device, found, held))
-        runner = assemble(model, ops, replace(fitted, warm_s=time.monotonic() - loaded), device, cache_dtype, grammars)
+        runner = made(replace(fitted, warm_s=time.monotonic() - loaded), grammars=grammars)
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)
         plans.keep(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
         return runner
 
     held, known = warmup.held(device), plans.find(key)
     if known is not None:
-        warmup.short(scratch, facts, device)
+        warmup.short(made, facts, device)
         try:
             return sized(known, held)
         except CapacityError:
             plans.drop(key)  # others may hold more by now, or the plan says too much: measure before giving up
-    return sized(warmup.measured(scratch, facts, device), held)
+    return sized(warmup.measured(made, facts, device), held)
 
 
 def _fitted(facts: Facts, options: ServeOptions, limit: int, memory: capacity.Memory) -> Facts:
@@ -136,28 +141,50 @@ def grammars_of(folder: Path, facts: Facts) -> Compiler:
 
 
 def assemble(
-    model: Decoder, ops: Ops, facts: Facts, device: torch.device, dtype: torch.dtype, grammars: Compiler | None = None
+    model: Decoder,
+    ops: Ops,
+    facts: Facts,
+    device: torch.device,
+    dtype: torch.dtype,
+    grammars: Compiler | None = None,
+    queue: Queue | None = None,
 ) -> Runner:
     """A runner with a cache of dtype and rows of the sizes that facts name. grammars: for requests that are guided.
 
+    queue: that of the device where None is given.
     The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
     row = cache_rows.width(spec.head_dim, dtype)
-    shape = (spec.num_layers, 2, facts.num_blocks, facts.block_size, spec.num_kv_heads, row)
+    queue = queue_of(device) if queue is None else queue
+    shape = (spec.num_layers, 2, facts.num_blocks + queue.overlaps, facts.block_size, spec.num_kv_heads, row)
     try:
         cache = torch.empty(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
-    rows = Rows(
-        max_sequences=facts.max_sequences,
-        max_model_len=facts.max_model_len,
-        block_size=facts.block_size,
-        eos_token_ids=facts.eos_token_ids,
-        device=device,
+    controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, queue=queue)
+    return Runner(
+        model=model,
+        ops=ops,
+        cache=cache,
+        rows=_rows(facts, ops, queue),
+        controls=controls,
+        queue=queue,
+        facts=facts,
+        grammars=grammars,
     )
-    controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, device=device)
-    return Runner(model=model, ops=ops, cache=cache, rows=rows, controls=controls, facts=facts, grammars=grammars)
+
+
+def _rows(facts: Facts, ops: Ops, queue: Queue) -> Rows | DeviceRows:
+    """Rows on the host where that is the device. Device rows pad steps with the block behind those that plans name."""
+    limits = {
+        "max_sequences": facts.max_sequences,
+        "max_model_len": facts.max_model_len,
+        "block_size": facts.block_size,
+    }
+    if not queue.overlaps:
+        return Rows(**limits, eos_token_ids=facts.eos_token_ids)
+    return DeviceRows(**limits, eos_token_ids=facts.eos_token_ids, null_block=facts.num_blocks, ops=ops, queue=queue)
 
 
 def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:

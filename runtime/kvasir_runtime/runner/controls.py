@@ -5,16 +5,16 @@ empty dictionaries. What depends on the answer is kept on the device and follows
 for it; after a preemption it is rebuilt from the tokens of the join, whose prompt_tokens tell where the answer begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Join, Plan
-from kvasir_runtime.kernels.penalties import penalise
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.runner.queues import Queue
 from kvasir_runtime.wire import Sampling
 
 _SLOTS = 4
@@ -38,15 +38,15 @@ class _Words:
 class Controls:
     """State of the rows that ask for something; all others are unknown to it."""
 
-    def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], device: torch.device) -> None:
+    def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], ops: Ops, queue: Queue) -> None:
         self._vocab_size = vocab_size
         self._fallback = min(eos_token_ids, default=0)
-        self._device = device
-        self._penalties: dict[int, tuple[float, float, float]] = {}
+        self._ops, self._to_device = ops, queue.upload
         self._slots: dict[int, int] = {}
         self._free_slots: list[int] = []
-        self._counts = torch.empty((0, vocab_size), dtype=torch.int32, device=device)
-        self._in_prompt = torch.empty((0, vocab_size), dtype=torch.bool, device=device)
+        self._counts = torch.empty((0, vocab_size), dtype=torch.int32, device=queue.device)
+        self._in_prompt = torch.empty((0, vocab_size), dtype=torch.bool, device=queue.device)
+        self._strengths = torch.empty((0, 3), dtype=torch.float32, device=queue.device)
         self._biases: dict[int, tuple[Tensor, Tensor]] = {}
         self._allowed: dict[int, tuple[Tensor, int]] = {}
         self._bad: dict[int, _Words] = {}
@@ -63,7 +63,7 @@ class Controls:
 
     def touch(self, sampled: Sequence[Chunk]) -> bool:
         """Whether one of the chunks that sample asks for something."""
-        asking = (self._penalties, self._biases, self._allowed, self._bad)
+        asking = (self._slots, self._biases, self._allowed, self._bad)
         return any(asking) and any(chunk.row in rows for rows in asking for chunk in sampled)
 
     def forbids(self, row: int) -> bool:
@@ -90,11 +90,15 @@ class Controls:
             if chunk.row in self._bad or chunk.row in self._allowed:
                 self._keep_one(logits[index], chunk.row)
 
-    def drawn(self, sampled: Sequence[Chunk], ids: Tensor) -> None:
-        """Count the drawn ids, (samples,) int64."""
+    def drawn(self, sampled: Sequence[Chunk], ids: Tensor, void: Collection[int] = ()) -> None:
+        """Count the drawn ids, (samples,) int64, but for the places in void."""
         if not self._slots:
             return
-        places = [(index, self._slots[c.row]) for index, c in enumerate(sampled) if c.row in self._slots]
+        places = [
+            (index, self._slots[chunk.row])
+            for index, chunk in enumerate(sampled)
+            if chunk.row in self._slots and index not in void
+        ]
         if places:
             indices, slots = self._to_device(np.array(places, dtype=np.int64)).unbind(1)
             self._counts[slots, ids[indices]] += 1
@@ -106,17 +110,10 @@ class Controls:
             self._counts[self._slots[row]].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
     def _penalise(self, logits: Tensor, sampled: Sequence[Chunk]) -> None:
-        if not self._slots:
-            return
-        asking = [(index, chunk.row) for index, chunk in enumerate(sampled) if chunk.row in self._slots]
-        if not asking:
-            return
-        places = np.array([(index, self._slots[row]) for index, row in asking], dtype=np.int64)
-        strengths = np.array([self._penalties[row] for _, row in asking], dtype=np.float32)
-        indices, slots = self._to_device(places).unbind(1)
-        part = logits[indices]
-        penalise(part, self._counts[slots], self._in_prompt[slots], *self._to_device(strengths).split(1, dim=1))
-        logits[indices] = part
+        slots = [self._slots.get(chunk.row, -1) for chunk in sampled]
+        if max(slots) >= 0:
+            places = self._to_device(np.array(slots, dtype=np.int64))
+            self._ops.penalties(logits, places, self._counts, self._in_prompt, self._strengths)
 
     def _forbid_words(self, logits: Tensor, words: _Words, tokens: Tensor, chunk: Chunk) -> None:
         """Forbid the ids that would complete a word; only the answer counts, not the prompt before it."""
@@ -137,7 +134,6 @@ class Controls:
         self._biases.pop(row, None)
         self._allowed.pop(row, None)
         self._bad.pop(row, None)
-        self._penalties.pop(row, None)
         if row in self._slots:
             self._free_slots.append(self._slots.pop(row))
 
@@ -173,7 +169,7 @@ class Controls:
     def _count(self, join: Join) -> None:
         """Begin to count for a row, with what its answer already has."""
         sampling, row = join.sampling, join.row
-        self._penalties[row] = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        strengths = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         if not self._free_slots:
             self._grow()
         slot = self._slots[row] = self._free_slots.pop()
@@ -183,6 +179,7 @@ class Controls:
         in_prompt[tokens[: join.prompt_tokens]] = True
         self._counts[slot] = self._to_device(counts)
         self._in_prompt[slot] = self._to_device(in_prompt)
+        self._strengths[slot] = self._to_device(np.array(strengths, dtype=np.float32))
 
     def _grow(self) -> None:
         """Twice the slots: 256 of a vocabulary of 150,000 would take 190 MB that most servers never need."""
@@ -190,10 +187,8 @@ class Controls:
         more = max(_SLOTS, have)
         self._counts = torch.cat((self._counts, self._counts.new_zeros((more, self._vocab_size))))
         self._in_prompt = torch.cat((self._in_prompt, self._in_prompt.new_zeros((more, self._vocab_size))))
+        self._strengths = torch.cat((self._strengths, self._strengths.new_zeros((more, 3))))
         self._free_slots += range(have + more - 1, have - 1, -1)
-
-    def _to_device(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 def penalises(sampling: Sampling) -> bool:

@@ -6,7 +6,7 @@ drawn tokens led to. What fails here ends the one request whose grammar it is.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,8 +18,11 @@ from torch import Tensor
 from kvasir_runtime.core.plan import Chunk, Plan, Results
 from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.guide.errors import GrammarError
+from kvasir_runtime.kernels import bitmask
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.runner.controls import Controls
-from kvasir_runtime.runner.rows import Rows
+from kvasir_runtime.runner.queues import Queue
+from kvasir_runtime.runner.rows import AnyRows
 
 if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import Guide
@@ -40,19 +43,32 @@ class Guided:
     guide: "Guide | str"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Filling:
-    """Masks in the making: (guided, ids / 32) int32, in the order of guided."""
+    """The guided chunks of a step and their masks, (guided, ids / 32) int32 in that order, once they are asked for.
+
+    void: places whose samples come to nothing, as their guides had more to say of the token before, or the last word.
+    """
 
     guided: tuple[Guided, ...]
-    masks: "Future[NDArray[np.int32]]"
+    masks: "Future[NDArray[np.int32]] | None" = None
+    void: set[int] = field(default_factory=set)
+
+    def take_back(self, guide: "Guide | str") -> None:
+        """What was to be drawn by a guide comes to nothing."""
+        self.void |= {one.place for one in self.guided if one.guide is guide}
+
+    def shares(self, other: "Filling") -> bool:
+        """Whether both draw by one guide."""
+        return any(one.guide is another.guide for one in self.guided for another in other.guided)
 
 
 class Masks:
     """State of the guided rows; all others are unknown to it."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: Compiler, ops: Ops, queue: Queue) -> None:
         self._compiler = compiler
+        self._ops, self._queue = ops, queue
         self._guides: dict[int, Guide | str] = {}
         self._thread: ThreadPoolExecutor | None = None
 
@@ -69,8 +85,8 @@ class Masks:
                 else:
                     self._guides[join.row] = guide
 
-    def begin(self, sampled: Sequence[Chunk]) -> Filling | None:
-        """Start to compute the masks of the chunks that sample, in a thread; None where no row is guided."""
+    def filling(self, sampled: Sequence[Chunk]) -> Filling | None:
+        """The guided ones among the chunks that sample; None where no row is guided."""
         if not self._guides:
             return None
         guided = tuple(
@@ -78,11 +94,15 @@ class Masks:
             for place, chunk in enumerate(sampled)
             if chunk.row in self._guides
         )
-        if not guided:
-            return None
+        return Filling(guided) if guided else None
+
+    def begin(self, filling: Filling) -> None:
+        """Start to compute the masks in a thread, if that was not begun; all tokens before were taken by then."""
+        if filling.masks is not None:
+            return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        return Filling(guided, self._thread.submit(self._fill, guided))
+        filling.masks = self._thread.submit(self._fill, filling)
 
     def change(self, logits: Tensor, torn: Mapping[int, Tensor], filling: Filling) -> None:
         """Forbid what the grammars do not allow, in place. Where nothing else would be left, they alone decide.
@@ -90,24 +110,36 @@ class Masks:
         logits: (samples, vocab) float32, all other changes made. torn: (vocab,) logits before them, by their places
         among guided, of those of which others may have forbidden all.
         """
-        forbidden = _forbidden(filling.masks.result(), logits)
-        if logits.device.type == "cpu":  # where copies of all rows would take longer than the loop
+        assert filling.masks is not None, "the masks were not asked for"
+        filled = filling.masks.result()
+        if not self._queue.overlaps:  # copies of all rows would take longer than the loop
+            forbidden = _forbidden(filled, logits.shape[1])
             for number, one in enumerate(filling.guided):
                 logits[one.place].masked_fill_(forbidden[number], _NEVER)
         else:
-            places = torch.tensor([one.place for one in filling.guided]).to(logits.device, non_blocking=True)
-            logits[places] = logits[places].masked_fill_(forbidden, _NEVER)
+            masks, slots = self._queue.upload(filled), np.full(len(logits), -1, dtype=np.int64)
+            slots[[one.place for one in filling.guided]] = np.arange(len(filling.guided))
+            self._ops.bitmask(logits, masks, self._queue.upload(slots))
+            forbidden = ~bitmask.unpacked(masks, logits.shape[1]) if torn else masks
         for number, before in torn.items():
             row = logits[filling.guided[number].place]
             dead = row.amax() == _NEVER
             row.copy_(torch.where(dead, before.masked_fill(forbidden[number], _NEVER), row))
 
     @torch.inference_mode()
-    def take(self, results: Results, filling: Filling, rows: Rows, controls: Controls) -> Results:
-        """The results with what the drawn tokens led to. Forced tokens are appended to the rows that are still held."""
-        sampled = list(results.sampled)
+    def take(
+        self, results: Results, filling: Filling, rows: AnyRows, controls: Controls
+    ) -> tuple[Results, list["Guide"]]:
+        """The results with what the drawn tokens led to. Forced tokens are appended to the rows that are still held.
+
+        Second the guides that do not want what may have been launched to be drawn after these tokens.
+        """
+        sampled, final = list(results.sampled), []
         for one in filling.guided:
             drawn = sampled[one.place]
+            if one.place in filling.void:
+                sampled[one.place] = msgspec.structs.replace(drawn, tokens=(), logprobs=())
+                continue
             if isinstance(one.guide, str):
                 sampled[one.place] = msgspec.structs.replace(drawn, tokens=(), logprobs=(), error=one.guide)
                 continue
@@ -122,30 +154,23 @@ class Masks:
             if len(taken.tokens) > 1 and self._guides.get(one.row) is one.guide:
                 rows.extend(one.row, one.position + 1, taken.tokens[1:])
                 controls.count(one.row, taken.tokens[1:])
-        return msgspec.structs.replace(results, sampled=tuple(sampled))
+            if len(taken.tokens) != 1 or taken.ended or taken.error:
+                final.append(one.guide)
+        return msgspec.structs.replace(results, sampled=tuple(sampled)), final
 
-    def _fill(self, guided: Sequence[Guided]) -> NDArray[np.int32]:
+    def _fill(self, filling: Filling) -> NDArray[np.int32]:
         """In the thread; llguidance releases the interpreter's lock."""
-        masks = np.full((len(guided), -(-self._compiler.vocab_size // 32)), -1, dtype=np.int32)
-        for number, one in enumerate(guided):
-            if not isinstance(one.guide, str):
+        masks = np.full((len(filling.guided), -(-self._compiler.vocab_size // 32)), -1, dtype=np.int32)
+        for number, one in enumerate(filling.guided):
+            if not isinstance(one.guide, str) and one.place not in filling.void:
                 one.guide.fill(masks[number : number + 1])
         return masks
 
 
-def _forbidden(masks: NDArray[np.int32], logits: Tensor) -> Tensor:
-    """(guided, vocab) bool on the device of the logits; ids that the tokenizer lacks are forbidden."""
-    size = logits.shape[1]
+def _forbidden(masks: NDArray[np.int32], size: int) -> Tensor:
+    """(guided, size) bool on the host; ids that the tokenizer lacks are forbidden."""
     packed = np.zeros((len(masks), -(-size // 8)), dtype=np.uint8)
     known = masks.view(np.uint8)[:, : packed.shape[1]]
     packed[:, : known.shape[1]] = known
     np.invert(packed, out=packed)
-    if logits.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(packed, axis=1, count=size, bitorder="little").view(np.bool_))
-    return unpacked(torch.from_numpy(packed).to(logits.device, non_blocking=True), size)
-
-
-def unpacked(packed: Tensor, size: int) -> Tensor:
-    """(rows, size) bool from (rows, bytes) uint8, the lowest bit first, on the device where they are."""
-    powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8).to(packed.device, non_blocking=True)
-    return (packed[:, :, None] & powers).ne(0).flatten(1)[:, :size]
+    return torch.from_numpy(np.unpackbits(packed, axis=1, count=size, bitorder="little").view(np.bool_))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Plan
+from kvasir_runtime.runner.queues import Queue
 from kvasir_runtime.wire import Pooling
 
 ROWS_AT_ONCE = 64
@@ -46,8 +47,9 @@ class _Row:
 class Pools:
     """What the rows that are pooled have so far. head: hidden states to logits of the model's head, whatever it is."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, queue: Queue) -> None:
         self._head = head
+        self._queue = queue
         self._rows: dict[int, _Row] = {}
 
     def apply(self, plan: Plan) -> None:
@@ -99,10 +101,6 @@ class Pools:
             logits = self._head(torch.stack([made[place] for place in some])).float()
             for place, row in zip(some, logits, strict=True):
                 pooling = complete[place][0]
-                made[place] = row if pooling.kind == "labels" else row[_on(row.device, pooling.token_ids)]
+                ids = np.array(pooling.token_ids, dtype=np.int64)
+                made[place] = row if pooling.kind == "labels" else row[self._queue.upload(ids)]
         return made
-
-
-def _on(device: torch.device, token_ids: Sequence[int]) -> Tensor:
-    """(ids,) int64, without waiting for the device."""
-    return torch.tensor(token_ids, dtype=torch.int64).to(device, non_blocking=True)

@@ -5,7 +5,7 @@ few rows at a time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,15 @@ class Drawn:
     of_answer: Report | None = None
     of_prompt: Report | None = None
     pooled: Vectors | None = None
+
+    def over(self, move: Callable[[Tensor], Tensor]) -> "Drawn":
+        """The same with every tensor moved."""
+        return Drawn(
+            ids=None if self.ids is None else move(self.ids),
+            of_answer=None if self.of_answer is None else replace(self.of_answer, packed=move(self.of_answer.packed)),
+            of_prompt=None if self.of_prompt is None else replace(self.of_prompt, packed=move(self.of_prompt.packed)),
+            pooled=None if self.pooled is None else replace(self.pooled, packed=move(self.pooled.packed)),
+        )
 
     def results(self, plan: Plan) -> Results:
         """As the scheduler takes it; everything must be in host memory."""

@@ -1,11 +1,12 @@
 """The rows: what the runner knows of each running sequence between steps. Plans change them; nothing else does.
 
-Lengths, block tables and sampling parameters are host arrays, since plans bring them; token ids are on the device,
-since sampled ones must not pass through the host before the next step can read them.
+`Rows` are for a device that is the host itself: arrays that plans write and steps read, without a copy in between.
+`devicerows` has the same for a device that must not wait for the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,16 +17,70 @@ from kvasir_runtime.core.plan import Chunk, Fork, Plan
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.runner.wishes import Wishes
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The sampling half of a step. forbidden: (sample, id) pairs that may not be drawn."""
+    """The sampling half of a step. forbidden: (pairs, 2) int64, samples and ids that may not be drawn, if any."""
 
     draws: Draws
-    forbidden: Tensor
+    forbidden: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a step computes, and for device rows where its draws go.
+
+    rows: (samples,) int64 and ends: (samples,) int32, row and place of each token that will be drawn.
+    """
+
+    batch: Batch
+    rows: Tensor | None = None
+    ends: Tensor | None = None
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """rows and ends, of inputs that were made by device rows."""
+        assert self.rows is not None
+        assert self.ends is not None
+        return self.rows, self.ends
+
+
+class AnyRows(Protocol):
+    """What the runner needs of rows, wherever they are."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """(rows, positions) int32 on the device: the known ids of every row."""
+
+    def apply(self, plan: Plan) -> None:
+        """Take in joins, forks, grows and inserts. Leaves need nothing: a row is overwritten when it is used again."""
+
+    def batch(self, chunks: Sequence[Chunk]) -> Inputs:
+        """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""
+
+    def scored_ids(self, chunks: Sequence[Chunk]) -> Tensor:
+        """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
+
+    def sampling(self, sampled: Sequence[Chunk], inputs: Inputs) -> Sampling:
+        """How the chunks that sample are drawn."""
+
+    def greedy(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether all chunks that sample want the most likely token, and may have any."""
+
+    def filtered(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether one that draws at random narrows what may be drawn."""
+
+    def append(self, sampled: Sequence[Chunk], ids: Tensor, inputs: Inputs, void: Collection[int] = ()) -> None:
+        """Write the drawn id of each chunk that samples behind the tokens of its row, but for the places in void."""
+
+    def room(self, position: int) -> int:
+        """Tokens that a row can hold from a position on."""
+
+    def extend(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+        """Write known ids into a row, from a position on."""
 
 
 class Rows:
@@ -38,36 +93,24 @@ class Rows:
         max_model_len: int,
         block_size: int,
         eos_token_ids: Sequence[int],
-        device: torch.device,
     ) -> None:
         self._block_size = block_size
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._device = device
-        self._tokens = torch.empty((max_sequences, max_model_len + 1), dtype=torch.int32, device=device)
-        # The same memory where the device is the host, for whose small arrays numpy is the quicker one.
-        self._host: NDArray[np.int32] | None = self._tokens.numpy() if device.type == "cpu" else None
+        self._tokens = torch.empty((max_sequences, max_model_len + 1), dtype=torch.int32)
+        # The same memory: for small arrays numpy is the quicker one.
+        self._host: NDArray[np.int32] = self._tokens.numpy()
         self._block_tables = np.zeros((max_sequences, -(-max_model_len // block_size)), dtype=np.int64)
         self._num_blocks = [0] * max_sequences
         # First id of a row whose blocks are consecutive ids, else -1: its cache can be read without gathering it.
         self._first_blocks = [-1] * max_sequences
-        self._temperature = np.zeros(max_sequences, dtype=np.float32)
-        self._top_p = np.ones(max_sequences, dtype=np.float32)
-        self._min_p = np.zeros(max_sequences, dtype=np.float32)
-        self._top_k = np.zeros(max_sequences, dtype=np.int64)
-        self._seed = np.zeros(max_sequences, dtype=np.int64)
-        self._stop_token_ids: list[tuple[int, ...]] = [()] * max_sequences
+        self._wishes = Wishes(max_sequences, eos_token_ids)
 
     def apply(self, plan: Plan) -> None:
-        """Take in joins, forks, grows and inserts. Leaves need nothing: a row is overwritten when it is used again."""
+        """As `AnyRows` says, and so the others."""
         for join in plan.joins:
-            row, sampling = join.row, join.sampling
-            self._tokens[row, : len(join.tokens)] = self._to_device(np.array(join.tokens, dtype=np.int32))
-            self._num_blocks[row], self._first_blocks[row] = 0, -1
-            self._append_blocks(row, join.blocks)
-            self._temperature[row], self._top_p[row] = sampling.temperature, sampling.top_p
-            self._top_k[row], self._min_p[row] = sampling.top_k, sampling.min_p
-            self._seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
-            self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
+            self._host[join.row, : len(join.tokens)] = join.tokens
+            self._num_blocks[join.row], self._first_blocks[join.row] = 0, -1
+            self._append_blocks(join.row, join.blocks)
+            self._wishes.learn(join.row, join.sampling)
         if plan.forks:
             self._fork(plan.forks)
         for grow in plan.grows:
@@ -80,7 +123,7 @@ class Rows:
         """(rows, positions) int32: the known ids of every row."""
         return self._tokens
 
-    def batch(self, chunks: Sequence[Chunk]) -> Batch:
+    def batch(self, chunks: Sequence[Chunk]) -> Inputs:
         """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""
         rows = np.array([chunk.row for chunk in chunks])
         lens = np.array([chunk.num_tokens for chunk in chunks])
@@ -97,84 +140,73 @@ class Rows:
         spans = Spans(
             lens.tolist(),
             kv_lens,
-            self._to_device(self._block_tables[rows, :longest]),
+            torch.from_numpy(self._block_tables[rows, :longest]),
             [self._first_blocks[chunk.row] for chunk in chunks],
         )
-        device_positions = self._to_device(positions)
-        return Batch(
-            token_ids=self._ids(token_rows, positions, device_positions),
-            positions=device_positions,
-            slots=self._to_device(slots),
-            spans=spans,
-            logit_rows=self._to_device(_wanted(chunks, ends)),
+        return Inputs(
+            batch=Batch(
+                token_ids=torch.from_numpy(self._host[token_rows, positions].astype(np.int64)),
+                positions=torch.from_numpy(positions),
+                slots=torch.from_numpy(slots),
+                spans=spans,
+                logit_rows=torch.from_numpy(wanted(chunks, ends)),
+            )
         )
-
-    def _ids(self, rows: Ints, positions: Ints, device_positions: Tensor) -> Tensor:
-        if self._host is not None:
-            return torch.from_numpy(self._host[rows, positions].astype(np.int64))
-        return self._tokens[self._to_device(rows), device_positions].long()
 
     def scored_ids(self, chunks: Sequence[Chunk]) -> Tensor:
         """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
         return torch.cat([self._tokens[chunk.row, slice(*chunk.scores)] for chunk in chunks]).long()
 
-    def sampling(self, chunks: Sequence[Chunk]) -> Sampling:
-        """How the sampling ones among a step's chunks are drawn."""
-        sampled = [chunk for chunk in chunks if chunk.samples]
-        rows = np.array([chunk.row for chunk in sampled], dtype=np.int64)
+    def sampling(self, sampled: Sequence[Chunk], inputs: Inputs) -> Sampling:  # noqa: ARG002 - others need them
+        """How the chunks that sample are drawn."""
+        rows, wishes = np.array([chunk.row for chunk in sampled], dtype=np.int64), self._wishes
         positions = np.array([chunk.start + chunk.num_tokens for chunk in sampled], dtype=np.int64)
-        temperature, top_k = self._temperature[rows], self._top_k[rows]
-        top_p, min_p = self._top_p[rows], self._min_p[rows]
-        forbidden = [
-            (index, token)
-            for index, chunk in enumerate(sampled)
-            if chunk.min_tokens_left > 0
-            for token in self._stop_token_ids[chunk.row]
-        ]
         draws = Draws(
-            temperature=self._to_device(temperature),
-            top_k=self._to_device(top_k),
-            top_p=self._to_device(top_p),
-            min_p=self._to_device(min_p),
-            seed=self._to_device(self._seed[rows]),
-            position=self._to_device(positions),
-            all_greedy=not temperature.any(),
-            any_filter=bool(((temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))).any()),
+            temperature=torch.from_numpy(wishes.temperature[rows]),
+            top_k=torch.from_numpy(wishes.top_k[rows]),
+            top_p=torch.from_numpy(wishes.top_p[rows]),
+            min_p=torch.from_numpy(wishes.min_p[rows]),
+            seed=torch.from_numpy(wishes.seed[rows]),
+            position=torch.from_numpy(positions),
+            all_greedy=wishes.coldest(sampled),
+            any_filter=wishes.filtered(sampled),
         )
-        pairs = np.array(forbidden, dtype=np.int64).reshape(-1, 2)
-        return Sampling(draws=draws, forbidden=self._to_device(pairs))
+        pairs = wishes.forbidden(sampled)
+        return Sampling(draws=draws, forbidden=torch.tensor(pairs) if pairs else None)
 
     def greedy(self, sampled: Sequence[Chunk]) -> bool:
         """Whether all chunks that sample want the most likely token, and may have any."""
-        temperature = self._temperature[[chunk.row for chunk in sampled]]
-        return not temperature.any() and all(chunk.min_tokens_left <= 0 for chunk in sampled)
+        return self._wishes.greedy(sampled)
 
-    def append(self, sampled: Sequence[Chunk], ids: Tensor) -> None:
-        """Write the drawn id of each chunk that samples behind the tokens of its row."""
-        rows, positions = [chunk.row for chunk in sampled], [chunk.start + chunk.num_tokens for chunk in sampled]
-        if self._host is not None:
-            self._host[rows, positions] = ids.numpy()
-            return
-        places = self._to_device(np.array(rows)), self._to_device(np.array(positions))
-        self._tokens[places] = ids.to(torch.int32)
+    def filtered(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether one that draws at random narrows what may be drawn."""
+        return self._wishes.filtered(sampled)
+
+    def append(
+        self,
+        sampled: Sequence[Chunk],
+        ids: Tensor,
+        inputs: Inputs,  # noqa: ARG002 - others need them
+        void: Collection[int] = (),
+    ) -> None:
+        """Write the drawn ids, but for the places in void."""
+        drawn = ids.numpy()
+        if void:
+            kept = [place for place in range(len(sampled)) if place not in void]
+            sampled, drawn = [sampled[place] for place in kept], drawn[kept]
+        self._host[[chunk.row for chunk in sampled], [chunk.start + chunk.num_tokens for chunk in sampled]] = drawn
 
     def _fork(self, forks: Sequence[Fork]) -> None:
-        """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
+        """All at once, since beams may change places."""
         rows = np.array([fork.row for fork in forks], dtype=np.int64)
         sources = np.array([fork.source for fork in forks], dtype=np.int64)
         end = max(fork.position for fork in forks)
-        self._tokens[self._to_device(rows), :end] = self._tokens[self._to_device(sources), :end]
-        lens = np.array([len(fork.tokens) for fork in forks])
-        positions = np.concatenate([fork.position + np.arange(len(fork.tokens)) for fork in forks])
-        ids = np.array([token for fork in forks for token in fork.tokens], dtype=np.int32)
-        places = self._to_device(np.repeat(rows, lens)), self._to_device(positions)
-        self._tokens[places] = self._to_device(ids)
-        for array in (self._temperature, self._top_p, self._min_p, self._top_k, self._seed, self._block_tables):
-            array[rows] = array[sources]
-        stops = [self._stop_token_ids[fork.source] for fork in forks]
+        self._host[rows, :end] = self._host[sources, :end]
+        self._block_tables[rows] = self._block_tables[sources]
+        self._wishes.copy(forks)
         firsts = [self._first_blocks[fork.source] for fork in forks]
-        for fork, stop_token_ids, first in zip(forks, stops, firsts, strict=True):
-            self._stop_token_ids[fork.row] = stop_token_ids
+        for fork, first in zip(forks, firsts, strict=True):
+            self.extend(fork.row, fork.position, fork.tokens)
             self._num_blocks[fork.row], self._first_blocks[fork.row] = fork.kept_blocks, first
             self._append_blocks(fork.row, fork.blocks)
 
@@ -184,8 +216,7 @@ class Rows:
 
     def extend(self, row: int, position: int, token_ids: Sequence[int]) -> None:
         """Write known ids into a row, from a position on."""
-        ids = self._to_device(np.array(token_ids, dtype=np.int32))
-        self._tokens[row, position : position + len(token_ids)] = ids
+        self._host[row, position : position + len(token_ids)] = token_ids
 
     def _append_blocks(self, row: int, blocks: tuple[int, ...]) -> None:
         if not blocks:
@@ -197,13 +228,8 @@ class Rows:
         self._first_blocks[row] = first if consecutive else -1
         self._num_blocks[row] = have + len(blocks)
 
-    def _to_device(self, array: NDArray[np.generic]) -> Tensor:
-        """Without waiting for the device, as torch.tensor(..., device=...) would."""
-        tensor = torch.from_numpy(array)
-        return tensor if self._host is not None else tensor.to(self._device, non_blocking=True)
 
-
-def _wanted(chunks: Sequence[Chunk], ends: Ints) -> Ints:
+def wanted(chunks: Sequence[Chunk], ends: Ints) -> Ints:
     """Indices of the tokens that sample, that score, that pool. ends: (chunks,) where each ends among the tokens."""
     wanted = [(ends - 1)[[chunk.samples for chunk in chunks]]]
     for end, chunk in zip(ends.tolist(), chunks, strict=True):

@@ -1,14 +1,21 @@
 """Runs plans: the forward pass, the draw of the next tokens, the rows in between. The engine calls launch and collect.
 
-On CUDA `launch` only enqueues work, and `collect` waits for the drawn ids alone. On a CPU the whole plan is run by
-`collect`: there is no second device to overlap with, and a worker thread would take a core from the arithmetic that it
-waits for. So on both, launches form a queue that is worked off in order.
+Where the device is not the host `launch` only enqueues work, and `collect` waits for the drawn ids alone. On a CPU the
+whole plan is run by `collect`: there is no second device to overlap with, and a worker thread would take a core from
+the arithmetic that it waits for. So on both, launches form a queue that is worked off in order.
+
+The draw of guided rows is put off: their masks follow from the token before, which may still be computed when the
+forward pass is launched. It is enqueued as soon as that token was collected, in any case before the next plan.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,12 +26,17 @@ from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import Head
 from kvasir_runtime.runner import reports
 from kvasir_runtime.runner.controls import Controls
+from kvasir_runtime.runner.draw import Drawer
 from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.pooling import Pools
-from kvasir_runtime.runner.reports import Drawn, Report, Reports
-from kvasir_runtime.runner.rows import Rows
+from kvasir_runtime.runner.queues import Mark, Queue
+from kvasir_runtime.runner.reports import Drawn, Reports
+from kvasir_runtime.runner.rows import AnyRows, Inputs
 from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Sampling
+
+if TYPE_CHECKING:
+    from kvasir_runtime.guide.matcher import Guide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +71,19 @@ class Facts:
 
 @dataclass(slots=True, kw_only=True)
 class Launched:
-    """A plan on its way. drawn: in host memory, complete once done was waited for. filling: its masks, if any."""
+    """A plan on its way.
+
+    filling: its masks, if any. finish: enqueues its draw, while that is put off. drawn: in host memory, complete once
+    the device passed the mark. final: guides whose samples of this plan come to nothing. results: once they were taken.
+    """
 
     plan: Plan
     filling: Filling | None = None
-    drawn: Drawn | None = None
-    done: torch.cuda.Event | None = None
+    finish: Callable[[], None] | None = None
+    drawn: Drawn = field(default_factory=Drawn)
+    mark: Mark | None = None
+    final: list["Guide"] = field(default_factory=list)
+    results: Results | None = None
 
 
 class Runner:
@@ -76,8 +95,9 @@ class Runner:
         model: Decoder,
         ops: Ops,
         cache: Tensor,
-        rows: Rows,
+        rows: AnyRows,
         controls: Controls,
+        queue: Queue,
         facts: Facts,
         grammars: Compiler | None = None,
     ) -> None:
@@ -87,15 +107,24 @@ class Runner:
         """
         self.facts = facts
         self.grammars = grammars
-        self._masks = None if grammars is None else Masks(grammars)
+        self._masks = None if grammars is None else Masks(grammars, ops, queue)
         self._model = model
         self._ops = ops
         self._cache = cache
         self._rows = rows
         self._controls = controls
         self._reports = Reports()
-        self._pools = Pools(model.logits)
-        self._on_cpu = cache.device.type == "cpu"
+        self._pools = Pools(model.logits, queue)
+        self._queue = queue
+        self._drawer = Drawer(
+            model=model,
+            ops=ops,
+            rows=rows,
+            controls=controls,
+            reports=self._reports,
+            masks=self._masks,
+            queue=queue,
+        )
         self._launched: deque[Launched] = deque()
         self._watch = Watch()
 
@@ -109,27 +138,31 @@ class Runner:
         self._watch = watch
         self._model.count(watch.wants_parts)
 
+    @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
         """Start a plan; never waits for the device."""
         launched = Launched(plan=plan)
-        if not self._on_cpu:
-            self._enqueue(launched)
+        if self._queue.overlaps:
+            self._finish_all()
+            self._begin(launched)
         self._launched.append(launched)
         return launched
 
+    @torch.inference_mode()
     def collect(self, launched: Launched) -> Results:
         """The tokens that a plan drew, once it has run. Plans are collected in the order of their launches."""
         if not self._launched or self._launched[0] is not launched:
             raise ValueError(f"step {launched.plan.step} is not the oldest launched plan")
-        self._launched.popleft()
-        if self._on_cpu:
-            launched.drawn = self._run(launched)
-        if launched.done is not None:
-            launched.done.synchronize()
-        results = (launched.drawn or Drawn()).results(launched.plan)
-        if launched.filling is None or self._masks is None:
-            return results
-        return self._masks.take(results, launched.filling, self._rows, self._controls)
+        try:
+            if not self._queue.overlaps:
+                self._begin(launched)
+            self._finish(launched)
+            results = self._take(launched)
+        finally:
+            self._launched.popleft()
+        if self._launched:
+            self._finish(self._launched[0])  # its grammars may have waited for these tokens
+        return results
 
     @torch.inference_mode()
     def logits(self, tokens: tuple[int, ...]) -> Tensor:
@@ -151,94 +184,96 @@ class Runner:
         parts = []
         for start in range(0, len(tokens), self.facts.max_batch_tokens):
             count = min(self.facts.max_batch_tokens, len(tokens) - start)
-            batch = self._rows.batch([Chunk(row=0, start=start, num_tokens=count, samples=False)])
-            parts.append(self._model.forward(replace(batch, logit_rows=None), self._cache).float())
+            inputs = self._rows.batch([Chunk(row=0, start=start, num_tokens=count, samples=False)])
+            batch = replace(inputs.batch, logit_rows=None)
+            parts.append(self._model.forward(batch, self._cache).float())
         return torch.cat(parts)
 
-    def _enqueue(self, launched: Launched) -> None:
-        drawn = self._run(launched)
-        if drawn is not None:
-            launched.drawn = Drawn(
-                ids=None if drawn.ids is None else _to_host(drawn.ids),
-                of_answer=_report_to_host(drawn.of_answer),
-                of_prompt=_report_to_host(drawn.of_prompt),
-                pooled=None if drawn.pooled is None else replace(drawn.pooled, packed=_to_host(drawn.pooled.packed)),
-            )
-            launched.done = torch.cuda.Event()
-            launched.done.record()
+    def _finish_all(self) -> None:
+        """Enqueue what is still put off. Only with more than two plans in flight that has to wait for older tokens."""
+        for number, launched in enumerate(self._launched):
+            if launched.finish is not None:
+                for older in islice(self._launched, number):
+                    self._take(older)
+                self._finish(launched)
 
-    @torch.inference_mode()
-    def _run(self, launched: Launched) -> Drawn | None:
-        """Apply a plan and compute it; None when no chunk samples or scores."""
+    def _finish(self, launched: Launched) -> None:
+        if launched.finish is not None:
+            finish, launched.finish = launched.finish, None
+            if launched.filling is not None and self._masks is not None:
+                self._masks.begin(launched.filling)
+            finish()
+
+    def _take(self, launched: Launched) -> Results:
+        """Wait for a plan and tell its tokens to the grammars."""
+        if launched.results is None:
+            if launched.mark is not None:
+                launched.mark.wait()
+            launched.results = launched.drawn.results(launched.plan)
+            if launched.filling is not None and self._masks is not None:
+                taken = self._masks.take(launched.results, launched.filling, self._rows, self._controls)
+                launched.results, final = taken
+                self._take_back(launched, final)
+        return launched.results
+
+    def _take_back(self, launched: Launched, final: list["Guide"]) -> None:
+        """What later plans draw by these guides comes to nothing, in those that began and in those that will."""
+        for later in self._launched:
+            if final and later.plan.step > launched.plan.step:
+                later.final += final
+                for guide in final:
+                    if later.filling is not None:
+                        later.filling.take_back(guide)
+
+    def _begin(self, launched: Launched) -> None:
+        """Apply a plan and compute it up to the draw, which follows at once unless a grammar has to be heard."""
         plan = launched.plan
         self._rows.apply(plan)
         self._controls.apply(plan)
         self._reports.apply(plan)
         self._pools.apply(plan)
         if plan.copies:
-            pairs = torch.tensor([(copy.source, copy.target) for copy in plan.copies])
-            pairs = pairs.to(self._cache.device, non_blocking=True)
+            pairs = self._queue.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
             self._ops.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
         if not plan.chunks:
-            return None
+            return
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
         if self._masks is not None:
-            self._masks.apply(plan)
-            launched.filling = self._masks.begin(sampled)
-        batch = self._rows.batch(plan.chunks)
+            self._guide(launched, self._masks, sampled)
+        inputs = self._rows.batch(plan.chunks)
         self._watch.lap("batch")
-        hidden = self._model.hidden(batch, self._cache)
+        hidden = self._model.hidden(inputs.batch, self._cache)
         self._watch.lap("forward")
         self._watch.parts(self._model.counted())
         if not hidden.shape[0]:
-            return None
-        drawn = self._draw(hidden[: len(sampled)], sampled, launched.filling) if sampled else Drawn()
+            return
+        launched.finish = partial(self._draw, launched, inputs, hidden, sampled)
+        if launched.filling is None:
+            self._finish(launched)
+
+    def _guide(self, launched: Launched, masks: Masks, sampled: list[Chunk]) -> None:
+        """Find out whose grammars are asked. Where they heard everything their masks are begun beside the forward."""
+        masks.apply(launched.plan)
+        launched.filling = masks.filling(sampled)
+        if launched.filling is None:
+            return
+        for guide in launched.final:
+            launched.filling.take_back(guide)
+        untold = [older.filling for older in self._launched if older is not launched and older.results is None]
+        if not any(filling.shares(launched.filling) for filling in untold if filling is not None):
+            masks.begin(launched.filling)
+
+    def _draw(self, launched: Launched, inputs: Inputs, hidden: Tensor, sampled: list[Chunk]) -> None:
+        """All that follows a forward pass, up to copies on their way to the host."""
+        chunks = launched.plan.chunks
+        drawn = self._drawer.draw(hidden[: len(sampled)], sampled, inputs, launched.filling) if sampled else Drawn()
         self._watch.lap("head+draw")
-        owners = self._reports.scoring(plan.chunks)
+        owners = self._reports.scoring(chunks)
         pooled_from = len(sampled) + sum(count for _, count, _ in owners)
         if owners:
-            ids, between = self._rows.scored_ids(plan.chunks), hidden[len(sampled) : pooled_from]
+            ids, between = self._rows.scored_ids(chunks), hidden[len(sampled) : pooled_from]
             drawn = replace(drawn, of_prompt=reports.of_prompt(between, ids, self._model.logits, owners))
         if pooled_from < hidden.shape[0]:
-            drawn = replace(drawn, pooled=self._pools.pool(hidden[pooled_from:], plan.chunks))
-        return drawn
-
-    def _draw(self, hidden: Tensor, sampled: Sequence[Chunk], filling: Filling | None) -> Drawn:
-        plain = filling is None and not self._controls.touch(sampled) and not self._reports.asking(sampled)
-        if plain and self._rows.greedy(sampled):
-            ids = self._ops.argmax(self._model.logits(hidden))
-            self._rows.append(sampled, ids)
-            return Drawn(ids=ids)
-        sampling = self._rows.sampling(sampled)
-        logits = self._model.logits(hidden).float()
-        owners = self._reports.asking(sampled)
-        if owners:
-            asking = torch.tensor([place for place, _, _ in owners]).to(logits.device, non_blocking=True)
-            unchanged = logits[asking]
-        torn = {} if filling is None else self._torn(logits, sampled, filling)
-        if sampling.forbidden.shape[0]:
-            logits[sampling.forbidden[:, 0], sampling.forbidden[:, 1]] = float("-inf")
-        self._controls.change(logits, sampled, self._rows.tokens)
-        if filling is not None and self._masks is not None:
-            self._masks.change(logits, torn, filling)
-        ids = self._ops.sample(logits, sampling.draws)
-        self._rows.append(sampled, ids)
-        self._controls.drawn(sampled, ids)
-        return Drawn(ids=ids, of_answer=reports.of_answer(unchanged, ids[asking], owners) if owners else None)
-
-    def _torn(self, logits: Tensor, sampled: Sequence[Chunk], filling: Filling) -> dict[int, Tensor]:
-        """Logits of the guided rows of which all that is allowed may yet be forbidden, by their places among guided."""
-        return {
-            number: logits[one.place].clone()
-            for number, one in enumerate(filling.guided)
-            if sampled[one.place].min_tokens_left or self._controls.forbids(one.row)
-        }
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Without waiting: complete once the stream got so far."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _report_to_host(report: Report | None) -> Report | None:
-    return None if report is None else replace(report, packed=_to_host(report.packed))
+            drawn = replace(drawn, pooled=self._pools.pool(hidden[pooled_from:], chunks))
+        launched.drawn = drawn.over(self._queue.download)
+        launched.mark = self._queue.mark()

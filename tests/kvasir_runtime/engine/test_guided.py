@@ -10,6 +10,7 @@ from fakes import checkpoints, grammars
 from fakes.checkpoints import Shape
 from fakes.clients import FakeClients
 from fakes.grammars import of_schema
+from fakes.overlapping import Overlapping
 from fakes.serving import request
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
@@ -61,12 +62,12 @@ class Seen:
         self.tokens, self.logprobs, self.reason, self.stop, self.message, self.num_events = [], [], "", None, "", 0
 
 
-def served(folder, requests, *, depth=1, trace=None, **options):
+def served(folder, requests, *, depth=1, trace=None, queue=None, **options):
     """Answers by request, and the last state."""
     torch.set_num_threads(1)
     defaults = {"kv_cache_tokens": 16_384, "max_batch_tokens": 64, "max_sequences": 12, "max_model_len": 512}
     options = ServeOptions(model=str(folder), **{**defaults, **options})
-    runner = build(options, lambda _: None)
+    runner = build(options, lambda _: None, queue)
     limits = limits_of(options, runner.facts)
     clients = FakeClients([[Hello()], *[[Submit(made)] for made in requests]], patience_s=0.02)
     ready, state = ready_of(runner.facts, limits), State()
@@ -96,14 +97,14 @@ def guided(name, grammar, words, prompt=(9, 8, 7), **sampling):
     return request(name, prompt, **{"max_tokens": 150, "grammar": found.grammar, **sampling})
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("depth", "queue"), [(1, None), (2, None), (2, Overlapping())], ids=["1", "2", "2-device"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_answer_is_one_of_its_grammar(folder, words, text_of, depth, temperature):
+def test_every_answer_is_one_of_its_grammar(folder, words, text_of, depth, queue, temperature):
     requests = [
         guided(name, grammar, words, prompt=[3 + number, 9], temperature=temperature, seed=number)
         for number, (name, (grammar, _)) in enumerate(ALL.items())
     ]
-    seen, state = served(folder, requests, depth=depth)
+    seen, state = served(folder, requests, depth=depth, queue=queue)
     ended = 0
     for name, (_, right) in ALL.items():
         one = seen[name]
@@ -147,14 +148,26 @@ def test_pressure_and_depth_change_no_answer(folder, words, text_of):
         made = guided(f"g{number}", of_schema(schema), words, prompt=prompt, temperature=1.0, seed=number)
         requests += [made, request(f"p{number}", prompt, max_tokens=60)]
     roomy, _ = served(folder, requests)
-    for depth in (1, 2):
-        tight, state = served(folder, requests, depth=depth, kv_cache_tokens=640, block_size=8)
+    for depth, queue in ((1, None), (2, None), (1, Overlapping()), (2, Overlapping()), (3, Overlapping())):
+        tight, state = served(folder, requests, depth=depth, queue=queue, kv_cache_tokens=640, block_size=8)
         assert state.totals.preemptions > 0
         assert {name: one.tokens for name, one in tight.items()} == {name: one.tokens for name, one in roomy.items()}
         assert state.kv.pinned_tokens == 0
     for number in range(16):
         assert len(json.loads(text_of(roomy[f"g{number}"].tokens))) == 2
         assert roomy[f"g{number}"].reason == "stop"
+
+
+def test_a_guided_answer_moves_in_every_step_though_its_masks_wait(folder, words):
+    """With two plans in flight its forward pass is launched before its last token is known."""
+    letters = [guided(f"g{number}", Grammar(kind="regex", text="[a-z]{30}"), words) for number in range(3)]
+    plain = [request("plain", [5, 6], max_tokens=30)]
+    alone, _ = served(folder, letters)
+    queue = Overlapping()
+    seen, state = served(folder, letters + plain, depth=2, queue=queue)
+    assert {name: seen[name].tokens for name in alone} == {name: one.tokens for name, one in alone.items()}
+    # Thirty tokens each: were every second step without them, there would be sixty.
+    assert state.step < 45
 
 
 def test_a_grammar_that_fails_ends_its_own_request_alone(folder, words):

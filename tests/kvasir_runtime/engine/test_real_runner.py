@@ -9,6 +9,7 @@ from fakes import checkpoints
 from fakes.checkpoints import Shape
 from fakes.clients import FakeClients
 from fakes.oracle import oracle_of
+from fakes.overlapping import Overlapping
 from fakes.serving import request
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
@@ -38,11 +39,11 @@ def traffic(seed):
     return made
 
 
-def answers(folder, requests, *, depth, **options):
+def answers(folder, requests, *, depth, queue=None, **options):
     """Tokens by request, and the last state."""
     torch.set_num_threads(1)
     options = ServeOptions(model=str(folder), max_batch_tokens=48, max_sequences=12, max_model_len=320, **options)
-    runner = build(options, lambda _: None)
+    runner = build(options, lambda _: None, queue)
     limits = limits_of(options, runner.facts)
     arrivals = [[Submit(made)] for made in requests]
     clients = FakeClients([[Hello(), *arrivals[0], *arrivals[1]], *arrivals[2:]])
@@ -68,8 +69,8 @@ def test_answers_equal_the_oracles_under_pressure(tmp_path, name):
     assert state.totals.prefix_hit_tokens > 500
     for made in requests:
         assert oracle_of(folder).wrong_tokens(made.prompt, tuple(roomy[made.request_id])) == []
-    for depth in (1, 2):
-        tight, state = answers(folder, requests, depth=depth, kv_cache_tokens=480, block_size=8)
+    for depth, queue in ((1, None), (2, None), (2, Overlapping())):
+        tight, state = answers(folder, requests, depth=depth, queue=queue, kv_cache_tokens=480, block_size=8)
         assert state.totals.preemptions > 0
         assert state.kv.pinned_tokens == 0
         assert tight == roomy

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fakes.overlapping import Overlapping
 from kvasir_runtime.guide.compiler import Compiler
-from kvasir_runtime.runner.masks import Filling, Guided, Masks, unpacked
+from kvasir_runtime.kernels.ops import CPU
+from kvasir_runtime.runner.masks import Filling, Guided, Masks
+from kvasir_runtime.runner.queues import Host
 
 NEVER = float("-inf")
 
@@ -26,13 +29,14 @@ def unused():
     raise AssertionError("no grammar is compiled here")
 
 
+@pytest.mark.parametrize("queue", [Host(), Overlapping()], ids=["host", "device"])
 @pytest.mark.parametrize(("vocab", "known"), [(70, 70), (70, 50), (64, 64), (50, 70), (33, 31)])
-def test_only_allowed_ids_remain_and_only_in_guided_rows(vocab, known):
+def test_only_allowed_ids_remain_and_only_in_guided_rows(queue, vocab, known):
     """vocab: of the logits; known: of the tokenizer, which may have fewer ids or more."""
     chance = np.random.default_rng(vocab)
     logits, bits = torch.randn(4, vocab), chance.integers(0, 2, (2, known)).astype(bool)
     before = logits.clone()
-    Masks(Compiler(unused, ())).change(logits, {}, filling([1, 3], bits))
+    Masks(Compiler(unused, ()), CPU, queue).change(logits, {}, filling([1, 3], bits))
     allowed = np.zeros((2, vocab), dtype=bool)
     allowed[:, : min(vocab, known)] = bits[:, :vocab]
     for row, mask in zip((1, 3), allowed, strict=True):
@@ -41,16 +45,10 @@ def test_only_allowed_ids_remain_and_only_in_guided_rows(vocab, known):
     assert torch.equal(logits[[0, 2]], before[[0, 2]])
 
 
-def test_where_others_forbade_all_that_is_allowed_the_mask_alone_decides():
+@pytest.mark.parametrize("queue", [Host(), Overlapping()], ids=["host", "device"])
+def test_where_others_forbade_all_that_is_allowed_the_mask_alone_decides(queue):
     bits = np.array([[True, True, False, False]] * 2)
     logits = torch.tensor([[NEVER, NEVER, 3.0, 4.0], [NEVER, 2.0, 3.0, 4.0]])
     torn = {0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 1: torch.tensor([9.0, 2.0, 3.0, 4.0])}
-    Masks(Compiler(unused, ())).change(logits, torn, filling([0, 1], bits))
+    Masks(Compiler(unused, ()), CPU, queue).change(logits, torn, filling([0, 1], bits))
     assert logits.tolist() == [[1.0, 2.0, NEVER, NEVER], [NEVER, 2.0, NEVER, NEVER]]
-
-
-@pytest.mark.parametrize("size", [1, 8, 63, 64])
-def test_bits_are_unpacked_on_a_device_as_they_are_here(size):
-    packed = np.random.default_rng(size).integers(0, 256, (3, -(-size // 8)), dtype=np.uint8)
-    want = np.unpackbits(packed, axis=1, count=size, bitorder="little").astype(bool)
-    assert unpacked(torch.from_numpy(packed), size).tolist() == want.tolist()

@@ -2,6 +2,7 @@
 
 from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear
 from kvasir_runtime.kernels.gpu import (
+    append_ids,
     attention,
     bitmask,
     gelu_mul,
@@ -12,6 +13,7 @@ from kvasir_runtime.kernels.gpu import (
     sample,
     silu_mul,
     split_qkv,
+    step_inputs,
     write_kv,
 )
 from kvasir_runtime.kernels.ops import Ops
@@ -35,4 +37,6 @@ TRITON = Ops(
     copy_blocks=copy_blocks.reference,
     penalties=penalties.launch,
     bitmask=bitmask.launch,
+    step_inputs=step_inputs.launch,
+    append_ids=append_ids.launch,
 )

@@ -1,0 +1,65 @@
+"""The inputs of a step in one kernel: a few programs share each sequence's tokens and the blocks of its table."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvasir_runtime.kernels.gpu.options import options
+from kvasir_runtime.kernels.step_inputs import StepInputs
+
+_BLOCK = 1024
+_MOST_PROGRAMS = 32
+
+
+def launch(
+    rows: Tensor,
+    starts: Tensor,
+    lens: Tensor,
+    tokens: Tensor,
+    tables: Tensor,
+    block_size: int,
+    num_tokens: int,
+    longest: int,
+) -> StepInputs:
+    """kernels.step_inputs."""
+    sequences, columns, device = rows.shape[0], tables.shape[1], rows.device
+    wide = torch.empty((3, num_tokens), dtype=torch.int64, device=device)
+    kv_lens = torch.empty((sequences,), dtype=torch.int32, device=device)
+    block_tables = torch.empty((sequences, columns), dtype=torch.int32, device=device)
+    block = min(_BLOCK, triton.next_power_of_2(max(longest, columns)))
+    programs = min(_MOST_PROGRAMS, -(-max(longest, columns) // block))
+    _step_inputs[(sequences, programs)](
+        rows, starts, lens, tokens, tables, *wide, kv_lens, block_tables, columns, block_size,
+        tokens.stride(0), tables.stride(0), BLOCK=block, **options(block),
+    )  # fmt: skip
+    token_ids, positions, slots = wide.unbind(0)
+    return StepInputs(token_ids, positions, slots, kv_lens, block_tables)
+
+
+@triton.jit(do_not_specialize=["columns", "block_size"])
+def _step_inputs(
+    rows, starts, lens, tokens, tables, token_ids, positions, slots, kv_lens, block_tables, columns, block_size,
+    tokens_stride, tables_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    sequence, lanes = tl.program_id(0), tl.arange(0, BLOCK)
+    row = tl.load(rows + sequence)
+    first = tl.load(starts + sequence)
+    count = tl.load(starts + sequence + 1) - first
+    computed = tl.load(lens + row)
+    table = tables + row * tables_stride
+    if tl.program_id(1) == 0:
+        tl.store(kv_lens + sequence, computed + count)
+    for base in range(tl.program_id(1) * BLOCK, columns, tl.num_programs(1) * BLOCK):
+        column = base + lanes
+        blocks = tl.load(table + column, mask=column < columns, other=0)
+        tl.store(block_tables + sequence.to(tl.int64) * columns + column, blocks, mask=column < columns)
+    for base in range(tl.program_id(1) * BLOCK, count, tl.num_programs(1) * BLOCK):
+        mask = base + lanes < count
+        position = (computed + base + lanes).to(tl.int64)
+        token = tl.load(tokens + row * tokens_stride + position, mask=mask, other=0)
+        block = tl.load(table + position // block_size, mask=mask, other=0).to(tl.int64)
+        at = first + base + lanes
+        tl.store(token_ids + at, token.to(tl.int64), mask=mask)
+        tl.store(positions + at, position, mask=mask)
+        tl.store(slots + at, block * block_size + position % block_size, mask=mask)

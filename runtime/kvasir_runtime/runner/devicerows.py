@@ -1,0 +1,234 @@
+"""The rows where the device is not the host: all that a step needs of a sequence lies there, at addresses that stay.
+
+Plans reach it as one packed copy a step. Lengths and drawn ids move on the device alone, so a step can be launched
+before the one before it is done, and a recorded step needs nothing from the host but which rows take part. One row
+more than there are sequences is nobody's: padding computes there, in a block of its own, and never leaves position 0.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.core.plan import Chunk, Fork, Join, Plan
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.sample import Draws
+from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.kernels.step_inputs import StepInputs
+from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.runner.packets import Packet
+from kvasir_runtime.runner.queues import Queue
+from kvasir_runtime.runner.rows import Inputs, Sampling, wanted
+from kvasir_runtime.runner.wishes import Wishes
+
+_PARAMETERS: Final = ("temperature", "top_p", "min_p", "top_k")
+
+
+class DeviceRows:
+    """As `rows.Rows`, whose methods have the same meaning. null_block: a block of the cache that no plan names."""
+
+    def __init__(
+        self,
+        *,
+        max_sequences: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: Sequence[int],
+        null_block: int,
+        ops: Ops,
+        queue: Queue,
+    ) -> None:
+        self.nobody = max_sequences
+        self._ops, self._queue, self._block_size = ops, queue, block_size
+        self._wishes = Wishes(max_sequences, eos_token_ids)
+        self._packet = Packet(queue)
+        num_rows, length, columns = max_sequences + 1, max_model_len + 1, -(-max_model_len // block_size)
+        sizes = (2 * num_rows, num_rows * length, num_rows * columns, num_rows, *(num_rows for _ in _PARAMETERS))
+        self._places = np.cumsum((0, *sizes)).tolist()
+        self._memory = torch.zeros(self._places[-1], dtype=torch.int32, device=queue.device)
+        parts: tuple[Tensor, ...] = self._memory.split(sizes)
+        self._seed = parts[0].view(torch.int64)
+        self._tokens: Tensor = parts[1].view(num_rows, length)
+        self._tables: Tensor = parts[2].view(num_rows, columns)
+        self._lens = parts[3]
+        self._temperature, self._top_p, self._min_p = (part.view(torch.float32) for part in parts[4:7])
+        self._top_k = parts[7]
+        self._tables[self.nobody] = null_block
+        # What the host knows of the device: blocks in the tables, and lengths as they will be when its turn has come.
+        self._num_blocks = [0] * num_rows
+        self._known_lens = [0] * num_rows
+
+    @staticmethod
+    def num_bytes(max_sequences: int, max_model_len: int, block_size: int) -> int:
+        """Of device memory that such rows take."""
+        places = max_model_len + 1 + -(-max_model_len // block_size) + 3 + len(_PARAMETERS)
+        return 4 * (max_sequences + 1) * places
+
+    @property
+    def tokens(self) -> Tensor:
+        """(rows, positions) int32: the known ids of every row."""
+        return self._tokens
+
+    @property
+    def in_step(self) -> Sequence[int]:
+        """For each row, where the device will believe that its next chunk begins."""
+        return self._known_lens
+
+    def apply(self, plan: Plan) -> None:
+        """Take in joins, forks, grows and inserts; they travel with the batch."""
+        for join in plan.joins:
+            self._join(join)
+        if plan.forks:
+            self._fork(plan.forks)
+        for grow in plan.grows:
+            self._append_blocks(grow.row, grow.blocks)
+        for insert in plan.inserts:
+            self.extend(insert.row, insert.position, insert.tokens)
+
+    def batch(self, chunks: Sequence[Chunk]) -> Inputs:
+        """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""
+        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+        lens = np.array([chunk.num_tokens for chunk in chunks])
+        ends = np.cumsum(lens)
+        for chunk in chunks:
+            if self._known_lens[chunk.row] != chunk.start:
+                self._packet.write(chunk.row, self._places[3] + chunk.row, (chunk.start,))
+                self._known_lens[chunk.row] = chunk.start
+        logit_rows, sampling = wanted(chunks, ends), np.flatnonzero([chunk.samples for chunk in chunks])
+        starts = np.concatenate(([0], ends)).astype(np.int32)
+        device_rows, wanted_rows, places, starts_there = self._packet.ship(
+            self._memory, (rows, logit_rows, sampling), (starts,)
+        )
+        longest = int(lens.max())
+        made = self._inputs(device_rows, starts_there, int(ends[-1]), longest)
+        all_sample = len(sampling) == len(chunks)
+        return Inputs(
+            batch=Batch(
+                token_ids=made.token_ids,
+                positions=made.positions,
+                slots=made.slots,
+                spans=Spans.on_device(starts_there, made.kv_lens, made.block_tables, longest_query=longest),
+                logit_rows=wanted_rows,
+            ),
+            rows=device_rows if all_sample else device_rows.index_select(0, places),
+            ends=made.kv_lens if all_sample else made.kv_lens.index_select(0, places),
+        )
+
+    def recorded_batch(self, rows: Tensor, starts: Tensor) -> Inputs:
+        """The inputs of a step in which each of the rows computes one token and samples; nothing is asked of the host.
+
+        rows: (n,) int64, nobody's for padding; starts: (n + 1,) int32, 0 to n.
+        """
+        made = self._inputs(rows, starts, rows.shape[0], 1)
+        spans = Spans.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
+        batch = Batch(
+            token_ids=made.token_ids, positions=made.positions, slots=made.slots, spans=spans, logit_rows=None
+        )
+        return Inputs(batch=batch, rows=rows, ends=made.kv_lens)
+
+    def flush(self) -> None:
+        """Bring what plans said to the device, where no batch does."""
+        if self._packet:
+            self._packet.ship(self._memory)
+
+    def scored_ids(self, chunks: Sequence[Chunk]) -> Tensor:
+        """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
+        return torch.cat([self._tokens[chunk.row, slice(*chunk.scores)] for chunk in chunks]).long()
+
+    def sampling(self, sampled: Sequence[Chunk], inputs: Inputs) -> Sampling:
+        """How the chunks that sample are drawn."""
+        wishes, pairs = self._wishes, self._wishes.forbidden(sampled)
+        draws = self.draws(inputs, all_greedy=wishes.coldest(sampled), any_filter=wishes.filtered(sampled))
+        return Sampling(draws=draws, forbidden=self._queue.upload(np.array(pairs, dtype=np.int64)) if pairs else None)
+
+    def draws(self, inputs: Inputs, *, all_greedy: bool, any_filter: bool) -> Draws:
+        """How the rows of a step are drawn, read on the device; the host says what need not even be tried."""
+        rows, ends = inputs.places()
+        return Draws(
+            temperature=self._temperature.index_select(0, rows),
+            top_k=self._top_k.index_select(0, rows).long(),
+            top_p=self._top_p.index_select(0, rows),
+            min_p=self._min_p.index_select(0, rows),
+            seed=self._seed.index_select(0, rows),
+            position=ends.long(),
+            all_greedy=all_greedy,
+            any_filter=any_filter,
+        )
+
+    def greedy(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether all chunks that sample want the most likely token, and may have any."""
+        return self._wishes.greedy(sampled)
+
+    def filtered(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether one that draws at random narrows what may be drawn."""
+        return self._wishes.filtered(sampled)
+
+    def append(self, sampled: Sequence[Chunk], ids: Tensor, inputs: Inputs, void: Collection[int] = ()) -> None:
+        """Write the drawn id of each chunk that samples behind the tokens of its row, but for the places in void."""
+        rows, ends = inputs.places()
+        if void:
+            kept = [self.nobody if place in void else chunk.row for place, chunk in enumerate(sampled)]
+            rows = self._queue.upload(np.array(kept, dtype=np.int64))
+            ends = torch.where(rows < self.nobody, ends, 1)
+        self._ops.append_ids(ids, rows, ends, self._tokens, self._lens)
+        self.moved([chunk for place, chunk in enumerate(sampled) if place not in void])
+
+    def append_recorded(self, ids: Tensor, inputs: Inputs) -> None:
+        """As append; the host is told by moved()."""
+        self._ops.append_ids(ids, *inputs.places(), self._tokens, self._lens)
+
+    def moved(self, sampled: Sequence[Chunk]) -> None:
+        """The device knows the ends of these chunks by itself."""
+        for chunk in sampled:
+            self._known_lens[chunk.row] = chunk.start + chunk.num_tokens
+
+    def room(self, position: int) -> int:
+        """Tokens that a row can hold from a position on."""
+        return max(0, self._tokens.shape[1] - position)
+
+    def extend(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+        """Write known ids into a row, from a position on; they travel with the next batch."""
+        self._packet.write(row, self._places[1] + row * self._tokens.shape[1] + position, token_ids)
+
+    def _inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int) -> StepInputs:
+        rest = (self._lens, self._tokens, self._tables, self._block_size)
+        return self._ops.step_inputs(rows, starts, *rest, num_tokens, longest)
+
+    def _join(self, join: Join) -> None:
+        row, sampling = join.row, join.sampling
+        self._packet.forget(row)
+        self._num_blocks[row] = 0
+        self.extend(row, 0, join.tokens)
+        self._append_blocks(row, join.blocks)
+        self._wishes.learn(row, sampling)
+        self._known_lens[row] = join.computed_tokens
+        seed = np.array([sampling.seed % 2**64], dtype=np.uint64).view(np.int32)
+        floats = np.array([sampling.temperature, sampling.top_p, sampling.min_p], dtype=np.float32).view(np.int32)
+        self._packet.write(row, self._places[0] + 2 * row, seed)
+        self._packet.write(row, self._places[3] + row, (join.computed_tokens,))
+        for place, value in zip(self._places[4:], (*floats.tolist(), sampling.top_k), strict=False):
+            self._packet.write(row, place + row, (value,))
+
+    def _fork(self, forks: Sequence[Fork]) -> None:
+        """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
+        self.flush()
+        pairs = np.array([(fork.row, fork.source) for fork in forks], dtype=np.int64)
+        rows, sources = self._queue.upload(pairs).unbind(1)
+        end = max(fork.position for fork in forks)
+        self._tokens[rows, :end] = self._tokens[sources, :end]
+        columns = (self._temperature, self._top_p, self._min_p, self._top_k, self._seed, self._tables)
+        for column in columns:
+            column[rows] = column[sources]
+        self._wishes.copy(forks)
+        for fork in forks:
+            self.extend(fork.row, fork.position, fork.tokens)
+            self._num_blocks[fork.row] = fork.kept_blocks
+            self._append_blocks(fork.row, fork.blocks)
+            self._known_lens[fork.row] = -1  # told by the next batch
+
+    def _append_blocks(self, row: int, blocks: Sequence[int]) -> None:
+        have = self._num_blocks[row]
+        self._packet.write(row, self._places[2] + row * self._tables.shape[1] + have, blocks)
+        self._num_blocks[row] = have + len(blocks)

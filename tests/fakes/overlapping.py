@@ -1,0 +1,60 @@
+"""A queue on the CPU that is as unforgiving as a card's: what was not waited for is not there yet."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvasir_runtime.runner.queues import Mark
+
+Copies = list[tuple[Tensor, Tensor]]
+Sources = list[tuple[NDArray[np.generic], NDArray[np.generic]]]
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Brings what was on its way when it was set, and looks at what was read until then."""
+
+    copies: Copies
+    sources: Sources
+    num_waits: list[int]
+
+    def wait(self) -> None:
+        self.num_waits[0] += 1
+        for target, value in self.copies:
+            target.copy_(value)
+        for array, sent in self.sources:
+            assert np.array_equal(array, sent), "memory was written that a copy to the device still read"
+
+
+@dataclass(slots=True)
+class Overlapping:
+    """Work is done at once, in order, as a stream would do it some time; results arrive with the mark behind them.
+
+    num_uploads, num_waits: how often the host sent something, and how often it waited.
+    """
+
+    overlaps: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    num_uploads: int = 0
+    num_waits: list[int] = field(default_factory=lambda: [0])
+    _copies: Copies = field(default_factory=list)
+    _sources: Sources = field(default_factory=list)
+
+    def upload(self, array: NDArray[np.generic]) -> Tensor:
+        self.num_uploads += 1
+        self._sources.append((array, array.copy()))
+        return torch.from_numpy(array.copy())
+
+    def download(self, tensor: Tensor) -> Tensor:
+        missing = -(1 << 40) if tensor.dtype == torch.int64 else float("nan")
+        target = torch.full_like(tensor, missing)
+        self._copies.append((target, tensor.clone()))
+        return target
+
+    def mark(self) -> Mark:
+        mark = _Mark(self._copies, self._sources, self.num_waits)
+        self._copies, self._sources = [], []
+        return mark
