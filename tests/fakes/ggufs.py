@@ -5,6 +5,7 @@ the package's own dequantisation then tells. `reference` gives every tensor as t
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,23 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+OF_EXPERTS = {
+    "gate": "ffn_gate_inp",
+    "shared_expert_gate": "ffn_gate_inp_shexp",
+    "shared_expert.gate_proj": "ffn_gate_shexp",
+    "shared_expert.up_proj": "ffn_up_shexp",
+    "shared_expert.down_proj": "ffn_down_shexp",
+}
+EXPERTS = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
+}
+EXPERT = re.compile(r"model\.layers\.(\d+)\.(\w+)\.experts\.(\d+)\.(\w+)\.weight")
+ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -50,7 +68,7 @@ def write(
     keys: metadata to put in or over what is there; None leaves a key out. Dots are written as two underscores.
     """
     config = json.loads((source / "config.json").read_text())
-    arch = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
     metadata = _sizes(config, arch) | _tokenizer(source, config) | {k.replace("__", "."): v for k, v in keys.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, arch)
@@ -58,8 +76,7 @@ def write(
         if value is not None:
             _add(writer, key, value)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    for name, tensor in load_file(source / "model.safetensors").items():
-        ours = theirs(name)
+    for ours, tensor in together(load_file(source / "model.safetensors")).items():
         rows = tensor.to(torch.float32).numpy()
         if arch == "llama" and (".attn_q." in ours or ".attn_k." in ours):
             rows = interleaved(rows, heads if ".attn_q." in ours else kv_heads)
@@ -86,8 +103,34 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
         if arch == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name):
             count = keys[f"{arch}.attention.head_count" + ("" if ".attn_q." in tensor.name else "_kv")]
             rows = rows.reshape(count, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-        found[_ours(tensor.name)] = torch.from_numpy(rows.copy())
+        found |= apart(tensor.name, torch.from_numpy(rows.copy()), mixtral=arch == "llama")
     return found
+
+
+def together(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors under their names in a file, where all experts' matrices are one tensor."""
+    found, experts = dict[str, torch.Tensor](), dict[str, dict[int, torch.Tensor]]()
+    for name, tensor in weights.items():
+        if match := EXPERT.fullmatch(name):
+            experts.setdefault(f"blk.{match[1]}.{EXPERTS[match[4]]}.weight", {})[int(match[3])] = tensor
+        else:
+            found[theirs(name)] = tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+    return found | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in experts.items()}
+
+
+def apart(name: str, tensor: torch.Tensor, *, mixtral: bool) -> dict[str, torch.Tensor]:
+    """The other way round."""
+    block = "block_sparse_moe" if mixtral else "mlp"
+    names = {value: key for key, value in EXPERTS.items() if key.startswith("w") == mixtral}
+    parts = name.split(".")
+    if len(parts) == 4 and parts[2] in names:
+        prefix = f"model.layers.{parts[1]}.{block}.experts."
+        return {f"{prefix}{expert}.{names[parts[2]]}.weight": rows for expert, rows in enumerate(tensor)}
+    if len(parts) == 4 and parts[2] in OF_EXPERTS.values():
+        base = next(key for key, value in OF_EXPERTS.items() if value == parts[2])
+        rows = tensor[None] if base == "shared_expert_gate" else tensor
+        return {f"model.layers.{parts[1]}.{block}.{base}.{parts[3]}": rows}
+    return {_ours(name): tensor}
 
 
 def theirs(name: str) -> str:
@@ -96,7 +139,8 @@ def theirs(name: str) -> str:
         return WHOLE[name]
     _, _, layer, rest = name.split(".", 3)
     base, suffix = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[base]}.{suffix}"
+    inner = base.removeprefix("mlp.").removeprefix("block_sparse_moe.")
+    return f"blk.{layer}.{NAMES.get(base) or OF_EXPERTS[inner]}.{suffix}"
 
 
 def _ours(name: str) -> str:
@@ -135,7 +179,8 @@ def _add_tensor(writer: Any, name: str, rows: NDArray[np.float32], kind: Any) ->
     elif kind == Kind.F16:
         writer.add_tensor(name, rows.astype(np.float16))
     elif kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
-        writer.add_tensor(name, random_blocks(kind, rows.shape[0], rows.shape[1], seed=len(name)), raw_dtype=kind)
+        blocks = random_blocks(kind, rows.size // rows.shape[-1], rows.shape[-1], seed=len(name))
+        writer.add_tensor(name, blocks.reshape(*rows.shape[:-1], -1), raw_dtype=kind)
     else:
         writer.add_tensor(name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
 
@@ -155,7 +200,9 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 def _sizes(config: dict[str, Any], arch: str) -> dict[str, Any]:
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return {
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    mixture = {f"{arch}.expert_count": experts, f"{arch}.expert_used_count": config.get("num_experts_per_tok")}
+    return (mixture if experts else {}) | {
         f"{arch}.context_length": config["max_position_embeddings"],
         f"{arch}.embedding_length": config["hidden_size"],
         f"{arch}.block_count": config["num_hidden_layers"],

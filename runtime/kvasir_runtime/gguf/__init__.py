@@ -2,15 +2,16 @@
 
 from kvasir_runtime.gguf.file import SUFFIX, GgufFile, is_gguf, read
 from kvasir_runtime.gguf.hubconfig import config, end_tokens
-from kvasir_runtime.gguf.names import IGNORED, checkpoint_name, is_interleaved
+from kvasir_runtime.gguf.names import IGNORED, checkpoint_names, holds_experts, is_interleaved
 
 __all__ = [
     "IGNORED",
     "SUFFIX",
     "GgufFile",
-    "checkpoint_name",
+    "checkpoint_names",
     "config",
     "end_tokens",
+    "holds_experts",
     "is_gguf",
     "is_interleaved",
     "read",

@@ -10,7 +10,16 @@ from typing import Any, Final
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.gguf.file import GgufFile
 
-ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES: Final = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+}
+"""Of each architecture the one that a config.json names, and its model_type."""
+_MIXTRAL: Final = ("MixtralForCausalLM", "mixtral")
+"""What llama is with experts."""
 CONTROL: Final = 3
 """Type of tokens that are no text: the end of a turn and so on."""
 # A file names one end of text; chats end with another, which is known by its spelling.
@@ -33,9 +42,11 @@ def config(file: GgufFile) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{file.path}: tensor token_embd.weight is missing or no table")
+    experts = file.integer(f"{arch}.expert_count", 0)
+    architecture, model_type = _MIXTRAL if arch == "llama" and experts else ARCHITECTURES[arch]
     document = {
-        "architectures": [ARCHITECTURES[arch]],
-        "model_type": arch,
+        "architectures": [architecture],
+        "model_type": model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": file.integer(f"{arch}.feed_forward_length"),
@@ -52,6 +63,8 @@ def config(file: GgufFile) -> dict[str, Any]:
         "torch_dtype": _dtype(file),
         "eos_token_id": list(end_tokens(file)),
     }
+    if experts:
+        document |= _experts(file, arch, experts)
     scaling = _rope_scaling(file, arch)
     return document | ({"rope_scaling": scaling} if scaling else {})
 
@@ -71,10 +84,32 @@ def _refuse(file: GgufFile, arch: str) -> None:
     """What would change the arithmetic and is not done here."""
     if file.integer("split.count", 1) > 1:
         raise ModelError(f"{file.path} is one of several parts; join them with llama.cpp's gguf-split --merge")
-    if file.integer(f"{arch}.expert_count", 0):
-        raise ModelError(f"{file.path}: mixtures of experts are not supported yet")
+    if file.integer(f"{arch}.expert_count", 0) and arch in ("qwen2", "qwen3"):
+        raise ModelError(f"{file.path}: experts in a file of the architecture {arch}")
     if "blk.0.attn_qkv.weight" in file.tensors:
         raise ModelError(f"{file.path}: merged attention weights (attn_qkv) are not supported")
+
+
+def _experts(file: GgufFile, arch: str, experts: int) -> dict[str, Any]:
+    """What config.json says of experts. Which layers have some, and their sizes, is what the tensors are."""
+    layers = file.integer(f"{arch}.block_count")
+    sparse = [layer for layer in range(layers) if f"blk.{layer}.ffn_gate_exps.weight" in file.tensors]
+    if not sparse:
+        raise ModelError(f"{file.path}: tensor blk.0.ffn_gate_exps.weight is missing, as in files of before 2024-04")
+    first = f"blk.{sparse[0]}.ffn_gate_"
+    gates, shared = file.tensors[first + "exps.weight"].shape, file.tensors.get(first + "shexp.weight")
+    if len(gates) != 3 or gates[0] != experts:
+        raise ModelError(f"{file.path}: tensor {first}exps.weight has shape {list(gates)}, expected {experts} matrices")
+    sizes = {"moe_intermediate_size": gates[1]}
+    if arch == "llama":
+        sizes = {"intermediate_size": sizes["moe_intermediate_size"]}
+    return sizes | {
+        "num_experts": experts,
+        "num_experts_per_tok": file.integer(f"{arch}.expert_used_count"),
+        "norm_topk_prob": file.flag(f"{arch}.expert_weights_norm", arch != "qwen2moe"),  # as llama.cpp computes
+        "mlp_only_layers": sorted(set(range(layers)) - set(sparse)),
+        "shared_expert_intermediate_size": shared.shape[0] if shared else 0,
+    }
 
 
 def _head_dim(file: GgufFile, arch: str, implied: int) -> int:

@@ -23,18 +23,46 @@ _IN_LAYER: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_OF_EXPERTS: Final = {
+    "ffn_gate_inp": "gate",
+    "ffn_gate_shexp": "shared_expert.gate_proj",
+    "ffn_up_shexp": "shared_expert.up_proj",
+    "ffn_down_shexp": "shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "shared_expert_gate",
+}
+_EXPERTS: Final = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+# Of Mixtral, which is llama.cpp's llama with experts.
+_MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _LAYER: Final = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 _TURNED: Final = re.compile(r"blk\.\d{1,4}\.attn_[qk]\.(weight|bias)")
 
 
-def checkpoint_name(name: str) -> str | None:
-    """Name in a Hugging Face checkpoint, None for a tensor that those do not have."""
+def checkpoint_names(name: str, arch: str, experts: int = 0) -> tuple[str, ...]:
+    """Names in a Hugging Face checkpoint of what a tensor holds: none for one that those do not have.
+
+    experts: how many the first dimension of a tensor with all experts' matrices counts; one name each.
+    """
     if name in _WHOLE:
-        return _WHOLE[name]
+        return (_WHOLE[name],)
     match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _IN_LAYER:
-        return None
-    return f"model.layers.{int(match[1])}.{_IN_LAYER[match[2]]}.{match[3]}"
+    if match is None:
+        return ()
+    layer, base, suffix = f"model.layers.{int(match[1])}.", match[2], match[3]
+    if base in _IN_LAYER:
+        return (f"{layer}{_IN_LAYER[base]}.{suffix}",)
+    block = layer + ("block_sparse_moe." if arch == "llama" else "mlp.")
+    if base in _OF_EXPERTS:
+        return (f"{block}{_OF_EXPERTS[base]}.{suffix}",)
+    if base not in _EXPERTS:
+        return ()
+    matrix = _MIXTRAL[_EXPERTS[base]] if arch == "llama" else _EXPERTS[base]
+    return tuple(f"{block}experts.{expert}.{matrix}.{suffix}" for expert in range(experts))
+
+
+def holds_experts(name: str) -> bool:
+    """Whether a tensor holds a matrix of every expert, one behind the other."""
+    match = _LAYER.fullmatch(name)
+    return match is not None and match[2] in _EXPERTS
 
 
 def is_interleaved(name: str, arch: str) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -23,9 +24,11 @@ def stored(path: Path) -> list[Stored]:
 
 def kinds(path: Path) -> dict[str, str]:
     """The type of each tensor that a checkpoint has, such as Q8_0. Raises ModelError."""
-    entries = gguf.read(path).tensors.values()
-    named = ((gguf.checkpoint_name(entry.name), entry.kind.name) for entry in entries)
-    return {name: kind for name, kind in named if name is not None}
+    file = gguf.read(path)
+    found = dict[str, str]()
+    for entry in file.tensors.values():
+        found.update(dict.fromkeys(_names(file, entry), entry.kind.name))
+    return found
 
 
 def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[Stored]:
@@ -33,22 +36,44 @@ def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[Stored]:
     for entry in sorted(file.tensors.values(), key=lambda entry: entry.start):
         if entry.name in gguf.IGNORED:
             continue
-        name = gguf.checkpoint_name(entry.name)
-        if name is None:
+        names = _names(file, entry)
+        if not names:
             raise ModelError(f"{file.path}: unexpected tensor {entry.name}")
         turned = gguf.is_interleaved(entry.name, arch)
         width = head_dim if turned else 0
-        yield Stored(
-            name=name,
-            shape=entry.shape,
-            path=file.path,
-            start=entry.start,
-            num_bytes=entry.num_bytes,
-            decoded=functools.partial(_rows, entry, width),
-            unit=width or 1,
-            format=KEPT.get(entry.kind.name),
-            kept=functools.partial(_kept, entry, width),
-        )
+        for name, part in zip(names, _parts(entry, len(names)), strict=True):
+            yield Stored(
+                name=name,
+                shape=part.shape,
+                path=file.path,
+                start=part.start,
+                num_bytes=part.num_bytes,
+                decoded=functools.partial(_rows, part, width),
+                unit=width or 1,
+                format=KEPT.get(part.kind.name),
+                kept=functools.partial(_kept, part, width),
+            )
+
+
+def _names(file: gguf.GgufFile, entry: Entry) -> tuple[str, ...]:
+    """What checkpoints call the parts of a tensor."""
+    arch = file.text("general.architecture")
+    experts = file.integer(f"{arch}.expert_count", 0)
+    if gguf.holds_experts(entry.name) and (len(entry.shape) != 3 or entry.shape[0] != experts):
+        shape = f"{list(entry.shape)}, expected the matrices of {experts} experts"
+        raise ModelError(f"{file.path}: tensor {entry.name} has shape {shape}")
+    return gguf.checkpoint_names(entry.name, arch, experts)
+
+
+def _parts(entry: Entry, experts: int) -> Iterator[Entry]:
+    """A tensor, or each expert's matrix of one that holds all; a gate that is a vector in the file is a row."""
+    if not gguf.holds_experts(entry.name):
+        is_row = entry.name.endswith("ffn_gate_inp_shexp.weight") and len(entry.shape) == 1
+        yield replace(entry, shape=(1, *entry.shape)) if is_row else entry
+        return
+    each = entry.num_bytes // experts
+    for expert in range(experts):
+        yield replace(entry, shape=entry.shape[1:], start=entry.start + expert * each, num_bytes=each)
 
 
 def _rows(entry: Entry, head_dim: int, raw: Tensor, count: int) -> Tensor:

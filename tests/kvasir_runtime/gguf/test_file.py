@@ -125,7 +125,7 @@ def test_changed_bytes_give_a_file_or_a_refusal(good: Path, tmp_path: Path, chan
         ({"llama__attention__head_count": 0}, "0 heads"),
         ({"llama__attention__head_count": "four"}, "expected an integer"),
         ({"llama__block_count": None}, "llama.block_count is missing"),
-        ({"llama__expert_count": 8}, "mixtures of experts"),
+        ({"llama__expert_count": 8}, "tensor blk.0.ffn_gate_exps.weight is missing"),
         ({"split__count": 3}, "one of several parts"),
         ({"llama__rope__dimension_count": 4}, "differs from the heads' width 8"),
     ],

@@ -33,6 +33,9 @@ MODELS: dict[str, tuple[Shape, str, dict[str, str]]] = {
     "qwen2-q4_k_m": (replace(WIDE, family="qwen2", seed=7), "Q4_K", K_M),
     "qwen3-bf16": (Shape(family="qwen3", head_dim=24, seed=8), "BF16", {}),
     "qwen3-q6_k": (replace(WIDE, family="qwen3", seed=9), "Q6_K", {}),
+    "mixtral-q8_0": (Shape(family="mixtral", seed=10), "Q8_0", {}),
+    "qwen2-moe-f16": (Shape(family="qwen2_moe", seed=11), "F16", {}),
+    "qwen3-moe-q4_k_m": (replace(WIDE, family="qwen3_moe", expert_size=256, seed=12), "Q4_K", K_M | {"_inp": "F32"}),
 }
 
 
@@ -95,6 +98,7 @@ def test_rotary_factors_in_the_file_stretch_as_llama_3_does(tmp_path: Path) -> N
     ("extra", "reason"),
     [
         ({"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}, "unexpected tensor blk.0.attn_sinks.weight"),
+        ({"blk.0.ffn_up_exps.weight": np.zeros((2, 4, 4), np.float32)}, "expected the matrices of 0 experts"),
         ({"blk.7.attn_q.bias": np.zeros(64, np.float32)}, "unexpected tensor model.layers.7.self_attn.q_proj.bias"),
     ],
 )

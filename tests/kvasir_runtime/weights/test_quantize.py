@@ -129,9 +129,10 @@ def test_answers_are_those_of_the_rounded_weights(tmp_path: Path, quantization: 
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_kept_weights_are_what_decoding_gives(tmp_path: Path, kind: str, tied: bool) -> None:
-    shape = Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, intermediate_size=256, tied=tied)
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("mixtral", False)])
+def test_kept_weights_are_what_decoding_gives(tmp_path: Path, kind: str, family: str, tied: bool) -> None:
+    sizes = {"hidden_size": 256, "num_heads": 8, "num_kv_heads": 4, "intermediate_size": 256, "expert_size": 256}
+    shape = Shape(family=family, head_dim=32, tied=tied, **sizes)
     path = ggufs.write(checkpoints.write(tmp_path / "model", shape), tmp_path / "m.gguf", kind=kind)
     kept, plain = loaded(path, "auto"), loaded(path, "none")
     for name, weight in plain.items():
