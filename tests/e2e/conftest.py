@@ -4,11 +4,16 @@ test.
 The control plane is not the shared one, since an operator that other tests install there would see these services too.
 """
 
+import time
+
 import pytest
 
+from fakes.life import DEADLINE_S, SAMPLE, Life
 from fakes.operator_rig import install, standing
-from kvasir_local import binaries
+from kvasir_kube.client import Client, configuration
+from kvasir_local import binaries, kubectl
 from kvasir_local.control_plane import ControlPlane
+from kvasir_local.demo.walk import put_model
 from kvasir_local.say import Quiet
 
 
@@ -32,3 +37,14 @@ async def rig(still):
     """The same with its operator running."""
     still.start("--allow-model-dir=/srv")
     return still
+
+
+@pytest.fixture
+async def life(installed: ControlPlane):
+    """A namespace with a model on everything real."""
+    namespace = f"life-{time.time_ns() % 10**9}"
+    kubectl.run(installed.kubectl, "create", "namespace", namespace)
+    async with Client(await configuration(str(installed.kubeconfig))) as client:
+        await put_model(client, SAMPLE, namespace=namespace, deadline_s=DEADLINE_S)
+    yield Life(installed, namespace)
+    kubectl.run(installed.kubectl, "delete", "namespace", namespace, "--wait=false")

@@ -145,15 +145,22 @@ class Writer:
         if restores and (wait_s := self._rivals.wait_s(where)):
             self._dirty.mark(key(service), wait_s)
             return
+        if restores and self._rivals.restored(where):
+            await self._tell_of_rival(kind, service, where[1])
         written = await self._cluster.apply(kind, manifest, manager=names.MANAGER)
         self._telemetry.wrote(kind.kind)
         self._applied[where] = (digest, resource_version(written))
         self._store.put(kind, written)
-        if restores and self._rivals.restored(where):
-            who = others(written)
-            note = f"{kind.kind}/{where[1][1]} is changed again and again{f' by {who}' if who else ''}"
-            pace = f"it is restored once in {PAUSE_S:g} s from now on"
-            await self._recorder.say(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
+
+    async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:
+        """Before it is restored, since that takes the field from whoever it was."""
+        try:
+            who = others(await self._cluster.get(kind, *name))
+        except NotFoundError:
+            return
+        note = f"{kind.kind}/{name[1]} is changed again and again{f' by {who}' if who else ''}"
+        pace = f"it is restored once in {PAUSE_S:g} s from now on"
+        await self._recorder.say(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
 
     async def _somebody_elses(self, kind: Kind, seen: Observed, name: str) -> bool:
         """Whether an object of that name exists that this service does not control; a forced apply would take it

@@ -1,0 +1,106 @@
+"""What a real API server refuses: quotas, rules of a namespace, rights, a namespace that goes; and rivals of ours."""
+
+import asyncio
+import json
+
+import pytest
+
+from fakes.operator_rig import kubectl
+from kvasir_api import names
+from kvasir_kube.kinds import DEPLOYMENT, Kind
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+QUOTA = Kind(kind="ResourceQuota", plural="resourcequotas")
+
+
+async def quota(rig, **hard):
+    spec = {"hard": {name.replace("_", "."): value for name, value in hard.items()}}
+    where = {"namespace": rig.namespace, "name": "few"}
+    await rig.client.apply(QUOTA, {"metadata": where, "spec": spec}, manager="admin")
+
+    async def counted():
+        return (await rig.client.get(QUOTA, rig.namespace, "few")).get("status", {}).get("hard") == spec["hard"]
+
+    await rig.until(counted, lambda: "the quota is in force")
+
+
+async def test_a_quota_of_pods_is_told_in_its_words_and_passes_when_it_is_raised(rig):
+    await quota(rig, pods="1")
+    await rig.apply(replicas=2)
+    stalled = await rig.until_condition("Stalled", reason="QuotaExceeded")
+    assert "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1" in stalled["message"]
+    assert len(await rig.until_pods(1)) == 1
+    await rig.until_condition("CapacityLimited", reason="QuotaExceeded")
+    await quota(rig, pods="5")
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    assert [c["type"] for c in (await rig.status())["conditions"]] == ["Ready"]
+    assert len(await rig.events("Refused")) == 1
+
+
+async def test_pods_that_the_rules_of_the_namespace_forbid_are_told(rig):
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    kubectl(rig.control, "label", "namespace", rig.namespace, label)
+    await rig.apply()  # a file:// model is a hostPath
+    stalled = await rig.until_condition("Stalled", reason="Forbidden")
+    assert 'violates PodSecurity "restricted:latest"' in stalled["message"]
+    kubectl(rig.control, "label", "namespace", rig.namespace, "pod-security.kubernetes.io/enforce-")
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+
+
+async def test_a_right_to_write_that_is_missing_is_told_and_missed_no_longer(rig):
+    await rig.apply(replicas=0)
+    await rig.until_condition("Ready", reason="ScaledToZero")
+    role = json.loads(kubectl(rig.control, "get", "clusterrole", names.OPERATOR, "-ojson"))
+    less = [
+        r | {"verbs": [v for v in r["verbs"] if v != "patch"]} if "apps" in r["apiGroups"] else r for r in role["rules"]
+    ]
+    try:
+        change(rig, less)
+        await rig.apply(replicas=1)
+        stalled = await rig.until_condition("Stalled", reason="Forbidden")
+        assert 'cannot patch resource "deployments" in API group "apps"' in stalled["message"]
+    finally:
+        change(rig, role["rules"])
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+
+
+def change(rig, rules):
+    patch = json.dumps([{"op": "replace", "path": "/rules", "value": rules}])
+    kubectl(rig.control, "patch", "clusterrole", names.OPERATOR, "--type=json", "-p", patch)
+
+
+async def test_a_namespace_that_goes_is_let_go(rig):
+    await rig.apply(replicas=1)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    mark = rig.audit_mark()
+    kubectl(rig.control, "delete", "namespace", rig.namespace, "--wait=false")
+
+    async def gone():
+        found = kubectl(rig.control, "get", "namespace", rig.namespace, "--ignore-not-found", check=False)
+        return not found.strip()
+
+    await rig.until(gone, lambda: kubectl(rig.control, "get", "namespace", rig.namespace, "-oyaml", check=False), s=60)
+    assert rig.running
+    assert len(rig.writes_since(mark)) < 20
+    assert "unexpected error" not in rig.log.read_text()
+
+
+async def test_a_rival_is_told_of_and_does_not_make_us_write_without_end(rig):
+    await rig.apply(replicas=1)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    ((name, _),) = [(d["metadata"]["name"], d) for d in await rig.all(DEPLOYMENT)]
+    mark = rig.audit_mark()
+    for number in range(40):
+        change = {"spec": {"revisionHistoryLimit": 3 + number}}
+        await rig.client.merge(DEPLOYMENT, rig.namespace, name, change, manager="rival")
+        await asyncio.sleep(0.05)
+        if await rig.events("ConflictingWriter"):
+            break
+    (note,) = await rig.events("ConflictingWriter")
+    assert note.startswith(f"Deployment/{name} is changed again and again by rival")
+    for number in range(20):
+        await rig.client.merge(
+            DEPLOYMENT, rig.namespace, name, {"spec": {"revisionHistoryLimit": 50 + number}}, manager="rival"
+        )
+        await asyncio.sleep(0.05)
+    assert len([w for w in rig.writes_since(mark) if w.resource == "deployments"]) == 5

@@ -1,0 +1,122 @@
+"""One service on everything real, by kubectl and by the openai client: what tests do to it, and how streams end."""
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from openai import APIError, APITimeoutError, AsyncOpenAI
+
+from kvasir_api import names, state
+from kvasir_local import audit, kubectl
+from kvasir_local.control_plane import ControlPlane
+
+SAMPLE: Final = Path(__file__).parents[2] / "manifests" / "samples" / "tiny.yaml"
+DEADLINE_S: Final = 90.0
+HANG_S: Final = 60.0
+SETTLE_S: Final = 10.0
+STREAMS: Final = 4
+
+
+class Life:
+    """One service in one namespace, by kubectl and by the openai client."""
+
+    def __init__(self, cluster: ControlPlane, namespace: str) -> None:
+        self.namespace, self.cluster = namespace, cluster
+        self._program = [*cluster.kubectl, f"--namespace={namespace}"]
+        sample = next(item for item in yaml.safe_load_all(SAMPLE.read_text()) if item["kind"] == names.KIND)
+        self._spec: dict[str, Any] = dict(sample["spec"])
+        self._spec["model"] = {**self._spec["model"], "servedName": namespace}
+
+    def kubectl(self, *arguments: str) -> str:
+        return kubectl.run(self._program, *arguments)
+
+    def items(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-ojson", *arguments))["items"]
+        return found
+
+    def apply(self, *, uri: str = "", **spec: Any) -> None:
+        if uri:
+            self._spec["model"] = {**self._spec["model"], "uri": uri}
+        self._spec = {k: v for k, v in (self._spec | spec).items() if v is not None}
+        manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "tiny"}}
+        kubectl.apply(self._program, yaml.safe_dump({**manifest, "spec": self._spec}))
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition of the present generation, empty when there is none."""
+        (service,) = self.items("infsvc")
+        conditions = (service.get("status") or {}).get("conditions") or ()
+        found = [c for c in conditions if c["type"] == kind]
+        return found[0] if found and found[0]["observedGeneration"] == service["metadata"]["generation"] else {}
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Those that are not on their way out."""
+        return [pod for pod in self.items("pods") if not pod["metadata"].get("deletionTimestamp")]
+
+    def uids(self) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.pods()}
+
+    async def until(self, found: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            if answer := await asyncio.to_thread(found):
+                return answer
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not within {DEADLINE_S:g} s: {what}\n{self.kubectl('get', 'infsvc,pods', '-oyaml')}")
+
+    async def until_ready(self) -> None:
+        await self.until(lambda: self.condition("Ready").get("status") == "True", "Ready")
+
+    async def writes(self, seconds: float) -> list[audit.Request]:
+        """What operator, gateway and node write anywhere within that time, but for leases and the node's heartbeat."""
+        log = self.cluster.layout.audit_log
+        mark = log.stat().st_size
+        for _ in range(round(seconds / 0.05)):
+            await asyncio.sleep(0.05)
+        found, _ = audit.read(log, since=mark)
+        return [w for w in audit.writes(found) if "kvasir" in w.user and w.resource not in {"leases", "nodes"}]
+
+    def busiest(self) -> dict[str, Any] | None:
+        """Metadata of the pod with most streams, once it has half of them."""
+        running: list[tuple[int, dict[str, Any]]] = []
+        for pod in self.pods():
+            url = f"http://{pod['status']['podIP']}:{names.PORT_OPS}{names.PATH_STATE}"
+            with urllib.request.urlopen(url, timeout=SETTLE_S) as response:
+                running.append((state.decode(response.read()).running, pod["metadata"]))
+        count, metadata = max(running, key=lambda found: found[0])
+        return metadata if count >= STREAMS / 2 else None
+
+
+async def answer(client: AsyncOpenAI, model: str, max_tokens: int) -> str:
+    """How one stream ended: its finish reason, `error`, or `silence` when it just stopped. TimeoutError when it hangs.
+
+    Any exception that is not an answer of the API is raised, and so is a timeout of the client.
+    """
+    last = "silence"
+    try:
+        async with asyncio.timeout(HANG_S):
+            async for chunk in await client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": "What is Kvasir?"}],
+                max_tokens=max_tokens,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            ):
+                last = (chunk.choices and chunk.choices[0].finish_reason) or last
+    except APITimeoutError:
+        raise
+    except APIError:
+        return "error"
+    return last
+
+
+async def answers(client: AsyncOpenAI, model: str, stop: asyncio.Event, max_tokens: int = 200) -> list[str]:
+    """Stream one answer after the other until told to stop; how each one ended."""
+    ends = []
+    while not stop.is_set():
+        ends.append(await answer(client, model, max_tokens))
+    return ends
