@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import cache_rows
 from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops, native_ops, ops_for
-from kvasir_runtime.kernels.quantized import Quantized
+from kvasir_runtime.kernels.quantized import Format, Quantized
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.kernels.spans import Spans
 
@@ -27,6 +27,7 @@ TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.fl
 IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask", "append_ids"}
 # Seconds each when interpreted; the same paths are taken by smaller tiles in interpreted/test_attention.py.
 MANY_TOKENS = 50
+MANY_NUMBERS = 60_000
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -39,7 +40,7 @@ def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None
     for case in cases:
         if table in (CPU, NATIVE) or not INTERPRETED or can_be_interpreted(case):
             wanted, got = outcome(REFERENCE, operation, case), outcome(table, operation, moved(case, device))
-            if table.name == NATIVE.name and any(isinstance(arg, Quantized) for arg in case):  # rounds x as well
+            if rounds(table, case):
                 products = 2 if operation == "moe" else 1  # one after the other
                 atol = 0.01 * products * float(wanted[0].abs().max())
                 torch.testing.assert_close(got[0], wanted[0], atol=atol, rtol=0)
@@ -47,9 +48,19 @@ def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None
                 assert_same(wanted, got)
 
 
+def rounds(table: Ops, case: tuple[object, ...]) -> bool:
+    """Whether a table rounds more than the result: x to 8 bits on processors, on cards scales that need 32."""
+    weights = [arg for arg in case if isinstance(arg, Quantized)]
+    if table.name == NATIVE.name:
+        return bool(weights)
+    return table.name.startswith("triton") and any(weight.format == Format(bits=4, wide=True) for weight in weights)
+
+
 def can_be_interpreted(case: tuple[object, ...]) -> bool:
     """The interpreter's bfloat16 is wrong without a word."""
     tensors = [arg for arg in case if isinstance(arg, Tensor)]
+    if any(isinstance(arg, Quantized) and math.prod(arg.shape) > MANY_NUMBERS for arg in case):
+        return False
     return not any(tensor.dtype == torch.bfloat16 or tensor.shape[0] > MANY_TOKENS for tensor in tensors)
 
 
@@ -59,7 +70,7 @@ def moved(case: tuple[object, ...], device: torch.device) -> tuple[object, ...]:
     def move(arg: object) -> object:
         if isinstance(arg, Tensor):
             return arg.to(device)
-        if isinstance(arg, Spans):
+        if isinstance(arg, Spans | Quantized):
             return arg.moved(device)
         if isinstance(arg, Draws):
             names = [field.name for field in fields(Draws) if isinstance(getattr(arg, field.name), Tensor)]

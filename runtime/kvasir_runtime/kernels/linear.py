@@ -7,8 +7,9 @@ weight: (out_features, in_features), or Quantized (see there: then x's type is t
 or float32); bias: (out_features,) or None, weight's dtype
 x: (tokens, in_features), weight's dtype, contiguous, at least one token; out: (tokens, out_features)
 Sums in float32; one rounding of the result in 16-bit types. With a Quantized a table may round x to 8 bits too, each
-group of it by its own largest value, which changes it by at most 1/254 of that. The builder may repack the weight: the
-caller should drop its own reference.
+group of it by its own largest value, which changes it by at most 1/254 of that, or where numbers are e4m3 and tokens
+many to e4m3, each token by its own largest, which changes a number by at most a sixteenth of itself; and wide scales to
+float16, relative to the row's largest. The builder may repack the weight: the caller should drop its own reference.
 
 On a CPU oneDNN's blocked layout is 1.4-1.9 times as fast as the plain one at 1-8 tokens in bfloat16 (weights stream at
 20-25 instead of 10-16 GB/s of about 30) and 1.3 times at 32.

@@ -144,7 +144,7 @@ def ops_for(device: torch.device) -> Ops:
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return native_ops()
     try:
-        from kvasir_runtime.kernels.gpu.table import TRITON
+        from kvasir_runtime.kernels.gpu.table import triton_ops
     except ImportError as error:
         return replace(REFERENCE, fallback=f"triton cannot be imported: {error}")
-    return TRITON
+    return triton_ops(device)

@@ -1,17 +1,18 @@
 """Weights in 8 or 4 bits with a scale for each group of columns, and a product with them in plain torch.
 
-    for o, i in rows, columns:  g = i // group
+    for o, i in rows, columns:  g = i // group, 0 where a row is one group
         weight[o, i] = scales[o, g] * q[o, i] - (minima[o, g] if there are minima else 0)
 
-values: 8 bits: (rows, columns) int8. 4 bits: (rows, columns / 2) uint8, numbers 0..15, an even column in the low half
-scales, minima: (rows, columns / group) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
+values: 8 bits: (rows, columns) int8, or e4m3 where the format is floating. 4 bits: (rows, columns / 2) uint8, numbers
+        0..15, an even column in the low half
+scales, minima: (rows, groups) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
 Activations are not quantised here: x stays what it is, sums are in float32, and the result is rounded once.
 
 `linear` takes a Quantized in place of a weight; whoever packs it drops it afterwards. `weights` makes it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -25,28 +26,55 @@ _TILE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """bits: 8 or 4. group: columns that share a scale. wide: scales and minima in float32 instead of float16.
+    """bits: 8 or 4. group: columns that share a scale, 0 for all of a row. wide: scales in float32 instead of float16.
 
-    Only Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly.
+    Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly. floating: numbers
+    are e4m3 (four bits of exponent, three of mantissa, no infinities), with 8 bits; their scales are wide.
     """
 
     bits: int
     group: int = GROUP
     wide: bool = False
+    floating: bool = False
 
     @property
     def scale_dtype(self) -> torch.dtype:
         """Of scales and minima."""
         return torch.float32 if self.wide else torch.float16
 
+    @property
+    def by_row(self) -> bool:
+        """Whether a row has one scale."""
+        return self.group == 0
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """Of the numbers, two to an element where they have 4 bits."""
+        if self.floating:
+            return torch.float8_e4m3fn
+        return torch.int8 if self.bits == 8 else torch.uint8
+
+    @property
+    def name(self) -> str:
+        """As options and banners call it."""
+        return "fp8" if self.floating else f"int{self.bits}"
+
+    def groups(self, columns: int) -> int:
+        """Scales of a row of so many columns."""
+        return columns // self.group if self.group else 1
+
     def fits(self, columns: int) -> bool:
         """Whether rows of so many columns are whole groups."""
-        return columns % self.group == 0
+        return self.by_row or columns % self.group == 0
 
     def num_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a weight in this format, as Quantized holds it."""
         each = self.scale_dtype.itemsize * (1 if self.bits == 8 else 2)
-        return rows * columns * self.bits // 8 + rows * (columns // self.group) * each
+        return rows * columns * self.bits // 8 + rows * self.groups(columns) * each
+
+
+FP8: Final = Format(bits=8, group=0, wide=True, floating=True)
+"""e4m3 with a scale for each row, in which `--quantization fp8` holds the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +89,7 @@ class Quantized:
     @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns) of the weight."""
-        return self.scales.shape[0], self.scales.shape[1] * self.format.group
+        return self.values.shape[0], self.values.shape[1] * (8 // self.format.bits)
 
     def rows(self, first: int, count: int) -> "Quantized":
         """A view of some rows."""
@@ -72,6 +100,12 @@ class Quantized:
             scales=self.scales[first : first + count],
             minima=minima,
         )
+
+    def moved(self, device: torch.device) -> "Quantized":
+        """The same on a device."""
+        minima = None if self.minima is None else self.minima.to(device)
+        values, scales = self.values.to(device), self.scales.to(device)
+        return Quantized(format=self.format, values=values, scales=scales, minima=minima)
 
     def copy_(self, other: "Quantized") -> None:
         """Overwrite with another of the same format and shape."""
@@ -85,18 +119,18 @@ def empty(format: Format, rows: int, columns: int, device: torch.device) -> Quan
     """Room for a weight. Raises ValueError where columns are no whole groups."""
     if not format.fits(columns):
         raise ValueError(f"{columns} columns are no whole groups of {format.group}")
-    groups = (rows, columns // format.group)
-    values = (rows, columns) if format.bits == 8 else (rows, columns // 2)
+    groups = (rows, format.groups(columns))
+    values = (rows, columns * format.bits // 8)
     return Quantized(
         format=format,
-        values=torch.empty(values, dtype=torch.int8 if format.bits == 8 else torch.uint8, device=device),
+        values=torch.empty(values, dtype=format.value_dtype, device=device),
         scales=torch.empty(groups, dtype=format.scale_dtype, device=device),
         minima=None if format.bits == 8 else torch.empty(groups, dtype=format.scale_dtype, device=device),
     )
 
 
 def numbers(weight: Quantized) -> Tensor:
-    """q of the formula: (rows, columns) int8."""
+    """q of the formula: (rows, columns) int8, or e4m3."""
     if weight.format.bits == 8:
         return weight.values
     both = torch.stack((weight.values & 15, weight.values >> 4), dim=2)
@@ -112,7 +146,7 @@ def packed(q: Tensor) -> Tensor:
 def dequantized(weight: Quantized, dtype: torch.dtype = torch.float32) -> Tensor:
     """The weight itself: (rows, columns), computed in float32, then rounded to dtype."""
     rows, columns = weight.shape
-    grouped = numbers(weight).view(rows, -1, weight.format.group).float() * weight.scales.float().unsqueeze(2)
+    grouped = numbers(weight).float().view(rows, weight.scales.shape[1], -1) * weight.scales.float().unsqueeze(2)
     if weight.minima is not None:
         grouped -= weight.minima.float().unsqueeze(2)
     return grouped.view(rows, columns).to(dtype)
@@ -145,15 +179,28 @@ def plain(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     """A quantised weight, a bias or None, and an x to call the result with."""
+    formats = (Format(bits=8), Format(bits=4), Format(bits=4, wide=True), FP8, replace(FP8, group=128))
     for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
-        for bits, wide in ((8, False), (4, False), (4, True)):
-            weight = empty(Format(bits=bits, wide=wide), rows, columns, torch.device("cpu"))
-            low, high = (-127, 128) if bits == 8 else (0, 256)
-            weight.values.copy_(torch.randint(low, high, weight.values.shape, generator=generator))
-            weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * (0.1 / 2**bits))
-            if weight.minima is not None:
-                weight.minima.copy_(weight.scales.float() * (7 + torch.rand(weight.scales.shape, generator=generator)))
+        for format_ in formats:
+            if not format_.fits(columns):
+                continue
+            weight = drawn(format_, rows, columns, generator)
             for dtype in (torch.float32, torch.bfloat16):
                 x = torch.randn(tokens, columns, generator=generator).to(dtype)
                 yield weight, None, x
                 yield weight, torch.randn(rows, generator=generator).to(dtype), x
+
+
+def drawn(format: Format, rows: int, columns: int, generator: torch.Generator) -> Quantized:  # noqa: A002 -- its name
+    """A weight of random numbers, about a thousandth to a tenth large, for cases and measurements."""
+    weight = empty(format, rows, columns, torch.device("cpu"))
+    if format.floating:
+        weight.values.copy_(torch.randn(weight.values.shape, generator=generator) * 100)
+        weight.scales.copy_((1 + torch.rand(weight.scales.shape, generator=generator)) / 4096)
+        return weight
+    low, high = (-127, 128) if format.bits == 8 else (0, 256)
+    weight.values.copy_(torch.randint(low, high, weight.values.shape, generator=generator))
+    weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * (0.1 / 2**format.bits))
+    if weight.minima is not None:
+        weight.minima.copy_(weight.scales.float() * (7 + torch.rand(weight.scales.shape, generator=generator)))
+    return weight

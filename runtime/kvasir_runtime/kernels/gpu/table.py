@@ -1,11 +1,17 @@
 """TRITON: the table of operations for CUDA, and for a CPU whose Triton interprets."""
 
-from kvasir_runtime.kernels import argmax, copy_blocks, embedding, gated, linear
+from dataclasses import replace
+
+import torch
+
+from kvasir_runtime.kernels import argmax, copy_blocks, embedding
 from kvasir_runtime.kernels.gpu import (
     append_ids,
     attention,
     bitmask,
+    cards,
     gelu_mul,
+    linear,
     moe,
     penalties,
     rms_norm,
@@ -18,12 +24,12 @@ from kvasir_runtime.kernels.gpu import (
 )
 from kvasir_runtime.kernels.ops import Ops
 
-# Torch's own products are the vendor's library; copies and lookups move bytes as fast as anything of ours would.
+# Torch's copies and lookups move bytes as fast as anything of ours would.
 TRITON = Ops(
     name="triton",
     embedding=embedding.reference,
-    linear=linear.unpacked,
-    gated=gated.composed(linear.unpacked, silu_mul.launch),
+    linear=linear.build,
+    gated=linear.gated,
     moe=moe.build,
     rms_norm=rms_norm.launch,
     rope=rope.launch,
@@ -40,3 +46,8 @@ TRITON = Ops(
     step_inputs=step_inputs.launch,
     append_ids=append_ids.launch,
 )
+
+
+def triton_ops(device: torch.device) -> Ops:
+    """TRITON, under a name that says whose launch parameters a card takes that has none of its own."""
+    return replace(TRITON, name=f"triton{cards.described(device)}")

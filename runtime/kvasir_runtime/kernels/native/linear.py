@@ -102,7 +102,8 @@ def use_amx(library: Library) -> str:
 def takes(library: Library, weight: Tensor | Quantized) -> bool:
     """Whether this processor's variant computes with such a weight."""
     if isinstance(weight, Quantized):
-        return weight.format.group % 8 == 0 and library.has("pack_quantised")
+        integers = not weight.format.floating and weight.format.group % 8 == 0
+        return integers and library.has("pack_quantised")
     return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
 
 

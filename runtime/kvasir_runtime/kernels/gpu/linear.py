@@ -1,0 +1,149 @@
+"""Products with few tokens and a weight in 16 bits, or in e4m3 with a scale for each row: the weight as one stream.
+
+The weight's rows take the place that tensor cores want filled, tokens the one that may be small. Many tokens, other
+types and odd shapes go to torch, that is to the vendor's library, or for other numbers to `gpu.grouped`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvasir_runtime.kernels import linear as operation
+from kvasir_runtime.kernels.gpu import cards, fp8, grouped, products, silu_mul
+from kvasir_runtime.kernels.gpu.numbers import e4m3
+from kvasir_runtime.kernels.gpu.products import Plan, Shape, settle, share
+from kvasir_runtime.kernels.linear import Linear, Weight
+from kvasir_runtime.kernels.quantized import Quantized
+
+_MIN_ROWS = 64
+_ALIGNED = 16  # columns that one 16-byte load of e4m3 takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """A layer, called with x. weight: (rows, columns), 16 bits or int8 patterns of e4m3; units: (rows,) float32 then.
+
+    many: the product beyond the plan's number of tokens, gate included where the plan is gated.
+    """
+
+    weight: Tensor
+    units: Tensor | None
+    bias: Tensor | None
+    plan: Plan
+    many: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """kernels.linear, or kernels.gated."""
+        if x.shape[0] > self.plan.product.most_tokens or x.dtype == torch.float32:
+            return self.many(x)
+        return few(self, x)
+
+
+def build(weight: Weight, bias: Tensor | None) -> Linear:
+    """kernels.linear with the launch parameters of the weight's card."""
+    return _built(weight, bias, gated=False)
+
+
+def gated(weight: Weight, bias: Tensor | None) -> Linear:
+    """kernels.gated, of few tokens in one kernel."""
+    return _built(weight, bias, gated=True)
+
+
+def _built(weight: Weight, bias: Tensor | None, *, gated: bool) -> Linear:
+    if not takes(weight, gated=gated):
+        product = operation.unpacked(weight, bias)
+        return (lambda x: silu_mul.launch(product(x))) if gated else product
+    if isinstance(weight, Quantized):
+        return of_rows(weight, bias, gated=gated) if weight.format.by_row else grouped.build(weight, bias, gated=gated)
+    return streamed(weight, None, bias, gated=gated, many=lambda x: F.linear(x, weight, bias))
+
+
+def takes(weight: Weight, *, gated: bool) -> bool:
+    """Whether there is a kernel for a weight: 16 bits or quantised, enough rows, columns that loads can take whole."""
+    rows, columns = weight.shape
+    if isinstance(weight, Quantized):
+        fits = grouped.takes(weight) or weight.format.by_row
+    else:
+        fits = weight.element_size() == 2
+    return fits and columns % _ALIGNED == 0 and rows % _ALIGNED == 0 and rows >= _MIN_ROWS * (2 if gated else 1)
+
+
+def of_rows(weight: Quantized, bias: Tensor | None, *, gated: bool) -> Linear:
+    """A layer of e4m3 with a scale for each row."""
+    units = weight.scales.view(-1).float()
+    patterns = weight.values.view(torch.int8)
+    return streamed(patterns, units, bias, gated=gated, many=fp8.Scaled(weight=weight, units=units, bias=bias))
+
+
+def streamed(weight: Tensor, units: Tensor | None, bias: Tensor | None, *, gated: bool, many: Linear) -> Streamed:
+    """A layer by the table of the weight's card. many: the product alone."""
+    card = cards.card_of(weight.device)
+    product = card.product("bits16" if units is None else "fp8", weight.shape[0] // (2 if gated else 1))
+    shape = Shape(
+        rows=weight.shape[0],
+        columns=weight.shape[1],
+        step_bytes=product.columns * weight.element_size(),
+        gated=gated,
+    )
+    return Streamed(
+        weight=weight,
+        units=units,
+        bias=bias,
+        plan=products.plan(product, shape, card.processors, card.shared_bytes, weight.device),
+        many=(lambda x: silu_mul.launch(many(x))) if gated else many,
+    )
+
+
+def few(layer: Streamed, x: Tensor) -> Tensor:
+    """The product by the kernel, whatever the type of x."""
+    plan, shape, launch = layer.plan, layer.plan.shape, layer.plan.launch(x)
+    _stream[launch.grid](
+        x, layer.weight, layer.units, layer.bias, launch.out, launch.parts, plan.arrived,
+        x.shape[0], shape.outputs, shape.columns, x.stride(0), layer.weight.stride(0),
+        FP8=layer.units is not None, GATED=shape.gated, BIASED=layer.bias is not None, SPLITS=plan.splits,
+        MASKED=shape.columns % plan.product.columns != 0, COMPILED=isinstance(_stream, triton.JITFunction),
+        BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_K=plan.product.columns, STAGES=launch.num_stages,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    return launch.out
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _stream(
+    x, weight, units, bias, out, parts, arrived, tokens, rows, columns, x_stride, weight_stride,
+    FP8: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
+    COMPILED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    gate_row = n.to(tl.int64)[:, None] * weight_stride + k[None, :]
+    up_row = (n + rows).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    inside = (n < rows)[:, None]
+    token = m[None, :] * x_stride + k[:, None]
+    here = (m < tokens)[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    up = acc
+    first, last = share(tl.cdiv(columns, BLOCK_K), SPLITS)
+    for step in tl.range(first, last, num_stages=STAGES):
+        at = step * BLOCK_K
+        if MASKED:
+            inside = (n < rows)[:, None] & (at + k < columns)[None, :]
+            here = (m < tokens)[None, :] & (at + k < columns)[:, None]
+        some = tl.load(x + token + at, mask=here, other=0.0)
+        tile = tl.load(weight + gate_row + at, mask=inside, other=0, eviction_policy="evict_first")
+        if FP8:
+            tile = e4m3(tile, x.dtype.element_ty, COMPILED)
+        acc = tl.dot(tile, some, acc, input_precision=PRECISION)
+        if GATED:
+            above = tl.load(weight + up_row + at, mask=inside, other=0, eviction_policy="evict_first")
+            if FP8:
+                above = e4m3(above, x.dtype.element_ty, COMPILED)
+            up = tl.dot(above, some, up, input_precision=PRECISION)
+    settle(acc, up, parts, arrived, units, bias, out, tokens, rows, GATED, FP8, BIASED, SPLITS, BLOCK_N, BLOCK_M)
