@@ -1,7 +1,9 @@
 """Mixtures of experts on a CPU's own kernels: answers, company, quantised experts, and what a config may say."""
 
+import gc
 import json
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from fakes.oracle import Oracle, oracle_of
 from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.native.linear import takes
 from kvasir_runtime.kernels.ops import CPU, native_ops
 from kvasir_runtime.kernels.quantized import Format
 from kvasir_runtime.models.config import read_config
@@ -74,6 +78,18 @@ def test_answers_are_the_best_whatever_the_company(root: Path, name: str) -> Non
         off = sorted(error for stream in streams for error in off_by(root, name, stream))
         assert off[len(off) * 9 // 10] < NEARLY
     assert answers[0] == answers[1]
+
+
+def test_experts_as_they_were_read_are_dropped_when_they_are_packed() -> None:
+    found = library()
+    if found is None or not takes(found, torch.empty(0, dtype=torch.bfloat16)):
+        pytest.skip("no C++ kernels for bfloat16 here")
+    tensors = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((4, 16), (4 * 16, 16), (4 * 16, 8))]
+    kept = [weakref.ref(tensor) for tensor in tensors]
+    layer = native_ops().moe(tensors.pop(0), tensors.pop(0), tensors.pop(0), 2, True)
+    gc.collect()
+    assert [weight() is None for weight in kept] == [True] * 3
+    assert layer(torch.ones(3, 16, dtype=torch.bfloat16)).shape == (3, 16)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -57,6 +57,26 @@ def test_groups_are_merged_in_order(tmp_path: Path, num_shards: int) -> None:
     assert [read for read, _ in reads] == sorted(read for read, _ in reads)
 
 
+def test_experts_lie_one_below_the_other(tmp_path: Path) -> None:
+    shape = Shape(family="mixtral", hidden_size=16, num_layers=1, head_dim=4, vocab_size=260, num_experts=3)
+    weights, folder = checkpoints.random_weights(shape), checkpoints.write(tmp_path, shape, num_shards=2)
+    tensors, layer = loaded(folder), "model.layers.0.block_sparse_moe."
+    both = [weights[f"{layer}experts.{expert}.{name}.weight"] for expert in range(3) for name in ("w1", "w3")]
+    assert torch.equal(tensors["layers.0.experts.gate_up.weight"], torch.cat(both))
+    down = [weights[f"{layer}experts.{expert}.w2.weight"] for expert in range(3)]
+    assert torch.equal(tensors["layers.0.experts.down.weight"], torch.cat(down))
+    assert torch.equal(tensors["layers.0.router"], weights[layer + "gate.weight"])
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    shape = Shape(family="qwen3_moe", hidden_size=16, num_layers=1, head_dim=4, vocab_size=260)
+    folder, weights = checkpoints.write(tmp_path, shape), checkpoints.random_weights(shape)
+    del weights["model.layers.0.mlp.experts.5.up_proj.weight"]
+    checkpoints.write_weights(folder, weights)
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.0\.mlp\.experts\.5\.up_proj\.weight is missing$"):
+        loaded(folder)
+
+
 def test_stored_type_is_converted(tmp_path: Path) -> None:
     weights = {name: tensor.bfloat16() for name, tensor in checkpoints.random_weights(SHAPE).items()}
     assert loaded(folder_with(tmp_path, weights))["norm"].dtype == torch.float32
