@@ -70,6 +70,7 @@ ATTENTION = {
     "decode-float8": Served(cached=FLOAT8),
     "prefill-float8": Served(cached=FLOAT8, **PREFILL),
     "prefill-gemma2": Served(**GEMMA2, **PREFILL),
+    "decode-gpt-oss": Served(**GPT_OSS),
     "prefill-gpt-oss": Served(**GPT_OSS, **PREFILL),
 }
 

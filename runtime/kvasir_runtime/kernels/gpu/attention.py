@@ -9,14 +9,15 @@ Sources: Kwon et al. 2023; Dao et al. 2023 (split); Ringlein et al. 2025, arXiv 
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache as memoised
 
 import torch
 import triton
 from torch import Tensor
 
-from kvasir_runtime.kernels.gpu import attention_kernels, cache_rows
+from kvasir_runtime.kernels.gpu import attention_kernels, attention_tiles, cache_rows
+from kvasir_runtime.kernels.gpu.attention_tiles import Tiles
+from kvasir_runtime.kernels.gpu.cards import card_of
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.spans import Spans
 
@@ -27,33 +28,6 @@ _MAX_SCRATCH_BYTES = 64 << 20
 # Programs per multiprocessor: that work is split into, and that a grid may have when most of them end at once.
 _WANTED, _MOST = 3, 16
 _LOG2E = math.log2(math.e)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Launch parameters: rows of a product (query tokens times heads of a group), positions of a tile of the cache."""
-
-    block_m: int
-    tile: int
-    num_warps: int
-    num_stages: int
-
-
-def tiles(head_dim: int, element_bytes: int, rows: int) -> Tiles:
-    """The shipped choice. rows: query rows of the longest sequence, its tokens times heads per key head.
-
-    Starting points from what is published for Hopper. float32 has half the tile or less.
-    Keys wait for block ids, so the compiler spends two stages on each tile that is read ahead: 5 read two, 3 one.
-    """
-    tile = (32 if head_dim > 128 else 64) // (2 if element_bytes > 2 else 1)
-    if rows <= 32:
-        return Tiles(block_m=16 if rows <= 16 else 32, tile=tile, num_warps=4, num_stages=5)
-    if element_bytes > 2:
-        # Products of float32 are sums in registers: larger tiles spill.
-        return Tiles(block_m=32, tile=16, num_warps=8, num_stages=3)
-    if rows <= 256:
-        return Tiles(block_m=64, tile=tile, num_warps=4, num_stages=3)
-    return Tiles(block_m=128, tile=tile, num_warps=8, num_stages=3)
 
 
 def launch(
@@ -67,7 +41,8 @@ def launch(
 ) -> Tensor:
     """kernels.attention with the shipped launch parameters."""
     rows = spans.longest_query * (query.shape[1] // cache.shape[3])
-    chosen = tiles(query.shape[2], query.element_size(), rows)
+    card = card_of(query.device)
+    chosen = attention_tiles.choose(card.name, query.shape[2], query.element_size(), rows)
     return attend(query, cache, spans, scale, window, softcap, sinks, chosen, _processors(query.device))
 
 

@@ -28,7 +28,10 @@ def _sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window", "wanted", "most"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "window", "wanted", "most"],
+    do_not_specialize_on_alignment=["starts", "lens", "counts"],
+)
 def count_splits(
     starts, lens, counts, num_sequences, window, wanted, most,
     KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
@@ -132,8 +135,12 @@ def _advance(
     return total, sums, peaks
 
 
-# What changes from step to step must not be compiled for: serving would wait for the compiler.
-@triton.jit(do_not_specialize=["num_sequences", "window", "splits", "table_stride"])
+# What changes from step to step must not be compiled for: serving would wait for the compiler. Nor must where lengths
+# begin, which are slices of what one copy brought.
+@triton.jit(
+    do_not_specialize=["num_sequences", "window", "splits", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "starts", "lens", "counts", "sinks"],
+)
 def attend(
     query, cache, scales, tables, starts, lens, counts, sinks, out, parts, logs, log2_scale, cap, window,
     num_sequences, splits, token_stride, query_head_stride, values, table_stride,
@@ -210,7 +217,7 @@ def attend(
         tl.store(logs + target, tl.where(sums > 0, peaks + tl.log2(sums), float("-inf")), mask=valid)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "splits"])
+@triton.jit(do_not_specialize=["num_sequences", "splits"], do_not_specialize_on_alignment=["starts", "counts"])
 def merge(
     parts, logs, starts, counts, out, num_sequences, splits,
     HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROOM: tl.constexpr,

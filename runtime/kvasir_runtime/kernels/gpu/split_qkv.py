@@ -34,7 +34,7 @@ def launch(
     return query
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _split_qkv(
     qkv, norm, cos, sin, query, cache, scales, slots, eps, values,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROW: tl.constexpr, PADDED: tl.constexpr,

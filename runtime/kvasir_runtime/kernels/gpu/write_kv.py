@@ -20,7 +20,7 @@ def launch(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kv(
     key, value, cache, scales, slots, key_stride, key_head_stride, value_stride, value_head_stride, values,
     KV_HEADS: tl.constexpr, HEAD: tl.constexpr, ROW: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
