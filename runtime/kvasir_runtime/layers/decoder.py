@@ -72,6 +72,7 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
         self._norm = self._norm_of(tensors, "norm")
+        self._foreseen: tuple[Tensor | None, Tensor | None] = (None, None)
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
@@ -86,6 +87,7 @@ class Decoder:
             else step.whole(
                 self._layers,
                 embedding=shared or table,
+                head=self._head,
                 norm=self._norm,
                 cos=self._angles[0],
                 sin=self._angles[1],
@@ -111,9 +113,17 @@ class Decoder:
         """
         if self._head is None:
             raise ValueError("the model has no head: it gives hidden states only")
-        logits = self._head(hidden)
+        logits = self._headed(hidden)
         cap = self.spec.logit_cap
         return logits.float().div_(cap).tanh_().mul_(cap) if cap and self.spec.head == "vocabulary" else logits
+
+    def _headed(self, hidden: Tensor) -> Tensor:
+        """What the head gives. Of the first rows of the last `hidden` that is known, if its one call computed it."""
+        assert self._head is not None
+        last, foreseen = self._foreseen
+        if foreseen is not None and last is not None and hidden.data_ptr() == last.data_ptr():
+            return foreseen[: hidden.shape[0]]
+        return self._head(hidden)
 
     def count(self, wanted: bool) -> None:
         """Count, or do not, what the time of `hidden` goes into; only the one call of C++ can."""
@@ -132,7 +142,10 @@ class Decoder:
         """
         spec, ops = self.spec, self._ops
         if self.step is not None and batch.logit_rows is not None and self.step.takes(cache):
-            return self.step(batch.token_ids, batch.positions, batch.slots, batch.logit_rows, batch.spans, cache)
+            self._foreseen = self.step(
+                batch.token_ids, batch.positions, batch.slots, batch.logit_rows, batch.spans, cache
+            )
+            return self._foreseen[0]
         hidden = self._embed(batch.token_ids)
         if self._embedding_scale != 1:
             hidden = hidden * self._embedding_scale

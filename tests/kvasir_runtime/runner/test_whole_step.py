@@ -17,6 +17,8 @@ from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.kernels.native.library import library
 from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.runner import Runner
 
 pytestmark = pytest.mark.skipif(
@@ -123,3 +125,22 @@ def test_nothing_is_computed_for_a_chunk_that_gives_no_token(root: Path) -> None
     assert stream.answer == []
     hand.step([(stream, 1)])
     assert off_by(root, "llama", stream) < NEARLY[torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_of_the_one_call_are_those_of_the_head_alone(root: Path, name: str) -> None:
+    """Of one row a sequence the call computes them; of more only the head does, when it is asked."""
+    runner = made(root, name)
+    for wanted in ([4], [0, 2, 4]):
+        batch = Batch(
+            token_ids=torch.tensor(prompt(5)),
+            positions=torch.arange(5),
+            slots=torch.arange(5),
+            spans=Spans([5], [5], torch.tensor([[0]]), [0]),
+            logit_rows=torch.tensor(wanted),
+        )
+        hidden = runner._model.hidden(batch, runner._cache)
+        assert (runner._model._foreseen[1] is not None) == (len(wanted) == 1)
+        logits = runner._model.logits(hidden)
+        assert logits.shape[0] == len(wanted)
+        assert torch.equal(logits, runner._model.logits(hidden.clone()))

@@ -244,6 +244,13 @@ int64_t argmax_bytes(const kvasir::ArgmaxArgs& a) {
   return a.rows * ((a.columns + LOGITS - 1) / LOGITS) * static_cast<int64_t>(sizeof(Best));
 }
 
+bool argmax_alone(const kvasir::ArgmaxArgs& a) {
+  if (a.rows != 1 || a.columns > LOGITS) return false;
+  *a.ids = a.type == kvasir::FLOAT32 ? best_of(static_cast<const float*>(a.x), 0, a.columns).index
+                                     : best_of(static_cast<const bfloat16*>(a.x), 0, a.columns).index;
+  return true;
+}
+
 void argmax(int tid, int nth, const kvasir::ArgmaxArgs& a) {
   a.type == kvasir::FLOAT32 ? argmax_rows<float>(tid, nth, a) : argmax_rows<bfloat16>(tid, nth, a);
 }
@@ -271,5 +278,6 @@ KVASIR_EXPORT(kvasir_gate)(const kvasir::GateArgs* args) { run_alone<kvasir::Gat
 KVASIR_EXPORT(kvasir_gather)(const kvasir::GatherArgs* args) { run_alone<kvasir::GatherArgs, KVASIR_ISA::gather>(args); }
 
 KVASIR_EXPORT(kvasir_argmax)(const kvasir::ArgmaxArgs* args) {
+  if (KVASIR_ISA::argmax_alone(*args)) return;  // not worth waking anybody
   run_alone<kvasir::ArgmaxArgs, KVASIR_ISA::argmax>(args, {kvasir::SLOT_OTHER, KVASIR_ISA::argmax_bytes(*args)});
 }

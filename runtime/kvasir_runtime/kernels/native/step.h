@@ -1,4 +1,4 @@
-// A decoder's forward pass over one ragged batch, from token ids to the hidden states that the head sees, in one region.
+// A decoder's forward pass over one ragged batch, from token ids to what the head sees, and the head, in one region.
 #pragma once
 
 #include "glue.h"
@@ -13,12 +13,12 @@ struct StepLayer {
   int64_t window;
 };
 
-// embedding: (vocabulary, hidden), or null where rows of the packed `head` are taken.
+// embedding: (vocabulary, hidden), or null where rows of the packed `table` are taken. head: null where there is none.
 // layer_bytes, value_offset: of the cache, from layer to layer and from a key to its value.
 struct StepModel {
   const StepLayer* layers;
   const void* embedding;
-  const Linear* head;
+  const Linear *table, *head;
   const void *norm, *cos, *sin;
   uint8_t* cache;
   int64_t layer_bytes, value_offset;
@@ -28,15 +28,16 @@ struct StepModel {
 };
 
 // What a step spends its time on, in the order of `KINDS` in native/step.py.
-enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, STEP_KINDS };
+enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, STEP_KINDS };
 
 // rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
+// logits: (num_rows, outputs of the head), or null where the head is not asked
 // ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
 struct StepBatch {
   int64_t tokens, num_rows;
   const int64_t *token_ids, *positions, *slots, *rows;
   Sequences sequences;
-  void* out;
+  void *out, *logits;
   int64_t* ticks;
 };
 

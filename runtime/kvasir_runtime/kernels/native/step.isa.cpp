@@ -109,7 +109,7 @@ struct Pass {
     if (m.embedding) {
       gather(tid, nth, {m.embedding, step.batch.token_ids, b.stream, rows, m.hidden * element_bytes(m)});
     } else {
-      linear_rows(tid, nth, *m.head, step.batch.token_ids, rows, reinterpret_cast<uint16_t*>(b.stream));
+      linear_rows(tid, nth, *m.table, step.batch.token_ids, rows, reinterpret_cast<uint16_t*>(b.stream));
     }
     done(kvasir::EMBEDDING);
   }
@@ -158,6 +158,7 @@ struct Pass {
       product(layer.down, b.gated, b.stream, b.stream, kvasir::DOWN);
     }
     normed(m.norm, step.batch.out);
+    if (step.batch.logits) product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
   }
 };
 
@@ -170,7 +171,7 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
   using namespace KVASIR_ISA;
   Step step{*model, *batch};
   const Buffers b = buffers(*model, batch->tokens, nullptr);
-  int64_t partials = 0, scratch = 0;
+  int64_t partials = 0, scratch = batch->logits ? linear_bytes(*model->head, batch->num_rows) : 0;
   for (int64_t i = 0; i < model->num_layers; ++i) {
     const kvasir::StepLayer& layer = model->layers[i];
     const kvasir::Linear* weights[] = {layer.qkv, layer.output, layer.gate_up, layer.down};

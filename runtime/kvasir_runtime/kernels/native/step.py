@@ -20,7 +20,7 @@ from kvasir_runtime.kernels.native.linear import LinearStruct, Packed
 from kvasir_runtime.kernels.native.table import takes_heads
 from kvasir_runtime.kernels.spans import Spans
 
-KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down")
+KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head")
 _POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _LINEAR = ctypes.POINTER(LinearStruct)
 
@@ -46,6 +46,7 @@ class ModelStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerStruct)),
         ("embedding", _POINTER),
+        ("table", _LINEAR),
         ("head", _LINEAR),
         ("norm", _POINTER),
         ("cos", _POINTER),
@@ -79,6 +80,7 @@ class BatchStruct(ctypes.Structure):
         ("rows", _POINTER),
         ("sequences", structs.Sequences),
         ("out", _POINTER),
+        ("logits", _POINTER),
         ("ticks", _POINTER),
     )
 
@@ -114,16 +116,24 @@ class Step:
         self._model = model
         self._kept = kept
         self._cache = 0
+        self._head_rows = int(model.head.contents.outputs) if model.head else 0
         self._run = found.function("step", _POINTER, _POINTER)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, spans: Spans, cache: Tensor
-    ) -> Tensor:
-        """Hidden states of the wanted rows, (rows, hidden), as Decoder.hidden; all ids int64 and contiguous."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of the wanted rows, (rows, hidden), as Decoder.hidden; all ids int64 and contiguous.
+
+        And their logits, (rows, outputs of the head), where it is packed and there are no more rows than sequences: in
+        the same call, since threads that waited for the next one would have fallen asleep.
+        """
         if cache.data_ptr() != self._cache:
             self._look_at(cache)
         sequences, kept = structs.sequences(spans)
         out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
+        logits = None
+        if self._head_rows and rows.shape[0] <= sequences.count:
+            logits = torch.empty((rows.shape[0], self._head_rows), dtype=torch.bfloat16)
         batch = BatchStruct(
             tokens=token_ids.shape[0],
             num_rows=rows.shape[0],
@@ -133,11 +143,12 @@ class Step:
             rows=rows.data_ptr(),
             sequences=sequences,
             out=out.data_ptr(),
+            logits=None if logits is None else logits.data_ptr(),
             ticks=None if self._ticks is None else self._ticks.ctypes.data,
         )
         self._run(ctypes.byref(self._model), ctypes.byref(batch))
         del kept
-        return out
+        return out, logits
 
     def count(self, wanted: bool) -> None:
         """Count time stamps from now on, or do not."""
@@ -167,6 +178,7 @@ def whole(
     layers: Sequence[Layer],
     *,
     embedding: Tensor | Packed,
+    head: Callable[[Tensor], Tensor] | None,
     norm: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -178,7 +190,8 @@ def whole(
 ) -> Step | None:
     """The step of these parts, or None where one of them is not for the C++.
 
-    embedding: the table, or the head that gives its rows back. cos, sin: (positions, head_dim).
+    embedding: the table, or the head that gives its rows back. head: of any kind, or None.
+    cos, sin: (positions, head_dim).
     """
     weights = [_weights(layer) for layer in layers]
     packed = [four for four in weights if four is not None]
@@ -193,7 +206,8 @@ def whole(
     model = ModelStruct(
         layers=array,
         embedding=embedding.data_ptr() if isinstance(embedding, Tensor) else None,
-        head=ctypes.pointer(embedding.struct) if isinstance(embedding, Packed) else None,
+        table=ctypes.pointer(embedding.struct) if isinstance(embedding, Packed) else None,
+        head=ctypes.pointer(head.struct) if isinstance(head, Packed) else None,
         norm=norm.data_ptr(),
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
@@ -207,7 +221,7 @@ def whole(
         scale=head_dim**-0.5,
         type=structs.TYPES[torch.bfloat16],
     )
-    return Step(model, (array, layers, embedding, norm, cos, sin))
+    return Step(model, (array, layers, embedding, head, norm, cos, sin))
 
 
 def _weights(layer: Layer) -> tuple[Packed, Packed, Packed, Packed] | None:
