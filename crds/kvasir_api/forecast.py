@@ -12,9 +12,9 @@ BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
 """Of the float32 beside each int8 row of one token and head."""
 
-QUANTIZED_SIXTEENTHS: Final = {"int8": (17, 17), "int4": (10, 17)}
+QUANTIZED_SIXTEENTHS: Final = {"fp8": (16, 17), "int8": (17, 17), "int4": (10, 17)}
 """Sixteenths of a byte that a weight of a layer and of the head takes: 8 or 4 bits, and in each group of 32 a float16 scale, with 4
-bits a float16 minimum besides; the head has 8 bits in both."""
+bits a float16 minimum besides; the head has 8 bits as of int8 in all. Of fp8 the float32 scale of a row is left out: a thousandth."""
 
 ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 """Peak live activations of one token in units of max(hidden, intermediate) elements of the compute type: residual, norm, fused
@@ -52,7 +52,7 @@ class Shape:
     dtype: str
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
-        """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantised (auto, none, int8, int4).
+        """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantised (auto, none, fp8, int8, int4).
 
         auto counts none: what a GGUF file keeps takes less than that.
         """

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
-Quantization = Literal["auto", "none", "int8", "int4"]
+Quantization = Literal["auto", "none", "fp8", "int8", "int4"]
 BlockSize = Literal[8, 16, 32, 64, 128]
 ToolCallParser = Literal[
     "auto",
@@ -77,7 +77,7 @@ class RuntimeOptions(Options):
     )
     quantization: Quantization = option(
         "auto",
-        "Bits of the weights in memory; auto keeps the 8- and 4-bit weights of a GGUF file, int8 and int4 quantise while loading.",
+        "Bits of the weights in memory; auto keeps the 8- and 4-bit weights of a GGUF file, fp8, int8 and int4 quantise while loading; fp8 is made for cards.",
     )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT

@@ -22,6 +22,7 @@ COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.accuracy")
 BASE: Final = {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "auto"}
 VARIANTS: Final = (
     ("float32", {"dtype": "float32"}),
+    ("fp8 weights", {"quantization": "fp8"}),
     ("int8 weights", {"quantization": "int8"}),
     ("int4 weights", {"quantization": "int4"}),
     ("int8 KV", {"kv_cache_dtype": "int8"}),

@@ -1,9 +1,9 @@
 """Which weights are held in 8 or 4 bits: decided from sizes and, for GGUF, from what the file holds. Called by `build`.
 
-Quantised are the matrices of the layers and the head. In 8 bits the head is as the others; in 4 bits it keeps 8, since
-all of a layer stack's work is read through it. The table of embeddings stays in the compute type: a step reads a few
-rows of it only; where head and table are one, the head is a quantised copy. Norms and biases stay as they are, and so
-does a matrix whose columns are no whole groups.
+Quantised are the matrices of the layers and the head. As int8 the head is as the others; beside fp8 and int4 it is int8
+too, which is nearer to the truth than either, since all of a layer stack's work is read through it. The table of
+embeddings stays in the compute type: a step reads a few rows of it only; where head and table are one, the head is a
+quantised copy. Norms and biases stay as they are, and so does a matrix whose columns are no whole groups.
 """
 
 import math
@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvasir_api.options import Quantization
-from kvasir_runtime.kernels.quantized import Format
+from kvasir_runtime.kernels.quantized import FP8, Format
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.family import Place
 
 HEAD, TABLE = "head.weight", "embedding"
 KEPT: Final = {"Q8_0": Format(bits=8), "Q4_0": Format(bits=4), "Q4_K": Format(bits=4, wide=True)}
 """Types of GGUF files whose numbers and scales are taken over as they are."""
+LAYERS: Final = {"fp8": FP8, "int8": Format(bits=8), "int4": Format(bits=4)}
+"""What the layers' matrices are quantised to while they are read."""
 ROUNDED: Final = Format(bits=8)
 """What holds Q5_K and Q6_K, and merged weights of several types: it rounds by about an eighth of a 6-bit step."""
 _SHORT: Final = frozenset({*KEPT, "Q5_K", "Q6_K"})
@@ -44,10 +46,9 @@ def formats(
     if quantization == "auto":
         wanted = kept
     else:
-        layer, head = (Format(bits=8), Format(bits=8)) if quantization == "int8" else (Format(bits=4), Format(bits=8))
-        wanted = {name: head if name == HEAD else layer for name in candidates}
+        wanted = {name: Format(bits=8) if name == HEAD else LAYERS[quantization] for name in candidates}
         # What the file holds in as many bits already is taken as it is.
-        wanted |= {name: format_ for name, format_ in kept.items() if format_.bits == wanted[name].bits}
+        wanted |= {name: format_ for name, format_ in kept.items() if format_.name == wanted[name].name}
     return {name: format_ for name, format_ in wanted.items() if format_.fits(candidates[name][1])}
 
 
@@ -60,7 +61,7 @@ def num_bytes(shapes: Shapes, chosen: Mapping[str, Format], element_bytes: int) 
 
 def described(chosen: Mapping[str, Format]) -> str:
     """For a banner: int8, or int4, int8; "" where nothing is quantised."""
-    return ", ".join(f"int{bits}" for bits in sorted({format_.bits for format_ in chosen.values()}))
+    return ", ".join(sorted({format_.name for format_ in chosen.values()}))
 
 
 def _matrices(spec: DecoderSpec, shapes: Shapes) -> dict[str, tuple[int, ...]]:

@@ -1,8 +1,8 @@
 """From floating-point rows to 8- or 4-bit numbers, with the scales that lose least. Called by `load`, piece by piece.
 
-8 bits: symmetric, the largest of a group becomes 127. 4 bits: a scale and a minimum for each group, found by a
-search over ranges that cut off a little at both ends, each refined by least squares; the one of least weighted squared
-error is kept (after the idea of ggml's own quantisers: few numbers far out must not widen all steps).
+8 bits: symmetric, the largest of a group becomes 127, or in e4m3 448. 4 bits: a scale and a minimum for each group,
+found by a search over ranges that cut off a little at both ends, each refined by least squares; the one of least
+weighted squared error is kept (after the idea of ggml's own quantisers: few numbers far out must not widen all steps).
 """
 
 from typing import Final
@@ -17,6 +17,8 @@ RANGES: Final = (1.0, 0.9, 0.8)
 """Shares of a group's range that are tried for 4 bits: 1.3 to 2 % less error than the first alone, more add nothing."""
 REFINEMENTS: Final = 2
 """Least squares, then numbers anew. With the weighing the second makes KL on trained weights a third smaller."""
+E4M3_MAX: Final = 448.0
+"""The largest number of e4m3."""
 _PIECE: Final = 1 << 18
 """Elements that are searched at a time, so that the search stays in the processor's caches."""
 
@@ -28,8 +30,10 @@ def quantize(rows: Tensor, format: Format) -> Quantized:  # noqa: A002 -- its na
     for first in range(0, rows.shape[0], step):
         part = rows[first : first + step].float()
         into = weight.rows(first, part.shape[0])
-        grouped = part.view(part.shape[0], -1, format.group)
-        if format.bits == 8:
+        grouped = part.view(part.shape[0], weight.scales.shape[1], -1)
+        if format.floating:
+            _floating(grouped, into)
+        elif format.bits == 8:
             _symmetric(grouped, into)
         else:
             _ranged(grouped, into)
@@ -40,6 +44,12 @@ def _symmetric(grouped: Tensor, into: Quantized) -> None:
     into.scales.copy_(grouped.abs().amax(dim=2) / 127)
     scale = into.scales.float().clamp(min=1e-30).unsqueeze(2)  # as it was rounded: the numbers must fit to that one
     into.values.copy_((grouped / scale).round_().clamp_(-127, 127).view(into.values.shape))
+
+
+def _floating(grouped: Tensor, into: Quantized) -> None:
+    into.scales.copy_(grouped.abs().amax(dim=2) / E4M3_MAX)
+    scale = into.scales.float().clamp(min=1e-30).unsqueeze(2)
+    into.values.copy_((grouped / scale).clamp_(-E4M3_MAX, E4M3_MAX).view(into.values.shape))
 
 
 def _ranged(grouped: Tensor, into: Quantized) -> None:

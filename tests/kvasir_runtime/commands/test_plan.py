@@ -167,7 +167,12 @@ def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("quantization", "shown"), [("int8", "8.41 GiB in bfloat16 and int8"), ("int4", "5.56 GiB in bfloat16 and int4")]
+    ("quantization", "shown"),
+    [
+        ("fp8", "8.00 GiB in bfloat16 and fp8"),
+        ("int8", "8.41 GiB in bfloat16 and int8"),
+        ("int4", "5.56 GiB in bfloat16 and int4"),
+    ],
 )
 def test_quantised_weights_are_smaller(model, quantization, shown):
     # 6,979,321,856 parameters in layers' matrices, 525,336,576 each in head and table, 266,240 in norms.
@@ -180,6 +185,7 @@ def test_forecast_counts_what_the_engine_holds(tmp_path):
     config = forecast.shape(checkpoints.config_json(shape))
     assert config.weights_bytes("bfloat16", "int8") == 1_506_816  # as tests/kvasir_runtime/weights/test_quantize.py has
     assert config.weights_bytes("bfloat16", "int4") == 990_720
+    assert config.weights_bytes("bfloat16", "fp8") == 1_449_472 - 4 * 4096
     tied = forecast.shape(checkpoints.config_json(shape) | {"tie_word_embeddings": True})
     assert tied.weights_bytes("bfloat16", "int8") == 1_506_816
     assert tied.weights_bytes("bfloat16", "none") == 2_689_536 - 2 * 320 * 256

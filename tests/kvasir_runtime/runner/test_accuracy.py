@@ -59,10 +59,11 @@ def test_fewer_bits_deviate_more(tmp_path: Path) -> None:
         options={"dtype": "float32", "quantization": "none", "device": "cpu"},
         base_name="plain",
         texts=[list(range(3, 120)), list(range(50, 90))],
-        variants=[("int8", {"quantization": "int8"}), ("int4", {"quantization": "int4"})],
+        variants=[(name, {"quantization": name}) for name in ("fp8", "int8", "int4")],
     )
-    base, int8, int4 = deviations(job)
+    base, fp8, int8, int4 = deviations(job)
     assert (base.name, base.mean_kl, base.top1_agreement_fraction) == ("plain", 0.0, 1.0)
     assert 0 < int8.mean_kl < int4.mean_kl / 20
+    assert 4 * int8.mean_kl < fp8.mean_kl < int4.mean_kl
     assert int8.top1_agreement_fraction > 0.97
     assert base.weights_bytes > int8.weights_bytes > int4.weights_bytes

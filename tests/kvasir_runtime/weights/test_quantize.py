@@ -13,7 +13,7 @@ from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_api.options import Quantization, ServeOptions
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.quantized import Format, Quantized
+from kvasir_runtime.kernels.quantized import FP8, Format, Quantized
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
@@ -41,6 +41,18 @@ def test_eight_bits_are_off_by_half_a_step_at_most(kind: str) -> None:
     error = (quantized.dequantized(found) - weight).abs().view(64, -1, 32)
     assert bool((error <= found.scales.float().unsqueeze(2) * 0.501 + 1e-4 * weight.abs().max()).all())
     assert int(found.values.abs().max()) == 127
+
+
+@pytest.mark.parametrize("kind", ["normal", "far out", "shifted"])
+def test_e4m3_is_off_by_a_sixteenth_of_each_number_at_most(kind: str) -> None:
+    weight = rows(kind)
+    found = quantize(weight, FP8)
+    assert found.scales.shape == (64, 1)
+    step = found.scales * 2**-9  # of the smallest numbers, which have no exponent of their own
+    assert bool(
+        ((quantized.dequantized(found) - weight).abs() <= torch.maximum(weight.abs() / 16, step / 2) * 1.001).all()
+    )
+    assert float(found.values.float().abs().max()) == 448
 
 
 @pytest.mark.parametrize(("kind", "most"), [("normal", 0.075), ("far out", 0.105), ("shifted", 0.03)])
@@ -76,18 +88,20 @@ def test_rows_are_quantised_alone_so_that_pieces_may_be_of_any_size() -> None:
     [
         ("none", "", None, None),
         ("auto", "", None, None),
-        ("int8", "", 8, 8),
-        ("int4", "", 4, 8),
-        ("auto", "Q8_0", 8, 8),
-        ("auto", "Q4_0", 4, 4),
-        ("auto", "Q6_K", 8, 8),
+        ("fp8", "", "fp8", "int8"),
+        ("int8", "", "int8", "int8"),
+        ("int4", "", "int4", "int8"),
+        ("auto", "Q8_0", "int8", "int8"),
+        ("auto", "Q4_0", "int4", "int4"),
+        ("auto", "Q6_K", "int8", "int8"),
+        ("fp8", "Q8_0", "fp8", "int8"),
         ("auto", "BF16", None, None),
         ("none", "Q8_0", None, None),
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrices_and_head_are_quantised(
-    tmp_path: Path, quantization: Quantization, kind: str, layer: int | None, head: int | None, tied: bool
+    tmp_path: Path, quantization: Quantization, kind: str, layer: str | None, head: str | None, tied: bool
 ) -> None:
     folder = checkpoints.write(tmp_path, replace(SHAPE, tied=tied))
     config = read_config(folder)
@@ -96,7 +110,7 @@ def test_matrices_and_head_are_quantised(
     kinds = dict.fromkeys(places, kind) if kind else {}
     found = formats.formats(quantization, spec, shapes, places, kinds)
     wanted = {f"layers.{index}.{name}": layer for index in range(2) for name in LAYER} | {"head.weight": head}
-    assert {name: format_.bits for name, format_ in found.items()} == {k: v for k, v in wanted.items() if v}
+    assert {name: format_.name for name, format_ in found.items()} == {k: v for k, v in wanted.items() if v}
 
 
 def test_merged_weight_of_two_types_is_held_in_eight_bits() -> None:
@@ -117,7 +131,7 @@ def test_columns_that_are_no_whole_groups_stay(tmp_path: Path) -> None:
     assert "layers.0.gate_up.weight" in found
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_answers_are_those_of_the_rounded_weights(tmp_path: Path, quantization: Quantization, family: str) -> None:
     shape = replace(SHAPE, family=family, tied=family == "qwen2")
@@ -153,7 +167,12 @@ def test_kept_weights_are_what_decoding_gives(tmp_path: Path, kind: str, family:
 @pytest.mark.parametrize(
     ("quantization", "held", "name"),
     # 1,179,648 parameters in layers, 81,920 in the head and as many in the table, 1,280 in norms.
-    [("none", 2_689_536, ""), ("int8", 1_506_816, "int8"), ("int4", 990_720, "int4, int8")],
+    [
+        ("none", 2_689_536, ""),
+        ("fp8", 1_449_472, "fp8, int8"),  # 4096 rows in layers have a scale each
+        ("int8", 1_506_816, "int8"),
+        ("int4", 990_720, "int4, int8"),
+    ],
 )
 def test_facts_count_the_bytes_that_are_held(tmp_path: Path, quantization: Quantization, held: int, name: str) -> None:
     shape = Shape(
@@ -191,7 +210,7 @@ def rounded(folder: Path, target: Path, quantization: Quantization) -> Oracle:
     """transformers with a checkpoint whose matrices went through our formats and back."""
     from safetensors.torch import load_file
 
-    layer, head = Format(bits=8 if quantization == "int8" else 4), Format(bits=8)
+    layer, head = formats.LAYERS[quantization], Format(bits=8)
     weights = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     if config["tie_word_embeddings"]:
