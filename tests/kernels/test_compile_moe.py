@@ -8,8 +8,10 @@ import torch
 triton = pytest.importorskip("triton")
 
 from fakes.hopper import SHARED_BYTES, Hopper  # noqa: E402 -- behind the question whether there is a triton
+from kvasir_runtime.kernels import quantized  # noqa: E402
 from kvasir_runtime.kernels.gpu import moe_tiles  # noqa: E402
 from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
+from kvasir_runtime.kernels.quantized import Format, Quantized  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,6 @@ def hopper() -> Iterator[Hopper]:
 
 # tokens, experts, top_k, hidden, inner, dtype
 MODELS = {
-    "mixtral-decode": (1, 8, 2, 4096, 14336, torch.bfloat16),
     "mixtral-prefill": (2048, 8, 2, 4096, 14336, torch.bfloat16),
     "qwen3-decode": (8, 128, 8, 2048, 768, torch.bfloat16),
     "qwen3-many": (300, 128, 8, 2048, 768, torch.bfloat16),
@@ -37,12 +38,42 @@ def test_experts_compile(hopper: Hopper, name: str) -> None:
     tokens, experts, top_k, hidden, inner, dtype = MODELS[name]
     one = torch.zeros(1, dtype=dtype)
     gate_up, down = one.expand(experts * 2 * inner, hidden), one.expand(experts * hidden, inner)
-    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=dtype), gate_up, down, top_k, name != "mixtral-decode")
+    layer = TRITON.moe(torch.zeros(experts, hidden, dtype=dtype), gate_up, down, top_k, name != "qwen2-between")
     layer(torch.zeros(tokens, hidden, dtype=dtype))
     lists = {"_align"} if tokens <= moe_tiles.routed_tokens(tokens, experts) else {"_count", "_begin", "_place"}
     assert {"_product", "_sum", *lists} <= set(hopper.loaded)
     for kernel in ("_product", *lists):
         assert set(hopper.spilled_bytes(kernel)) == {0}, kernel
+
+
+SHORT = {
+    "int8": Format(bits=8),
+    "int4": Format(bits=4),
+    "fp8": Format(bits=8, group=0, wide=True, floating=True),
+    "fp8-blocks": Format(bits=8, group=128, wide=True, floating=True),
+}
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("int8", 1), ("int4", 4096), ("fp8", 4096), ("fp8-blocks", 1)])
+def test_experts_of_few_bits_compile(hopper: Hopper, name: str, tokens: int) -> None:
+    experts, hidden, inner = 8, 2048, 1408
+
+    def weight(rows: int, columns: int) -> Quantized:
+        """Its first number, everywhere: its memory is never read."""
+        one = quantized.empty(SHORT[name], 1, 128, torch.device("cpu"))
+        scales = one.scales[:, :1].expand(rows, SHORT[name].groups(columns))
+        values = one.values[:, :1].expand(rows, columns * SHORT[name].bits // 8)
+        return Quantized(
+            format=SHORT[name], values=values, scales=scales, minima=scales if one.minima is not None else None
+        )
+
+    router, gate_up, down = (
+        torch.zeros(experts, hidden),
+        weight(experts * 2 * inner, hidden),
+        weight(experts * hidden, inner),
+    )
+    TRITON.moe(router.bfloat16(), gate_up, down, 2, True)(torch.zeros(tokens, hidden, dtype=torch.bfloat16))
+    assert set(hopper.spilled_bytes("_product")) == {0}
 
 
 def test_tiles_of_the_table_fit_into_shared_memory() -> None:
@@ -57,8 +88,8 @@ def test_tiles_of_the_table_fit_into_shared_memory() -> None:
     [
         ("sm_90", 8, 128, 768, True, (16, 32)),  # one token of Qwen3-30B: narrow, so that there are programs enough
         ("sm_90", 2, 8, 14336, True, (16, 64)),
-        ("sm_90", 4096, 8, 14336, True, (128, 64)),
-        ("sm_90", 4096, 8, 4096, False, (128, 128)),
+        ("sm_90", 4096, 8, 14336, True, (128, 128)),
+        ("sm_90", 4096, 8, 4096, False, (128, 256)),
         ("sm_90", 512, 8, 4096, False, (64, 128)),
         ("sm_86", 4096, 8, 4096, False, (64, 128)),
     ],

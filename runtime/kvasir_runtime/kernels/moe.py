@@ -134,9 +134,9 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
             x = sure(router, tokens, top_k, generator)
             plain = tuple(tensor.to(dtype) for tensor in (router, gate_up, down))
             yield *plain, top_k, tokens % 2 == 1, x.to(dtype)
-    for bits in (8, 4):
+    for format_ in (Format(bits=8), Format(bits=4), Format(bits=8, group=0, wide=True, floating=True)):
         router, gate_up, down = _random(generator, 4, 64, 32)
-        both = (_quantised(weight, Format(bits=bits), generator) for weight in (gate_up, down))
+        both = (quantized.drawn(format_, weight.shape[0], weight.shape[1], generator) for weight in (gate_up, down))
         yield router, *both, 2, True, sure(router, 7, 2, generator)
 
 
@@ -155,16 +155,3 @@ def _random(generator: torch.Generator, experts: int, hidden: int, inner: int) -
     router = torch.randn(experts, hidden, generator=generator) / hidden**0.5
     gate_up = torch.randn(experts * 2 * inner, hidden, generator=generator) / hidden**0.5
     return router, gate_up, torch.randn(experts * hidden, inner, generator=generator) / inner**0.5
-
-
-def _quantised(weight: Tensor, format_: Format, generator: torch.Generator) -> Quantized:
-    """Random numbers in a format, about as large as those of the weight."""
-    found = quantized.empty(format_, weight.shape[0], weight.shape[1], torch.device("cpu"))
-    low, high = (-127, 128) if format_.bits == 8 else (0, 256)
-    found.values.copy_(torch.randint(low, high, found.values.shape, generator=generator))
-    found.scales.copy_(
-        torch.rand(found.scales.shape, generator=generator) * float(weight.abs().max()) / 2**format_.bits
-    )
-    if found.minima is not None:
-        found.minima.copy_(found.scales.float() * 7.5)
-    return found

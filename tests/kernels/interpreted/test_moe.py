@@ -1,4 +1,6 @@
-"""Experts by Triton: routes and lists against those of torch, products of every size of blocks against the reference."""
+"""Experts by Triton: routes and lists against those of torch, products of all sizes of blocks against the reference."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ DEVICE = triton_device.device()
 
 # ruff: noqa: E402 -- behind the question where it can run
 from kvasir_runtime.kernels import moe as operation
+from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import moe, moe_align, moe_tiles
+from kvasir_runtime.kernels.quantized import Format, Quantized
 
 
 def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -> list[list[tuple[int, int]]]:
@@ -19,6 +23,7 @@ def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -
     chosen, share = operation.shares(logits, top_k, renormalised)
     torch.testing.assert_close(lists.shares.cpu().view(tokens, top_k), share)
     found: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
+    assert [tensor.storage_offset() % 4 for tensor in (lists.pairs, lists.experts, lists.rows)] == [0, 0, 0]
     pairs = lists.pairs.cpu().view(-1, block_m)
     assert len(pairs) == moe_tiles.most_blocks(tokens * top_k, experts, block_m) == lists.num_blocks
     for block, expert, rows in zip(pairs.tolist(), lists.experts.tolist(), lists.rows.tolist(), strict=True):
@@ -32,9 +37,9 @@ def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -
     ("tokens", "experts", "top_k", "block_m"),
     [
         (1, 8, 2, 16),
-        (3, 5, 1, 4),
+        (3, 5, 1, 16),
         (60, 8, 8, 16),
-        (33, 60, 4, 2),
+        (33, 60, 4, 16),
         (17, 512, 10, 16),
         (300, 128, 8, 16),
         (600, 3, 2, 64),
@@ -87,6 +92,39 @@ def test_experts_are_the_references(
     have = moe.build(*(arg.to(DEVICE) for arg in args), top_k, True)(x.to(dtype).to(DEVICE)).cpu()
     atol = 1e-5 if dtype == torch.float32 else 6e-3
     torch.testing.assert_close(have, want, atol=atol, rtol=1e-5 if dtype == torch.float32 else 4e-3)
+
+
+SHORT = {
+    "int8": Format(bits=8),
+    "int4": Format(bits=4),
+    "int4-wide": Format(bits=4, wide=True),
+    "fp8": Format(bits=8, group=0, wide=True, floating=True),
+    "fp8-blocks": Format(bits=8, group=128, wide=True, floating=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", SHORT)
+def test_experts_of_few_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
+    experts, tokens, hidden, inner = 4, 9, 384 if name == "fp8-blocks" else 160, 128
+    generator = torch.Generator().manual_seed(3)
+    router = operation._random(generator, experts, hidden, inner)[0]
+    gate_up, down = (
+        quantized.drawn(SHORT[name], rows, columns, generator)
+        for rows, columns in ((experts * 2 * inner, hidden), (experts * hidden, inner))
+    )
+    x = operation.sure(router, tokens, 2, generator).to(dtype)
+    want = operation.reference(router.to(dtype), gate_up, down, 2, True)(x)
+    layer = moe.build(router.to(dtype).to(DEVICE), on_device(gate_up), on_device(down), 2, True)
+    most = float(want.abs().max())
+    torch.testing.assert_close(
+        layer(x.to(DEVICE)).cpu(), want, atol=most * (1e-5 if dtype == torch.float32 else 4e-3), rtol=0
+    )
+
+
+def on_device(weight: Quantized) -> Quantized:
+    parts = {name: getattr(weight, name) for name in ("values", "scales", "minima")}
+    return replace(weight, **{name: part if part is None else part.to(DEVICE) for name, part in parts.items()})
 
 
 def test_nothing_is_computed_for_no_tokens() -> None:

@@ -22,6 +22,7 @@ from kvasir_runtime.kernels.gpu import moe_tiles
 from kvasir_runtime.kernels.gpu.options import options
 
 _LOWEST = tl.constexpr(-3.0e38)
+_ALIGNED = 4  # int32 of 16 bytes: were lists to begin elsewhere, kernels would be compiled once more for that
 _STEPS = 4096  # elements of blocks, or programs, times experts in one turn of a loop
 
 
@@ -45,8 +46,10 @@ def align(logits: Tensor, top_k: int, renormalised: bool, block_m: int) -> Lists
     """logits: (tokens, experts), at least one token."""
     tokens, experts = logits.shape
     blocks = moe_tiles.most_blocks(tokens * top_k, experts, block_m)
-    room = torch.empty(blocks * (block_m + 2), dtype=torch.int32, device=logits.device)
-    pairs, of_blocks, rows = room.split((blocks * block_m, blocks, blocks))
+    whole = -(-blocks // _ALIGNED) * _ALIGNED
+    room = torch.empty(blocks * block_m + 2 * whole, dtype=torch.int32, device=logits.device)
+    pairs, of_blocks, rows = room.split((blocks * block_m, whole, whole))
+    of_blocks, rows = of_blocks[:blocks], rows[:blocks]
     shares = torch.empty(tokens * top_k, dtype=torch.float32, device=logits.device)
     padded, each = triton.next_power_of_2(experts), moe_tiles.routed_tokens(tokens, experts)
     sizes = {"EXPERTS": experts, "PADDED": padded, "TOP_K": top_k, "TOKENS": each}

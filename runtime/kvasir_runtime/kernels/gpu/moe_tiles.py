@@ -11,6 +11,7 @@ from typing import Final
 # Programs that a card should find before tiles grow wider than needed: two on each of Hopper's multiprocessors.
 _WANTED_PROGRAMS: Final = 264
 _NARROWEST: Final = 32
+_WIDEST_SHORT: Final = 128
 # Elements of the tile of tokens and experts that one program of the router holds, and the most tokens of one.
 _ROUTED: Final = 8192
 _MOST_TOKENS: Final = 256
@@ -41,7 +42,7 @@ TABLE: Final[dict[tuple[str, int], tuple[tuple[float, Tiles], ...]]] = {
         (16, _hopper(16, 128, 64, 4, 5)),
         (48, _hopper(32, 128, 64, 4, 4)),
         (128, _hopper(64, 128, 64, 4, 4)),
-        (float("inf"), _hopper(128, 128, 64, 8, 4)),
+        (float("inf"), _hopper(128, 256, 64, 8, 4)),
     ),
     ("sm_90", 4): (
         (16, _hopper(16, 64, 32, 4, 3)),
@@ -57,11 +58,17 @@ TABLE: Final[dict[tuple[str, int], tuple[tuple[float, Tiles], ...]]] = {
 }
 
 
-def tiles(card: str, element_bytes: int, pairs: int, experts: int, outputs: int, *, gated: bool) -> Tiles:
-    """Of one product. card: such as sm_90. pairs: tokens times top_k. outputs: columns of what the product gives."""
+def tiles(
+    card: str, element_bytes: int, pairs: int, experts: int, outputs: int, *, gated: bool, short: bool = False
+) -> Tiles:
+    """Of one product. card: such as sm_90. pairs: tokens times top_k. outputs: columns of what the product gives.
+
+    short: weights of few bits, which become numbers in registers that the widest tiles have not got.
+    """
     rows = TABLE.get((card, element_bytes), TABLE["other", element_bytes])
     chosen = next(tiles for most, tiles in rows if pairs <= most * experts)
-    block_n, blocks = chosen.block_n // 2 if gated else chosen.block_n, most_blocks(pairs, experts, chosen.block_m)
+    widest = min(chosen.block_n, _WIDEST_SHORT) if short else chosen.block_n
+    block_n, blocks = widest // 2 if gated else widest, most_blocks(pairs, experts, chosen.block_m)
     # Few pairs give few programs: narrower tiles then keep the whole card reading.
     while block_n > _NARROWEST and blocks * -(-outputs // block_n) < _WANTED_PROGRAMS:
         block_n //= 2
@@ -81,7 +88,7 @@ def most_blocks(pairs: int, experts: int, block_m: int) -> int:
 
 
 def routed_tokens(tokens: int, experts: int) -> int:
-    """Tokens that one program of the router takes: all of them if they fit, a power of two."""
+    """Tokens that one program of the router takes: all of them if they fit. One of few sizes, each compiled once."""
     wide = 1 << max(experts - 1, 1).bit_length()
     most = max(1, min(_MOST_TOKENS, _ROUTED // wide))
-    return min(most, 1 << (tokens - 1).bit_length())
+    return next((size for size in (4, 16) if tokens <= size < most), most)
