@@ -115,11 +115,11 @@ bench-scaling: setup  ## Measure 1 to 32 streams against what memory and process
 bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 50 --write")
 	@PYTHONPATH=tests $(BIN)/python -m bench.operator_scale $(BENCH_ARGS)
 
-bench-gpu: setup  ## Measure the kernels on this machine's CUDA device (see docs/benchmarks/gpu.md)
-	@$(BIN)/python tests/bench/gpu_kernels.py
+bench-gpu: setup  ## Measure the engine on this machine's CUDA device, in ten minutes (see docs/benchmarks/gpu.md)
+	@HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m bench.gpu.run $(BENCH_ARGS)
 
-test-gpu: setup  ## Test the kernels: on a CUDA device where there is one, else interpreted and compiled
-	@$(TEST_ENV) $(BIN)/python -m pytest tests/kernels $(PYTEST_ARGS)
+test-gpu: setup  ## Test kernels and whole models: on a CUDA device where there is one, else interpreted and compiled
+	@$(TEST_ENV) $(BIN)/python -m pytest tests/kernels tests/gpu $(PYTEST_ARGS)
 
 fuzz-api: setup  ## Drive every route of /openapi.json with 20,000 requests (CASES=… SEED=…)
 	@$(TEST_ENV) $(BIN)/python tests/fuzz/api.py $(or $(CASES),20000) $(or $(SEED),1)

@@ -91,21 +91,27 @@ def written(folder: Path, shape: Shape) -> Path:
     Rows of tokens that must not be drawn are zero in the output layer: their logit of 0 never wins against thousands of
     others. Where that layer is the embedding too, those tokens look alike to the model, which changes no timing.
     """
-    tokenizer = _tokenizer(shape)
+    tokenizer = tokenizer_of(shape)
     checkpoints.write(folder, shape)
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = checkpoints.random_weights(shape)
     output = weights["model.embed_tokens.weight" if shape.tied else "lm_head.weight"]
-    drawable = torch.zeros(shape.vocab_size, dtype=torch.bool)
-    for token in range(tokenizer.get_vocab_size()):
-        text = tokenizer.decode([token])
-        drawable[token] = bool(text.isascii() and text.isprintable() and text.strip())
-    output[~drawable] = 0
+    output[~drawable(tokenizer, shape)] = 0
     checkpoints.write_weights(folder, weights)
     return folder
 
 
-def _tokenizer(shape: Shape) -> Tokenizer:
+def drawable(tokenizer: Tokenizer, shape: Shape) -> torch.Tensor:
+    """(vocab,) bool: tokens that are printable ASCII by themselves."""
+    found = torch.zeros(shape.vocab_size, dtype=torch.bool)
+    for token in range(tokenizer.get_vocab_size()):
+        text = tokenizer.decode([token])
+        found[token] = bool(text.isascii() and text.isprintable() and text.strip())
+    return found
+
+
+def tokenizer_of(shape: Shape) -> Tokenizer:
+    """Knows every word of the workloads as one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

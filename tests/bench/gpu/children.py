@@ -1,0 +1,82 @@
+"""Runs one section as a process: reads its cells from a pipe as they come, and ends it when its time is over."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+PIPE: Final = "KVASIR_BENCH_PIPE"
+GRACE_S: Final = 15.0
+"""Past its limit, for a cell that is nearly done: a section asks itself before each how much time is left."""
+PATIENCE_S: Final = 25.0
+"""For a section that was told to stop and has a server to stop itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """said: done, or what went wrong in one line."""
+
+    said: str
+
+
+def ended(
+    command: Sequence[str],
+    limit_s: float,
+    on_line: Callable[[str], None],
+    env: Mapping[str, str],
+    grace_s: float = GRACE_S,
+) -> Ended:
+    """Run to the end, or to the limit. on_line is called for each line on the pipe, in one other thread.
+
+    The process has a session of its own, so that servers which it started end with it.
+    """
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines, tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=(writing,),
+                start_new_session=True,
+                env={**os.environ, **env, PIPE: str(writing)},
+            )
+        finally:
+            os.close(writing)
+        reader = threading.Thread(target=_read, args=(lines, on_line), daemon=True)
+        reader.start()
+        try:
+            code = process.wait(limit_s + grace_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end_group(process)
+        reader.join(5)
+        errors.seek(0)
+        said = " ".join(errors.read().decode(errors="replace").split())[-500:]
+    if code is None:
+        return Ended(said="cut: the time was over")
+    return Ended(said="done") if code == 0 else Ended(said=f"failed with {code}: ...{said}")
+
+
+def _read(lines: TextIO, on_line: Callable[[str], None]) -> None:
+    for line in lines:
+        on_line(line)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """The session is the child's own; its servers too get a moment before they are killed."""
+    for one, patience in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, one)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue

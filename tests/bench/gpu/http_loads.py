@@ -1,0 +1,151 @@
+"""Loads through HTTP against `kvasir serve` in a process of its own, and what its start takes, cold and warm."""
+
+import asyncio
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from bench.gpu import floors
+from bench.gpu.book import Cell, Goal, failed, measured, skipped
+from bench.gpu.section import NO_TIME, Context
+from bench.servers import Running, serving
+from kvasir_runtime.bench import load
+from kvasir_runtime.bench.figures import Answered, Figures, figures
+from kvasir_runtime.bench.workload import Workload, tasks
+
+BIN: Final = Path(sys.executable).parent
+CROWD_GOALS: Final = {
+    (64, 128, 128): Goal(sense="at least", value=10_000.0),
+    (256, 1000, 1000): Goal(sense="ratio", value=0.78),
+}
+FIRST_TOKEN_S: Final = 10e-3
+START_S: Final = 40.0
+LEAST_S: Final = 15.0
+_PARTS: Final = re.compile(r"load ([\d.]+), warm-up ([\d.]+)")
+_SIZE: Final = re.compile(r"KV cache +([\d,]+) tokens")
+
+
+def crowds(context: Context) -> Iterator[Cell]:
+    """The time to the first token alone, then each load."""
+    sizes = context.sizes
+    first = f"first token over HTTP, {sizes.first_token[0]} tokens"
+    names = {crowd: f"{crowd[0]} clients over HTTP, {crowd[2]} in, {crowd[3]} out" for crowd in sizes.crowds}
+    if context.left_s < (START_S if sizes.name == "full" else 1.0):
+        yield from (skipped("serving", name, NO_TIME) for name in (first, *names.values()))
+        return
+    with ExitStack() as stack:
+        base = stack.enter_context(_Server(context, "off"))
+        length, count = sizes.first_token
+        alone = _asked(
+            context, base, Workload(requests=count, concurrency=1, prompt_tokens=(length,) * 2, output_tokens=(4, 4))
+        )
+        floor = floors.prefill(length, 0, context.work, context.head, context.weight_bytes("none"), context.ceilings())
+        yield _first_token(first, alone, floor)
+        for crowd, name in names.items():
+            if context.left_s < (LEAST_S if sizes.name == "full" else 1.0):
+                yield skipped("serving", name, NO_TIME)
+                continue
+            yield _crowd(context, base, crowd, name)
+
+
+def starts(context: Context) -> Iterator[Cell]:
+    """From the command to the first 200: with nothing known of the model, then with what that start kept."""
+    plans = context.folder / "plans"
+    known: dict[str, Running] = {}
+    weights = context.weight_bytes("none")
+    for name, which in (("start, the first of a model", "cold"), ("start, a later one", "warm")):
+        if context.left_s < (START_S if context.sizes.name == "full" else 1.0):
+            yield skipped("start", name, NO_TIME)
+            continue
+        server = _Server(context, str(plans))
+        try:
+            with server:
+                assert server.running is not None
+                known[which] = server.running
+                said = server.log.read_text(errors="replace")
+        except RuntimeError as error:
+            yield failed("start", name, str(error))
+            continue
+        parts = _PARTS.search(said)
+        note = f"of it {parts[0]} s" if parts else ""
+        yield measured("start", name, [server.running.start_s], note=note)
+        if parts and which == "warm":
+            rate = context.book.value("ceilings", "copying from pinned memory")
+            seconds = max(float(parts[1]), 0.05)  # the banner says tenths
+            top = rate if context.device != "cpu" else 0.0
+            yield measured(
+                "start", "weights while they are loaded", [weights / seconds], unit="B/s", more=True, floor=top
+            )
+
+
+class _Server:
+    """`kvasir serve` on free ports of loopback, as long as the block lasts."""
+
+    def __init__(self, context: Context, plans: str) -> None:
+        self._context, self._plans = context, plans
+        self._stack = ExitStack()
+        self.log = context.folder / "server.log"
+        self.running: Running | None = None
+        self.url = ""
+
+    def __enter__(self) -> str:
+        port, ops = _free_port(), _free_port()
+        sizes = self._context.sizes
+        options = [
+            "--device",
+            self._context.device,
+            "--dtype",
+            sizes.dtype,
+            "--max-model-len",
+            str(sizes.max_model_len),
+        ]
+        command = [str(BIN / "kvasir"), "serve", str(self._context.model), "--served-model-name", "bench", *options]
+        command += ["--port", str(port), "--ops-port", str(ops), "--startup-cache", self._plans, *sizes.server_options]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        ready = f"http://127.0.0.1:{port}/health"
+        self.running = self._stack.enter_context(serving(command, ready, self.log, {"HF_HUB_OFFLINE": "1"}))
+        return self.url
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def _asked(context: Context, base: str, workload: Workload, seed: int = 0) -> tuple[Figures, list[Answered]]:
+    target = load.Target(base_url=base, model="bench", extra={"ignore_eos": True}, timeout_s=max(1.0, context.left_s))
+    warm = Workload(requests=2, concurrency=2, prompt_tokens=workload.prompt_tokens, output_tokens=(2, 2))
+    asyncio.run(load.run(target, tasks(warm, -1 - seed), warm.concurrency))
+    answers, wall_s = asyncio.run(load.run(target, tasks(workload, seed), workload.concurrency))
+    return figures(answers, wall_s), answers
+
+
+def _first_token(name: str, asked: tuple[Figures, list[Answered]], floor: float) -> Cell:
+    found, answers = asked
+    if found.failed:
+        return failed("serving", name, found.first_error)
+    goal = Goal(sense="at most", value=FIRST_TOKEN_S)
+    return measured("serving", name, [answer.ttft_s for answer in answers], floor=floor, goal=goal)
+
+
+def _crowd(context: Context, base: str, crowd: tuple[int, int, int, int], name: str) -> Cell:
+    clients, requests, prompt, answer = crowd
+    load_of = Workload(requests=requests, concurrency=clients, prompt_tokens=(prompt,) * 2, output_tokens=(answer,) * 2)
+    found, _ = _asked(context, base, load_of, seed=clients)
+    if found.failed:
+        return failed("serving", name, f"{found.failed} of {found.requests} failed: {found.first_error}")
+    work, head, weights = context.work, context.head, context.weight_bytes("none")
+    kv_bytes = float(context.sizes.shape.dtype.itemsize)
+    floor = floors.load(clients, prompt, answer, work, head, weights, kv_bytes, context.ceilings())
+    note = f"first token {found.ttft_s.median * 1e3:.0f} ms, between tokens {found.tpot_s.median * 1e3:.1f} ms"
+    goal = CROWD_GOALS.get((clients, prompt, answer), Goal())
+    rate = found.output_tokens_per_s
+    return measured("serving", name, [rate], unit="tokens/s", more=True, floor=floor, goal=goal, note=note)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

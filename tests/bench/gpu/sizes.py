@@ -1,0 +1,91 @@
+"""How much is measured: the full grid for one card, or a tiny one that runs every line on a CPU in seconds."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from fakes.checkpoints import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """shape: of the model. decode: batch and context. prefill: tokens of a prompt. steps: those that count.
+
+    crowds: clients, requests, prompt and answer of the loads that go through HTTP. prefix: tokens of the cached one.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    decode: tuple[tuple[int, int], ...]
+    prefill: tuple[int, ...]
+    prefill_repeats: int
+    warm_steps: int
+    steps: int
+    prefix: int
+    waste: tuple[int, int, int]  # requests, and the least and most tokens of their prompts
+    crowds: tuple[tuple[int, int, int, int], ...]
+    first_token: tuple[int, int]  # tokens of the prompt, requests
+    max_model_len: int
+    ceiling_bytes: int
+    ceiling_square: int
+    peer_context: int
+    peer_requests: tuple[int, int, int]  # how many, and the least and most tokens of prompt and answer
+    server_options: tuple[str, ...] = ()
+
+
+LLAMA_8B: Final = Shape(
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    vocab_size=128_256,
+    max_position_embeddings=131_072,
+    dtype=torch.bfloat16,
+    std=0.02,
+)
+
+FULL: Final = Sizes(
+    name="full",
+    shape=LLAMA_8B,
+    dtype="bfloat16",
+    decode=((1, 1024), (1, 8192), (16, 1024), (64, 1024), (16, 8192), (256, 1024), (64, 8192)),
+    prefill=(128, 1024, 8192),
+    prefill_repeats=5,
+    warm_steps=20,
+    steps=100,
+    prefix=32_768,
+    waste=(64, 600, 1400),
+    crowds=((64, 384, 128, 128), (256, 256, 1000, 1000)),
+    first_token=(128, 20),
+    max_model_len=34_816,
+    ceiling_bytes=4 << 30,
+    ceiling_square=8192,
+    peer_context=1024,
+    peer_requests=(256, 100, 1024),
+)
+
+DRY: Final = Sizes(
+    name="dry",
+    shape=Shape(max_position_embeddings=1024, vocab_size=512),
+    dtype="float32",
+    decode=((1, 16), (3, 24)),
+    prefill=(16, 64),
+    prefill_repeats=2,
+    warm_steps=2,
+    steps=4,
+    prefix=128,
+    waste=(3, 8, 40),
+    crowds=((2, 4, 12, 4),),
+    first_token=(12, 2),
+    max_model_len=512,
+    ceiling_bytes=1 << 20,
+    ceiling_square=64,
+    peer_context=16,
+    peer_requests=(3, 4, 8),
+    server_options=("--kv-cache-tokens", "4096", "--device", "cpu"),
+)
+"""Its figures mean nothing; a cell above its floor is void here as there."""

@@ -1,0 +1,176 @@
+"""Every line of the benchmark for cards runs on a CPU: the real engine, server and peers with a tiny model.
+
+Figures mean nothing here and none is judged; what is judged is that each section ends, says all its cells, keeps them,
+and lets itself be cut.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu import book, children, page, run
+from bench.gpu.book import Book, Cell, measured
+from bench.gpu.inprocess import Late, Served
+from bench.gpu.models import provided
+from bench.gpu.prefill import OneByOne
+from bench.gpu.section import Context
+from bench.gpu.sizes import DRY
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def ran(file: Path, sections: str, *more: str) -> Book:
+    run.main(["--dry", "--one-process", "--json", str(file), "--sections", sections, *more])
+    return book.load(json.loads(file.read_text()))
+
+
+def names(found: Book, section: str) -> dict[str, str]:
+    return {cell.name: cell.status for cell in found.cells if cell.section == section}
+
+
+@pytest.mark.parametrize(
+    ("section", "cells", "absent"),
+    [
+        ("ceilings", 6, ()),
+        ("decode", 6, ("decode, fp8",)),
+        ("prefill", 5, ()),
+        ("kernels", 19, ()),
+        ("serving", 2, ()),
+        ("start", 3, ()),
+        ("peers", 4, ()),
+    ],
+)
+def test_a_section_says_all_its_cells(tmp_path: Path, section: str, cells: int, absent: tuple[str, ...]) -> None:
+    found = ran(tmp_path / "b.json", section)
+    said = names(found, section)
+    wrong = {name: status for name, status in said.items() if status not in ("measured", "void")}
+    assert set(wrong) <= set(absent), [cell.why for cell in found.cells]
+    assert len(said) >= cells - len(absent)
+    assert found.ended[section].startswith("done")
+    assert "wrong" not in page.text(found)
+    if section == "peers":
+        assert found.value("peers", "3 requests of mixed lengths, ours") > 0
+
+
+def test_floors_follow_from_the_ceilings_of_the_same_run(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    ran(file, "ceilings")
+    document = json.loads(file.read_text())
+    for cell in document["cells"]:
+        cell["median"] = 1e3 if cell["unit"] != "s" else cell["median"]  # a card so slow that no cell can be right
+    file.write_text(json.dumps(document))
+    found = ran(file, "prefill", "--add")
+    voided = [cell for cell in found.cells if cell.section == "prefill" and cell.floor]
+    assert len(voided) == 4
+    assert {cell.status for cell in voided} == {"void"}
+    assert "void" in page.text(found)
+
+
+def test_a_section_of_a_process_keeps_what_it_had_when_it_was_cut(tmp_path: Path) -> None:
+    """The child says two cells and then hangs, with a child of its own."""
+    script = (
+        "import os, subprocess, sys, time\n"
+        "pipe = os.fdopen(int(os.environ['KVASIR_BENCH_PIPE']), 'w')\n"
+        "print('noise that is no cell')\n"
+        "for n in range(2):\n"
+        "    pipe.write(f'cell {n}\\n'); pipe.flush()\n"
+        "held = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "pipe.write(f'{held.pid}\\n'); pipe.flush()\n"
+        "time.sleep(600)\n"
+    )
+    lines: list[str] = []
+    how = children.ended([sys.executable, "-c", script], 1.0, lambda line: lines.append(line.strip()), {}, grace_s=0.5)
+    assert how.said == "cut: the time was over"
+    assert lines[:2] == ["cell 0", "cell 1"]
+    state = Path(f"/proc/{lines[2]}/stat")
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_a_section_that_breaks_is_said_with_its_last_words() -> None:
+    how = children.ended([sys.executable, "-c", "raise SystemExit('no such card')"], 20.0, print, {})
+    assert how.said == "failed with 1: ...no such card"
+
+
+def test_a_section_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    assert run.main(["--dry", "--json", str(file), "--sections", "ceilings"]) in (0, 1)
+    found = book.load(json.loads(file.read_text()))
+    assert found.value("ceilings", "reading") > 0
+    assert found.ended["ceilings"].startswith("done")
+
+
+def test_what_there_was_no_time_for_is_said(tmp_path: Path) -> None:
+    found = ran(tmp_path / "b.json", "ceilings,decode,serving", "--budget", "0")
+    assert not found.cells
+    assert set(found.ended.values()) == {"skipped: the time was over"}
+
+
+def test_cells_that_there_was_no_time_for_are_said(tmp_path: Path) -> None:
+    for section in ("decode", "prefill", "serving", "start", "kernels", "peers"):
+        context = Context(sizes=DRY, device="cpu", folder=tmp_path, book=Book(), until=0.0)
+        cells = list(run.section(section)(context))
+        assert cells
+        assert {cell.status for cell in cells} == {"skipped"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_gate_leaves_the_rest_unmeasured(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    kept = Book(about={"date": "d"})
+    kept.add(book.failed("gate", "kernels agree with their references", "they do not"))
+    book.save(kept, file)
+    found = ran(file, "ceilings", "--add")
+    assert found.ended["ceilings"] == "skipped: the gate failed"
+
+
+def test_the_gate_runs_tests_and_counts_them(tmp_path: Path) -> None:
+    context = Context(sizes=DRY, device="cpu", folder=tmp_path, book=Book(), until=1e6, clock=lambda: 0.0)
+    (cell,) = run.section("gate")(context)
+    assert cell.status == "measured", cell.why
+    assert cell.median >= 4
+
+
+def test_a_load_that_takes_too_long_ends_and_leaves_the_engine_fit(tmp_path: Path) -> None:
+    served = Served(provided(tmp_path / "m", DRY.shape, torch.device("cpu")), DRY, "cpu")
+    ids = list(range(3, 40))
+    with pytest.raises(Late, match="not done within 0 s"):
+        served.run(OneByOne([ids] * 50), 0.0)
+    script = OneByOne([ids] * 3)
+    served.run(script, 60.0)
+    assert len(script.seconds) == 2
+    assert script.cached == [32, 32]
+
+
+def test_unknown_sections_and_absent_cards_are_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no section 'speed'; there are gate, ceilings"):
+        run.main(["--dry", "--sections", "speed", "--json", str(tmp_path / "b.json")])
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="torch finds none; --dry runs every line on a CPU"):
+            run.main(["--json", str(tmp_path / "b.json")])
+
+
+def broken(_: Context) -> Iterator[Cell]:
+    yield measured("decode", "one", [1.0])
+    raise RuntimeError("an illegal memory access")
+
+
+def test_a_section_that_raises_costs_itself_only(tmp_path: Path) -> None:
+    kept = Book()
+    keeping = run.Keeping(book=kept, file=tmp_path / "b.json", sizes=DRY, device="cpu", folder=tmp_path)
+    run.run_all(
+        keeping,
+        ["decode", "ceilings"],
+        1e6,
+        lambda name, context: [broken, run.section(name)][name == "ceilings"](context),
+    )
+    assert kept.ended["decode"].startswith("failed: RuntimeError: an illegal memory access")
+    assert kept.value("decode", "one") == 1.0
+    assert kept.ended["ceilings"].startswith("done")
+    assert book.load(json.loads((tmp_path / "b.json").read_text())).ended == kept.ended
