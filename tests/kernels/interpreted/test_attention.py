@@ -80,6 +80,14 @@ def test_ragged_batches_agree_with_the_reference(
     torch.testing.assert_close(have, want, atol=4e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("processors", [1, 16])
+@pytest.mark.parametrize("window", [33, 50, 64, 200])
+def test_tiles_inside_a_window_need_no_mask(window: int, processors: int) -> None:
+    sizes = {"heads": 4, "kv_heads": 1, "head": 16, "block_size": 4, "block_m": 16, "tile": 16}
+    want, have = both([(12, 90), (1, 3), (7, 60)], window=window, processors=processors, **sizes)
+    torch.testing.assert_close(have, want, atol=4e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("head", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_head_sizes_agree_with_the_reference(head: int, dtype: torch.dtype) -> None:

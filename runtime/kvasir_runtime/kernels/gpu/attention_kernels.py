@@ -89,18 +89,20 @@ def _add(total, weights, content, scales, KIND: tl.constexpr, PRECISION: tl.cons
 
 @triton.jit
 def _advance(
-    total, sums, peaks, rows, cache, scales, table, position, first_tile, last_tile, stop, log2_scale, cap, window,
-    values,
+    total, sums, peaks, rows, cache, scales, table, position, first_tile, last_tile, jump, gap, stop, log2_scale,
+    cap, window, values,
     HEAD: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLOT: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles into the running softmax of all rows. Not MASKED: every row sees all positions of the tiles.
 
+    From `jump` on, tiles are those `gap` further: what lies between was taken without masks.
     SLOT: elements from a position to the next one of its block, which the compiler must know to load whole words.
     """
     dims = tl.arange(0, PADDED)
     lanes = tl.arange(0, TILE)
-    for tile in range(first_tile, last_tile):
+    for step in range(first_tile, last_tile):
+        tile = tl.where(step < jump, step, step + gap) if MASKED else step
         at = tile * TILE + lanes
         known = at < stop
         if BLOCK_SIZE % TILE == 0:
@@ -194,17 +196,21 @@ def attend(
     keys = cache + kv_head * ROW
     key_scales = scales + kv_head * (ROW // 4)
     table = tables + sequence.to(tl.int64) * table_stride
-    if not ONE_BLOCK and not WINDOWED:
-        full = tl.minimum((origin + skipped + 1) // TILE, last_tile)
+    inner, gap = last_tile, 0
+    if not ONE_BLOCK:
+        # Between the window's left edge and the diagonal, where there is nothing to mask.
+        left = tl.maximum(first_tile, (stop - window + TILE - 1) // TILE) if WINDOWED else first_tile
+        inner = tl.minimum(left, last_tile)
+        full = tl.maximum(tl.minimum((origin + skipped + 1) // TILE, last_tile), inner)
+        gap = full - inner
         total, sums, peaks = _advance(
-            total, sums, peaks, q, keys, key_scales, table, origin + token, first_tile, full, stop, log2_scale, cap,
-            window, values,
+            total, sums, peaks, q, keys, key_scales, table, origin + token, inner, full, inner, 0, stop, log2_scale,
+            cap, window, values,
             HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, False, False, KIND, CAPPED, PRECISION,
         )  # fmt: skip
-        first_tile = tl.maximum(first_tile, full)
     total, sums, peaks = _advance(
-        total, sums, peaks, q, keys, key_scales, table, origin + token, first_tile, last_tile, stop, log2_scale, cap,
-        window, values,
+        total, sums, peaks, q, keys, key_scales, table, origin + token, first_tile, last_tile - gap, inner, gap, stop,
+        log2_scale, cap, window, values,
         HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, True, WINDOWED, KIND, CAPPED, PRECISION,
     )  # fmt: skip
     result = total / tl.where(sums > 0, sums, 1.0)[:, None]
