@@ -15,6 +15,9 @@ DEBOUNCE_S: Final = 0.05
 FIRST_BACKOFF_S: Final = 0.5
 LAST_BACKOFF_S: Final = 60.0
 WORKERS: Final = 8
+HASTE_S: Final = 5.0
+"""After a failure news are heeded at most this often, unless the server asked for a longer pause; time alone waits for
+the whole pause."""
 
 
 class Dirty:
@@ -25,11 +28,14 @@ class Dirty:
         self._due: dict[Key, float] = {}
         self._busy: set[Key] = set()
         self._failures: dict[Key, int] = {}
+        self._pauses: dict[Key, tuple[float, float]] = {}
         self._news = asyncio.Event()
 
-    def mark(self, key: Key, delay_s: float = DEBOUNCE_S) -> None:
-        """Reconcile the key soon; an earlier time that is set already stays."""
-        due = self._clock() + delay_s
+    def mark(self, key: Key, delay_s: float = DEBOUNCE_S, *, news: bool = True) -> None:
+        """Reconcile the key soon; an earlier time that is set already stays. news: something changed; otherwise only
+        time has passed, which does not shorten the pause after a failure."""
+        for_news, whole = self._pauses.get(key, (0.0, 0.0))
+        due = max(self._clock() + delay_s, for_news if news else whole)
         self._due[key] = min(due, self._due.get(key, due))
         self._news.set()
 
@@ -50,6 +56,7 @@ class Dirty:
             try:
                 await reconcile(key)
                 self._failures.pop(key, None)
+                self._pauses.pop(key, None)
             except KubeError as error:
                 self._again(key, str(error), error.retry_after_s)
             except Exception:
@@ -65,7 +72,9 @@ class Dirty:
         pause = max(pause, at_least_s)
         LOG.warning("%s/%s: %s; again in %.1f s", *key, why, pause)
         # The pause replaces whatever was due earlier, or a storm of events would be a storm of retries.
-        self._due[key] = self._clock() + pause
+        now = self._clock()
+        self._due[key] = now + pause
+        self._pauses[key] = (now + max(at_least_s, min(pause, HASTE_S)), now + pause)
 
     async def _next(self) -> Key:
         while True:
@@ -80,6 +89,8 @@ class Dirty:
             self._news.clear()
             pause = min(waiting.values()) - now if waiting else None
             try:
-                await asyncio.wait_for(self._news.wait(), pause)
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with news.
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
             except TimeoutError:
                 continue

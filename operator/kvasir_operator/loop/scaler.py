@@ -82,7 +82,7 @@ class Scaler:
             if not service["metadata"].get("deletionTimestamp"):
                 await self._look(name, service)
         for name in list(self.attention):
-            self._dirty.mark(name, 0.0)
+            self._dirty.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
 
     def wanted(self, name: Key, spec: Spec, status: Status) -> int:

@@ -3,6 +3,8 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
 from kvasir_kube.errors import KubeError
 from kvasir_operator.loop.dirty import Dirty
 
@@ -88,3 +90,39 @@ async def test_oldest_key_is_known():
     dirty.mark(A, 1.0)
     now = 11.0
     assert dirty.oldest_s() == 10.0
+
+
+@pytest.mark.parametrize(
+    ("failures", "retry_after_s", "news", "least", "most"),
+    [
+        (1, 0.0, True, 0.4, 0.6),  # the first pause is shorter than what news wait for at most
+        (7, 0.0, True, 5.0, 5.0),
+        (7, 0.0, False, 25.6, 38.4),
+        (1, 20.0, True, 20.0, 20.0),
+        (1, 20.0, False, 20.0, 20.0),
+    ],
+)
+async def test_neither_news_nor_time_make_a_storm_of_retries(failures, retry_after_s, news, least, most):
+    now, failed = 0.0, asyncio.Event()
+    dirty = Dirty(lambda: now)
+    calls = 0
+
+    async def reconcile(_):
+        nonlocal calls
+        calls += 1
+        failed.set()
+        raise KubeError("busy", status=429, retry_after_s=retry_after_s)
+
+    dirty.mark(A, 0.0)
+    async with working(dirty, reconcile), asyncio.timeout(5):
+        for number in range(failures):
+            await failed.wait()
+            failed.clear()
+            await asyncio.sleep(0)
+            if number + 1 < failures:
+                now += 100.0
+                dirty.mark(A, 0.0)
+        assert calls == failures
+        for _ in range(10):
+            dirty.mark(A, 0.0, news=news)
+        assert least <= -dirty.oldest_s() <= most
