@@ -129,8 +129,8 @@ images:  ## Build the container images (needs docker or podman)
 	  $(DOCKER) build --file images/$$name.Dockerfile --tag $(IMAGE_REGISTRY)kvasir-$$name:$(IMAGE_TAG) .; \
 	done
 
-deploy:  ## Install CRD, operator and gateway, with the images of `make images`, where kubectl points to
-	@manifests/overlay.sh .kvasir/deploy "$(IMAGE_REGISTRY)" "$(IMAGE_TAG)"
+deploy:  ## Install CRDs, operator and gateway where kubectl points to (COMPONENTS="network-policies" NAMESPACE=models)
+	@manifests/overlay.sh .kvasir/deploy "$(IMAGE_REGISTRY)" "$(IMAGE_TAG)" "$(COMPONENTS)" "$(NAMESPACE)"
 	@kubectl apply --server-side --kustomize .kvasir/deploy
 
 clean: demo-down  ## Stop the local cluster; remove its state, caches and .venv

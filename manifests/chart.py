@@ -58,6 +58,8 @@ EXTRA: Final = {
 {{- end }}""",
 }
 """Arguments behind those of the base, by Deployment."""
+OPTIONAL: Final = {"network-policies": "networkPolicies", "monitoring": "monitoring"}
+"""Components that a value turns on."""
 
 
 def main(arguments: list[str]) -> int:
@@ -86,6 +88,11 @@ def files() -> dict[Path, str]:
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
         if crd.name != "kustomization.yaml":
             made[CHART / "templates" / "crds" / crd.name] = _crd(crd.read_text())
+    for part, value in OPTIONAL.items():
+        found = "---\n".join(_homed(_dump(d)) for d in _documents(ROOT / "manifests" / "components" / part))
+        made[CHART / "templates" / f"{part}.yaml"] = (
+            f"{NOTE}{{{{- if .Values.{value}.enabled }}}}\n{found}{{{{- end }}}}\n"
+        )
     made[CHART / "Chart.yaml"] = NOTE + _dump(_chart())
     made[CHART / "values.yaml"] = NOTE + _dump(defaults)
     made[CHART / "values.schema.json"] = json.dumps(_schema(), indent=2) + "\n"
@@ -117,11 +124,7 @@ def _template(document: dict[str, Any]) -> str:
     text = re.sub(r"^( *)- '@@extra@@'$", lambda m: _indented(EXTRA[name], m[1]), _dump(document), flags=re.MULTILINE)
     text = re.sub(r"'@@image ([\w-]+)@@'", _image, text)
     text = re.sub(r"^( *)([\w-]+): '@@([\w.]+)@@'$", _value, text, flags=re.MULTILINE)
-    text = (
-        text.replace("'{{", "{{")
-        .replace("}}'", "}}")
-        .replace(f"namespace: {NAMESPACE}", "namespace: {{ .Release.Namespace }}")
-    )
+    text = _homed(text.replace("'{{", "{{").replace("}}'", "}}"))
     return _scoped(text, kind) if kind == "ClusterRoleBinding" else text
 
 
@@ -144,27 +147,22 @@ def _value(found: re.Match[str]) -> str:
 
 
 def _scoped(text: str, kind: str) -> str:
-    """With a namespace to watch, the same rights in that namespace alone; accelerator classes are read everywhere."""
+    """With a namespace to watch, the same rights in that namespace alone; what has no namespace is read everywhere."""
     role = text.replace(f"kind: {kind}", "kind: RoleBinding", 1)
     role = role.replace("metadata:\n", "metadata:\n  namespace: {{ .Values.watchNamespace }}\n", 1)
     name = re.search(r"^  name: (\S+)$", text, re.MULTILINE)
     assert name is not None
     if name[1] != "kvasir-operator":
         return f"{{{{- if .Values.watchNamespace }}}}\n{role}{{{{- else }}}}\n{text}{{{{- end }}}}\n"
-    classes = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "kvasir-operator-classes"},
-        "rules": [
-            {"apiGroups": ["serving.kvasir.dev"], "resources": ["acceleratorclasses"], "verbs": ["list", "watch"]}
-        ],
-    }
-    bound = text.replace("name: kvasir-operator\n", "name: kvasir-operator-classes\n", 1)
-    bound = bound.replace(
-        "kind: ClusterRole\n  name: kvasir-operator\n", "kind: ClusterRole\n  name: kvasir-operator-classes\n"
-    )
-    narrow = "---\n".join((role, _dump(classes), bound))
+    documents = _documents(ROOT / "manifests" / "components" / "namespaced")
+    everywhere = [d for d in documents if d["metadata"]["name"] == "kvasir-operator-cluster"]
+    narrow = "---\n".join((role, *(_homed(_dump(document)) for document in everywhere)))
     return f"{{{{- if .Values.watchNamespace }}}}\n{narrow}{{{{- else }}}}\n{text}{{{{- end }}}}\n"
+
+
+def _homed(text: str) -> str:
+    """In the release's namespace."""
+    return text.replace(f"namespace: {NAMESPACE}", "namespace: {{ .Release.Namespace }}")
 
 
 def _crd(text: str) -> str:
@@ -179,6 +177,7 @@ def _defaults(documents: list[dict[str, Any]]) -> dict[str, Any]:
         "images": {"registry": "", "tag": ""},
         "crds": {"install": True},
         "watchNamespace": "",
+        **{value: {"enabled": False} for value in OPTIONAL.values()},
         "operator": {"allowModelDirs": [], "extraArgs": []},
         "gateway": {"envoy": {}, "picker": {"extraArgs": []}},
     }
@@ -226,6 +225,7 @@ def _schema() -> dict[str, Any]:
         "images": shape({"registry": registry, "tag": text}),
         "crds": shape({"install": {"type": "boolean"}}),
         "watchNamespace": namespace,
+        **{value: shape({"enabled": {"type": "boolean"}}) for value in OPTIONAL.values()},
         "operator": shape(operator),
         "gateway": shape(gateway),
         "global": {"type": "object"},

@@ -93,9 +93,12 @@ def test_one_namespace_gets_rights_in_that_namespace_alone() -> None:
     assert "--namespace=team" in container(found, "kvasir-operator")["args"]
     assert "--namespace=team" in container(found, "kvasir-gateway", 1)["args"]
     bound = {name for kind, name in found if kind == "ClusterRoleBinding"}
-    assert bound == {"kvasir-operator-classes"}
-    (rule,) = found["ClusterRole", "kvasir-operator-classes"]["rules"]
-    assert rule["resources"] == ["acceleratorclasses"]
+    assert bound == {"kvasir-operator-cluster"}
+    rules = found["ClusterRole", "kvasir-operator-cluster"]["rules"]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
+        (["acceleratorclasses"], ["list", "watch"]),
+        (["nodes"], ["get"]),
+    ]
     narrow = [d for (kind, name), d in found.items() if kind == "RoleBinding" and name != "kvasir-operator-lease"]
     assert {d["metadata"]["namespace"] for d in narrow} == {"team"}
     assert {d["roleRef"]["name"] for d in narrow} == {"kvasir-operator", "kvasir-gateway"}

@@ -80,6 +80,7 @@ def test_rights_are_exactly_those_that_are_used():
         (names.GROUP, f"{names.PLURAL}/status", "patch"),
         ("events.k8s.io", "events", "create"),
         ("", "persistentvolumeclaims", "get"),
+        ("", "nodes", "get"),
         ("", "pods", "create"),
         ("", "pods", "patch"),
         ("", "pods", "delete"),
