@@ -5,13 +5,11 @@ Shutdown or SIGTERM, 1 after a failure, which was told to the clients in one lin
 """
 
 import gc
-import json
 import logging
 import os
 import signal
 import sys
 import threading
-from datetime import UTC, datetime
 
 import msgspec
 from pydantic import ValidationError
@@ -21,26 +19,11 @@ from kvasir_runtime.engine.link import Link
 from kvasir_runtime.engine.loop import EngineError, one_line
 from kvasir_runtime.engine.start import Build, Lobby, Stopped, started
 from kvasir_runtime.errors import StartError
+from kvasir_runtime.loglines import JsonFormatter
 from kvasir_runtime.wire import Failed, Launch
 
 LOG = logging.getLogger("kvasir_runtime.engine")
 STDIN = 0
-
-
-class JsonLines(logging.Formatter):
-    """One object a line, with the fields that the API process uses too."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        document = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            document["exception"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False)
 
 
 def main(build: Build | None = None) -> int:
@@ -102,7 +85,7 @@ def _real_build() -> Build:
 def _configure_logs(options: ServeOptions) -> None:
     stream = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
-    stream.setFormatter(JsonLines() if options.log_format == "json" else text)
+    stream.setFormatter(JsonFormatter() if options.log_format == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[stream], force=True)
 
 

@@ -1,16 +1,14 @@
-"""Log lines of the API process: a short text for people, or one JSON object a line with the same fields.
+"""Log lines of the API process, on standard error in one of the forms of `loglines`.
 
 Set up once by the process. What is logged are facts about requests and phases; prompts, answers and keys are not given
 to it in the first place.
 """
 
-import json
 import logging
 import sys
-from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+from kvasir_runtime.loglines import JsonFormatter, TextFormatter
 
 
 def configure(form: Literal["text", "json"], stream: TextIO | None = None) -> None:
@@ -23,36 +21,3 @@ def configure(form: Literal["text", "json"], stream: TextIO | None = None) -> No
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # our edge logs failures, with the request's id
     logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-def fields(record: logging.LogRecord) -> dict[str, object]:
-    """What a call gave with extra=."""
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
-
-
-class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, then the fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        document = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **fields(record),
-        }
-        if record.exc_info:
-            document["exception"] = self.formatException(record.exc_info)
-        return json.dumps(document, default=str, ensure_ascii=False)
-
-
-class TextFormatter(logging.Formatter):
-    """Time, level, message, then the fields as name=value."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, or several where there is an exception."""
-        clock = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
-        parts = [clock, record.levelname, record.getMessage(), *(f"{k}={v}" for k, v in fields(record).items())]
-        line = " ".join(parts)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
