@@ -12,7 +12,7 @@ RUN awk '/^[^ ]/ {keep = /^uv==/} keep' constraints.txt | pip install --no-cache
 ENV VIRTUAL_ENV=/opt/kvasir UV_NO_CACHE=1
 ARG TORCH_INDEX_URL=
 RUN test -z "$TORCH_INDEX_URL" || uv pip install --index-url "$TORCH_INDEX_URL" "$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)"
-RUN uv pip install --compile-bytecode -r pyproject.toml --extra runtime -c constraints.txt
+RUN uv pip install --compile-bytecode -r pyproject.toml --extra runtime --extra otel -c constraints.txt
 COPY crds crds
 COPY operator operator
 COPY runtime runtime

@@ -6,7 +6,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE hatch_build.py ./
 RUN awk '/^[^ ]/ {keep = /^uv==/} keep' constraints.txt | pip install --no-cache-dir --require-hashes -r /dev/stdin \
  && python -m venv --without-pip /opt/kvasir
 ENV VIRTUAL_ENV=/opt/kvasir UV_NO_CACHE=1
-RUN uv pip install --compile-bytecode -r pyproject.toml --extra runtime -c constraints.txt
+RUN uv pip install --compile-bytecode -r pyproject.toml --extra runtime --extra otel -c constraints.txt
 COPY crds crds
 COPY operator operator
 COPY runtime runtime

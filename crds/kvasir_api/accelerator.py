@@ -9,11 +9,18 @@ from typing import Annotated
 from pydantic import StringConstraints
 
 from kvasir_api.options import option
-from kvasir_api.part import LabelKey, LabelValue, Name, Part, Quantity
+from kvasir_api.part import LabelKey, LabelValue, Name, NoteValue, Part, Quantity
 from kvasir_api.service import Toleration
 
 Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=512)]
-AnnotationValue = Annotated[str, StringConstraints(max_length=1024)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", min_length=1, max_length=128)]
+
+
+class Variable(Part):
+    """A variable of the runtime's environment."""
+
+    name: VariableName = option(..., "Name of the variable.")
+    value: str = option("", "Its value, taken as it is.", max_length=1024)
 
 
 class ClassPod(Part):
@@ -25,7 +32,10 @@ class ClassPod(Part):
     tolerations: list[Toleration] = option([], "Taints of the class's nodes.", max_length=32)
     runtime_class_name: Name | None = option(None, "RuntimeClass of the pods, such as nvidia.")
     priority_class_name: Name | None = option(None, "PriorityClass of the pods.")
-    annotations: dict[LabelKey, AnnotationValue] = option({}, "Annotations of the pods.", max_length=32)
+    annotations: dict[LabelKey, NoteValue] = option({}, "Annotations of the pods.", max_length=32)
+    env: list[Variable] = option(
+        [], "Variables of the runtime, for drivers and libraries of the class.", max_length=32, list_key="name"
+    )
 
 
 class AcceleratorClassSpec(Part):

@@ -4,8 +4,9 @@ A name belongs to the oldest service that claims it, over all namespaces of a ga
 given up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,22 @@ class Claim:
 def served_name(name: str, spec_served_name: str) -> str:
     """Name that clients put into the field model: the spec's, or the object's own."""
     return spec_served_name or name
+
+
+def claims(service: Mapping[str, Any]) -> tuple[Claim, ...]:
+    """All names that an InferenceService wants to serve, as it came from the API server; its own name first."""
+    metadata = service["metadata"]
+    model = (service.get("spec") or {}).get("model") or {}
+    first = served_name(str(metadata["name"]), str(model.get("servedName") or ""))
+    return tuple(
+        Claim(
+            served_name=asked,
+            namespace=str(metadata.get("namespace") or ""),
+            name=str(metadata["name"]),
+            created=str(metadata.get("creationTimestamp") or ""),
+        )
+        for asked in dict.fromkeys((first, *map(str, model.get("aliases") or ())))
+    )
 
 
 def holders(claims: Iterable[Claim]) -> dict[str, Claim]:

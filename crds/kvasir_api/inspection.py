@@ -14,6 +14,7 @@ from kvasir_api import forecast
 from kvasir_api.options import RuntimeOptions
 
 SCHEMA: Final = 1
+MOST_PARAMETERS: Final = 10**15
 MAX_BYTES: Final = 4096
 """A kubelet keeps so much of a container's last words."""
 
@@ -65,8 +66,8 @@ def decode(document: str) -> Facts:
         raise ValueError(f"not the facts of a model: {error}") from error
     if facts.schema != SCHEMA:
         raise ValueError(f"facts of schema {facts.schema}, expected {SCHEMA}")
-    if facts.shape.layers < 1 or facts.shape.parameters < 1:
-        raise ValueError("facts of a model without layers or parameters")
+    if facts.shape.layers < 1 or not 1 <= facts.shape.parameters <= MOST_PARAMETERS:
+        raise ValueError("facts of a model without layers, or with an absurd number of parameters")
     return facts
 
 

@@ -43,6 +43,8 @@ ROLE_SERVE: Final = "serve"
 COMPONENT_INSPECT: Final = "inspect"
 LABEL_INSPECTS: Final = f"{GROUP}/inspects"
 """The service whose model a pod looks at. Such a pod has no LABEL_SERVICE, by which gateways and Services find replicas."""
+USER_PREFIX: Final = f"user.{GROUP}/"
+"""Of labels and annotations that a service's author gave the pods."""
 ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 

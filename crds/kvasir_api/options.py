@@ -50,11 +50,19 @@ def option(
     flag: str = "",
     metavar: str = "",
     date_time: bool = False,
+    list_type: Literal["", "atomic", "set"] = "",
+    list_key: str = "",
     **bounds: Any,
 ) -> Any:
-    """A field with what help, schema and docs need. flag overrides the name derived from the field's."""
+    """A field with what help, schema and docs need. flag overrides the name derived from the field's.
+
+    list_type, list_key: how appliers merge a list; without them it is replaced whole.
+    """
     extra = {"x-unit": unit, "x-flag": flag, "x-metavar": metavar, "format": "date-time" if date_time else ""}
-    return Field(default, description=description, json_schema_extra={k: v for k, v in extra.items() if v}, **bounds)
+    merged: dict[str, Any] = {"x-kubernetes-list-type": "map" if list_key else list_type}
+    merged["x-kubernetes-list-map-keys"] = [list_key] if list_key else []
+    said = {k: v for k, v in {**extra, **merged}.items() if v}
+    return Field(default, description=description, json_schema_extra=said, **bounds)
 
 
 class RuntimeOptions(Options):
@@ -215,6 +223,13 @@ class ServeOptions(RuntimeOptions):
         "",
         "Address of an OTLP collector (HTTP) that gets a span for each request, for example http://127.0.0.1:4318; needs the extra otel.",
         metavar="URL",
+    )
+    otlp_sample_percent: int = option(
+        100,
+        "Share of requests of which spans are sent; a request whose client traces it follows the client.",
+        unit="percent",
+        ge=0,
+        le=100,
     )
     profile: str = option(
         "",

@@ -10,6 +10,8 @@ from pydantic.alias_generators import to_camel
 
 LABEL_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+SHORT_PATTERN: Final = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+SERVED_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 DNS_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 CPU_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?m?$"
@@ -17,7 +19,10 @@ CPU_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,3})?m?$"
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
 Cpu = Annotated[str, StringConstraints(pattern=CPU_PATTERN, max_length=20)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
+NoteValue = Annotated[str, StringConstraints(max_length=1024)]
+ServedName = Annotated[str, StringConstraints(pattern=SERVED_PATTERN, min_length=1, max_length=253)]
 LabelKey = Annotated[str, StringConstraints(pattern=KEY_PATTERN, max_length=316)]
+ShortName = Annotated[str, StringConstraints(pattern=SHORT_PATTERN, min_length=1, max_length=63)]
 Name = Annotated[str, StringConstraints(pattern=DNS_PATTERN, min_length=1, max_length=253)]
 
 

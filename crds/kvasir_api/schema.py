@@ -9,6 +9,9 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
+MANY: Final = 2**53 - 1
+"""A bound that only keeps readers of JSON right, and tells a person nothing."""
+
 _KEPT: Final = (
     "type", "format", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems",
     "maxProperties", "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
@@ -45,6 +48,7 @@ def _convert(node: Schema, definitions: dict[str, Schema], seen: tuple[str, ...]
         if required := node.get("required"):
             out["required"] = required
     if "items" in node:
+        out.setdefault("x-kubernetes-list-type", "atomic")
         out["items"] = _convert(node["items"], definitions, seen)
     values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
     if isinstance(values, dict):
@@ -70,7 +74,7 @@ def _description(node: Schema, out: Schema) -> str:
     facts = []
     if unit := node.get("x-unit"):
         facts.append(f"Unit: {unit}.")
-    if "minimum" in out and "maximum" in out:
+    if "minimum" in out and out.get("maximum", MANY) < MANY:
         facts.append(f"Range: {out['minimum']} to {out['maximum']}.")
     if "default" in out and not isinstance(out["default"], dict | list) and out["default"] != "":
         facts.append(f"Default: {str(out['default']).lower() if isinstance(out['default'], bool) else out['default']}.")

@@ -4,13 +4,30 @@ The CRD is generated from these models (schema.py), and the operator parses reso
 if changing it changes a pod, a route or the status. Integers only: floats drift in GitOps diffs.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import StringConstraints
 
 from kvasir_api.options import RuntimeOptions, option
-from kvasir_api.part import QUANTITY_PATTERN, Cpu, LabelKey, LabelValue, Name, Part, Quantity, rules
+from kvasir_api.part import (
+    DNS_PATTERN,
+    QUANTITY_PATTERN,
+    Cpu,
+    LabelKey,
+    LabelValue,
+    Name,
+    NoteValue,
+    Part,
+    Quantity,
+    ServedName,
+    ShortName,
+    rules,
+)
 from kvasir_api.status import Status
 
 MAX_REPLICAS: Final = 1000
+OPTIONAL_NAME: Final = f"^({DNS_PATTERN.strip('^$')})?$"
+ClaimName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 
 
 class Model(Part):
@@ -41,6 +58,12 @@ class Model(Part):
         "Name that clients put into the field model of a request; default: the name of this object. Unique over all services of a gateway.",
         max_length=253,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._/:-]*)?$",
+    )
+    aliases: list[ServedName] = option(
+        [],
+        "Further names under which clients may ask for it, each as unique as servedName.",
+        max_length=7,
+        list_type="set",
     )
     inspect: Literal["Auto", "Always", "Never"] = option(
         "Auto",
@@ -83,10 +106,47 @@ class Accelerator(Part):
     spot: bool = option(False, "Without classes: whether one may be taken whose nodes can vanish at short notice.")
 
 
+class ResourceClaim(Part):
+    """A claim of dynamic resource allocation that one replica uses, as in a pod's spec."""
+
+    model_config = rules(
+        (
+            "(self.resourceClaimName == '') != (self.resourceClaimTemplateName == '')",
+            "a resource claim needs either resourceClaimName or resourceClaimTemplateName",
+            ".resourceClaimName",
+        ),
+    )
+
+    name: ClaimName = option(..., "Name of the claim within the pod.")
+    resource_claim_name: str = option(
+        "", "ResourceClaim of this namespace that all replicas share.", max_length=253, pattern=OPTIONAL_NAME
+    )
+    resource_claim_template_name: str = option(
+        "",
+        "ResourceClaimTemplate of this namespace of which each replica gets its own claim.",
+        max_length=253,
+        pattern=OPTIONAL_NAME,
+    )
+
+
 class Resources(Part):
     """What one replica asks of its node."""
 
+    model_config = rules(
+        (
+            "size(self.resourceClaims) == 0 || self.accelerator.count == 0",
+            "resources.accelerator.count must be 0 where resources.resourceClaims give the devices",
+            ".resourceClaims",
+        ),
+    )
+
     accelerator: Accelerator = option(Accelerator(), "GPUs of one replica.")
+    resource_claims: list[ResourceClaim] = option(
+        [],
+        "Devices by dynamic resource allocation instead of a device plugin: the engine then computes with CUDA.",
+        max_length=4,
+        list_key="name",
+    )
     cpu: Cpu = option(
         "2", "Processor cores requested for one replica; also the engine's number of threads on a CPU.", unit="cores"
     )
@@ -252,6 +312,24 @@ class Rollout(Part):
 class Toleration(Part):
     """A taint that the pods bear, as in a pod's spec."""
 
+    model_config = rules(
+        (
+            "!has(self.tolerationSeconds) || self.effect == 'NoExecute'",
+            "tolerationSeconds is for effect NoExecute",
+            ".tolerationSeconds",
+        ),
+        (
+            "self.operator == 'Equal' || self.value == ''",
+            "a toleration with operator Exists takes no value",
+            ".value",
+        ),
+        (
+            "self.operator == 'Exists' || self.key != ''",
+            "a toleration without a key needs operator Exists",
+            ".key",
+        ),
+    )
+
     key: str = option("", "Key of the taint; empty with operator Exists matches all.", max_length=316)
     operator: Literal["Equal", "Exists"] = option("Equal", "How key and value are compared.")
     value: str = option("", "Value of the taint.", max_length=63)
@@ -269,12 +347,51 @@ class SecretReference(Part):
     name: Name = option(..., "Name of the secret.")
 
 
+class TopologySpread(Part):
+    """How evenly the replicas of a revision lie over parts of the cluster."""
+
+    topology_key: LabelKey = option(
+        "topology.kubernetes.io/zone", "Label of nodes; those of the same value are one part."
+    )
+    max_skew: int = option(1, "By so many replicas at most one part may exceed another.", unit="replicas", ge=1, le=100)
+    when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = option(
+        "ScheduleAnyway", "Whether a replica that would lie unevenly starts all the same."
+    )
+
+
 class Pod(Part):
     """The few knobs of a pod that a user may turn."""
 
+    labels: dict[ShortName, LabelValue] = option(
+        {},
+        "Labels of the pods, under user.serving.kvasir.dev/, so that no foreign selector can be made to match.",
+        max_length=16,
+    )
+    annotations: dict[ShortName, NoteValue] = option(
+        {},
+        "Annotations of the pods, under user.serving.kvasir.dev/, so that none can steer what else looks at pods.",
+        max_length=16,
+    )
+    topology_spread: list[TopologySpread] = option(
+        [], "How evenly replicas lie over zones or nodes.", max_length=4, list_key="topologyKey"
+    )
     node_selector: dict[LabelKey, LabelValue] = option({}, "Labels a node must have.", max_length=32)
     tolerations: list[Toleration] = option([], "Taints that the pods bear.", max_length=32)
-    image_pull_secrets: list[SecretReference] = option([], "Secrets for pulling the runtime's image.", max_length=8)
+    image_pull_secrets: list[SecretReference] = option(
+        [], "Secrets for pulling the runtime's image.", max_length=8, list_key="name"
+    )
+
+
+class Observability(Part):
+    """What can be seen of requests besides metrics, which are always there."""
+
+    trace_sample_percent: int = option(
+        0,
+        "Share of requests of which spans are sent to the collector that the operator was told of; a request whose client traces it follows the client.",
+        unit="percent",
+        ge=0,
+        le=100,
+    )
 
 
 class Spec(Part):
@@ -303,6 +420,7 @@ class Spec(Part):
     runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")
     drain: Drain = option(Drain(), "How a replica leaves.")
+    observability: Observability = option(Observability(), "What can be seen of requests besides metrics.")
     pod: Pod = option(Pod(), "Where the pods may run and how their image is pulled.")
 
 

@@ -3,12 +3,16 @@
 Numbers are rounded, so that it changes rarely.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from kvasir_api.options import option
 from kvasir_api.part import Part
+
+MOST: Final = 2**53 - 1
+"""The largest number that every reader of JSON keeps as it is."""
+MOST_REPLICAS: Final = 1_000_000
 
 
 class Condition(Part):
@@ -19,26 +23,32 @@ class Condition(Part):
     reason: str = option(..., "One word that a machine can act upon.", min_length=1, max_length=1024)
     message: str = option("", "A sentence for a person, with the numbers.", max_length=32_768)
     last_transition_time: str = option(..., "When the status changed last, RFC 3339.", date_time=True)
-    observed_generation: int = option(0, "Generation of the spec that this was computed from.", ge=0)
+    observed_generation: int = option(0, "Generation of the spec that this was computed from.", ge=0, le=MOST)
 
 
 class Counts(Part):
     """Replicas by what they are doing."""
 
-    starting: int = option(0, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0)
-    loading: int = option(0, "Pods that load or warm the model.", unit="replicas", ge=0)
-    ready: int = option(0, "Pods that take requests.", unit="replicas", ge=0)
-    draining: int = option(0, "Pods that finish their requests before they leave.", unit="replicas", ge=0)
-    failed: int = option(0, "Pods that fail.", unit="replicas", ge=0)
-    unschedulable: int = option(0, "Pods for which the scheduler finds no node.", unit="replicas", ge=0)
+    starting: int = option(
+        0, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0, le=MOST_REPLICAS
+    )
+    loading: int = option(0, "Pods that load or warm the model.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    ready: int = option(0, "Pods that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    draining: int = option(
+        0, "Pods that finish their requests before they leave.", unit="replicas", ge=0, le=MOST_REPLICAS
+    )
+    failed: int = option(0, "Pods that fail.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    unschedulable: int = option(
+        0, "Pods for which the scheduler finds no node.", unit="replicas", ge=0, le=MOST_REPLICAS
+    )
 
 
 class Decision(Part):
     """One change of the wanted number of replicas and why."""
 
     time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
-    from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0)
-    to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0)
+    from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0, le=MOST_REPLICAS)
+    to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0, le=MOST_REPLICAS)
     law: str = option(..., "The law that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
     reason: str = option(..., "The sentence with the numbers.", max_length=1024)
 
@@ -46,8 +56,10 @@ class Decision(Part):
 class AutoscalingStatus(Part):
     """What the autoscaler thinks, rounded so that status is written rarely."""
 
-    desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0)
-    raw_replicas: int = option(0, "Replicas demanded before windows, rate limits and bounds.", unit="replicas", ge=0)
+    desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    raw_replicas: int = option(
+        0, "Replicas demanded before windows, rate limits and bounds.", unit="replicas", ge=0, le=MOST_REPLICAS
+    )
     binding_law: str = option("", "The law that gave rawReplicas.", max_length=64)
     limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)
     message: str = option("", "The last decision in one sentence.", max_length=1024)
@@ -62,7 +74,7 @@ class ModelStatus(Part):
     architecture: str = option(
         "", "Architecture that its config names; empty when it could not be read.", max_length=128
     )
-    parameters: int = option(0, "Number of its weights; 0 when not known.", ge=0)
+    parameters: int = option(0, "Number of its weights; 0 when not known.", ge=0, le=MOST)
     facts: str = option("", "Sizes from its config as JSON, of which forecasts are made.", max_length=4096)
     message: str = option("", "Why it could not be read; empty when it was.", max_length=1024)
 
@@ -72,8 +84,10 @@ class ClassForecast(Part):
 
     name: str = option(..., "Name of the class.", max_length=253)
     fit: Literal["Fits", "TooSmall", "Unknown"] = option(..., "Whether the model fits one device of it.")
-    kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0)
-    requests: int = option(0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0)
+    kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0, le=MOST)
+    requests: int = option(
+        0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
+    )
 
 
 class Capacity(Part):
@@ -83,13 +97,13 @@ class Capacity(Part):
         "", "Whether the model fits the memory that was asked for; empty where nobody looked."
     )
     message: str = option("", "The numbers of the forecast, or why there are none.", max_length=1024)
-    predicted_weights_bytes: int = option(0, "Weights of one replica as forecast.", unit="bytes", ge=0)
-    predicted_kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0)
+    predicted_weights_bytes: int = option(0, "Weights of one replica as forecast.", unit="bytes", ge=0, le=MOST)
+    predicted_kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0, le=MOST)
     predicted_requests: int = option(
-        0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0
+        0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
     )
     measured_percent: int = option(
-        0, "kvTokens in percent of predictedKvTokens; 0 while either is not known.", unit="percent", ge=0
+        0, "kvTokens in percent of predictedKvTokens; 0 while either is not known.", unit="percent", ge=0, le=MOST
     )
     classes: list[ClassForecast] = Field(
         [],
@@ -97,20 +111,24 @@ class Capacity(Part):
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0)
-    prefill_tokens_per_second: int = option(0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0)
+    kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0, le=MOST)
+    prefill_tokens_per_second: int = option(
+        0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0, le=MOST
+    )
     device: str = option("", "Device and kernels that really serve.", max_length=253)
 
 
 class ColdStart(Part):
     """How long the last replica took from its creation until it took requests, and where the time went."""
 
-    seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0)
-    schedule_seconds: int = option(0, "Until a node was found.", unit="seconds", ge=0)
-    image_seconds: int = option(0, "From there until the container ran: image and volumes.", unit="seconds", ge=0)
-    load_seconds: int = option(0, "Reading and placing the weights.", unit="seconds", ge=0)
-    warm_seconds: int = option(0, "First steps, compilation and graphs.", unit="seconds", ge=0)
-    other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0)
+    seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0, le=MOST)
+    schedule_seconds: int = option(0, "Until a node was found.", unit="seconds", ge=0, le=MOST)
+    image_seconds: int = option(
+        0, "From there until the container ran: image and volumes.", unit="seconds", ge=0, le=MOST
+    )
+    load_seconds: int = option(0, "Reading and placing the weights.", unit="seconds", ge=0, le=MOST)
+    warm_seconds: int = option(0, "First steps, compilation and graphs.", unit="seconds", ge=0, le=MOST)
+    other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0, le=MOST)
 
 
 class RolloutStatus(Part):
@@ -124,7 +142,7 @@ class RolloutStatus(Part):
     phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(
         "", "Where the rollout stands; empty when there is none."
     )
-    step: int = option(0, "Step of the canary, from 1.", ge=0)
+    step: int = option(0, "Step of the canary, from 1.", ge=0, le=MOST)
     step_since: str = option("", "When the replicas of the step were ready, RFC 3339.", max_length=64)
     message: str = option("", "Why the rollout stands where it does.", max_length=1024)
 
@@ -138,7 +156,7 @@ class Address(Part):
 class Status(Part):
     """What the operator observed."""
 
-    observed_generation: int = option(0, "Generation of the spec that this status was computed from.", ge=0)
+    observed_generation: int = option(0, "Generation of the spec that this status was computed from.", ge=0, le=MOST)
     conditions: list[Condition] = Field(
         [],
         description="Ready is always present; Reconciling, Stalled and faults only while they are True.",
@@ -146,9 +164,11 @@ class Status(Part):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     selector: str = option("", "Label selector of the pods, for the scale subresource.", max_length=1024)
-    replicas: int = option(0, "Pods that exist.", unit="replicas", ge=0)
-    ready_replicas: int = option(0, "Pods that take requests.", unit="replicas", ge=0)
-    desired_replicas: int = option(0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0)
+    replicas: int = option(0, "Pods that exist.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    ready_replicas: int = option(0, "Pods that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    desired_replicas: int = option(
+        0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0, le=MOST_REPLICAS
+    )
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
     counts: Counts = option(Counts(), "Replicas by what they are doing.")
     model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")

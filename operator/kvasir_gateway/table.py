@@ -80,13 +80,12 @@ def table(services: Iterable[Json], pods: Iterable[Json]) -> Table:
         endpoint = endpoint_of(pod)
         if owner and endpoint:
             by_service.setdefault((metadata.get("namespace", ""), owner), []).append(endpoint)
+    resources = list(services)
     found = {
         (service.namespace, service.name): service
-        for service in sorted((_service_of(resource, by_service) for resource in services), key=lambda s: s.key)
+        for service in sorted((_service_of(resource, by_service) for resource in resources), key=lambda s: s.key)
     }
-    held = claims.holders(
-        claims.Claim(served_name=s.model, namespace=s.namespace, name=s.name, created=s.created) for s in found.values()
-    )
+    held = claims.holders(claim for resource in resources for claim in claims.claims(resource))
     by_model = {model: found[claim.namespace, claim.name] for model, claim in held.items()}
     return Table(services=tuple(found.values()), by_model=by_model)
 
@@ -107,11 +106,11 @@ def difference(before: Table, after: Table) -> str:
 def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> Service:
     metadata = resource["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]
-    asked = ((resource.get("spec") or {}).get("model") or {}).get("servedName") or ""
+    own, *_ = claims.claims(resource)
     return Service(
         namespace=namespace,
         name=name,
-        model=claims.served_name(name, asked),
+        model=own.served_name,
         created=metadata.get("creationTimestamp") or "",
         endpoints=tuple(sorted(endpoints.get((namespace, name), ()), key=lambda e: e.pod)),
     )

@@ -58,6 +58,12 @@ STOP_S: Final = 5.0
     metavar="DIR",
     help="Directory of the nodes below which file:// models may lie; may be repeated. Default: none.",
 )
+@click.option(
+    "--otlp-traces-endpoint",
+    default="",
+    metavar="URL",
+    help="OTLP collector (HTTP) for requests of services with spec.observability.traceSamplePercent.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where both ports listen.")
 @click.option("--metrics-port", default=9090, show_default=True, help="Port of /metrics; 0 takes a free one.")
 @click.option("--health-port", default=8081, show_default=True, help="Port of /livez and /readyz; 0 takes a free one.")
@@ -122,6 +128,7 @@ async def _run(
     runtime_image: str,
     runtime_image_cpu: str,
     allow_model_dir: tuple[str, ...],
+    otlp_traces_endpoint: str,
     host: str,
     metrics_port: int,
     health_port: int,
@@ -137,6 +144,7 @@ async def _run(
         runtime_image_cpu=runtime_image_cpu,
         model_dirs=allow_model_dir,
         gateway_url=gateway_url,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         system_namespace=lease_namespace or names.SYSTEM_NAMESPACE,
     )
     async with contextlib.AsyncExitStack() as stack:

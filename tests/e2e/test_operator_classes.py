@@ -125,6 +125,10 @@ def create(control, namespace, **spec):
             "spec.resources.accelerator.classes: namespace limited allows only l4, l4-spot",
         ),
         ({"resources": {"accelerator": {"count": 1}}}, "allows only l4, l4-spot"),
+        (
+            {"resources": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "eight"}]}},
+            "spec.resources.resourceClaims: namespace limited limits accelerators, which a claim would pass by",
+        ),
         ({}, "created"),
     ],
 )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvasir_api.claims import Claim, holders, served_name
+from fakes.manifests import service
+from kvasir_api.claims import Claim, claims, holders, served_name
 
 
 def claim(namespace, name, created, served="m"):
@@ -10,22 +11,37 @@ def claim(namespace, name, created, served="m"):
 
 
 @pytest.mark.parametrize(
-    ("claims", "holder"),
+    ("made", "holder"),
     [
         ([claim("b", "x", "2026-01-02T00:00:00Z"), claim("a", "x", "2026-01-01T00:00:00Z")], ("a", "x")),
         ([claim("b", "x", "2026-01-01T00:00:00Z"), claim("a", "y", "2026-01-01T00:00:00Z")], ("a", "y")),
         ([claim("a", "y", "2026-01-01T00:00:00Z"), claim("a", "x", "2026-01-01T00:00:00Z")], ("a", "x")),
     ],
 )
-def test_oldest_claim_holds_the_name(claims, holder):
-    held = holders(claims)["m"]
+def test_oldest_claim_holds_the_name(made, holder):
+    held = holders(made)["m"]
     assert (held.namespace, held.name) == holder
 
 
 def test_names_are_held_independently():
-    claims = [claim("a", "x", "2026-01-01T00:00:00Z"), claim("a", "y", "2026-01-02T00:00:00Z", served="other")]
-    assert {name: c.name for name, c in holders(claims).items()} == {"m": "x", "other": "y"}
+    made = [claim("a", "x", "2026-01-01T00:00:00Z"), claim("a", "y", "2026-01-02T00:00:00Z", served="other")]
+    assert {name: c.name for name, c in holders(made).items()} == {"m": "x", "other": "y"}
 
 
 def test_a_service_without_a_served_name_serves_under_its_own():
     assert (served_name("x", ""), served_name("x", "big")) == ("x", "big")
+
+
+@pytest.mark.parametrize(
+    ("model", "served"),
+    [
+        ({}, ["tiny"]),
+        ({"servedName": "big"}, ["big"]),
+        ({"aliases": ["a", "b"]}, ["tiny", "a", "b"]),
+        ({"servedName": "big", "aliases": ["big", "a"]}, ["big", "a"]),
+    ],
+)
+def test_a_service_claims_all_its_names_once(model, served):
+    found = claims(service(model=model))
+    assert [c.served_name for c in found] == served
+    assert {(c.namespace, c.name, c.created) for c in found} == {("default", "tiny", "2026-01-01T00:00:00Z")}

@@ -40,6 +40,7 @@ CHANGED = {
     "trace": "plans.bin",
     "profile": "steps.json",
     "otlp_traces_endpoint": "http://127.0.0.1:4318",
+    "otlp_sample_percent": 5,
     "startup_cache": "plans",
     "revision": "r1",
 }

@@ -25,25 +25,44 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-def test_definition_is_small() -> None:
-    assert len(generate.crd_yaml(crd.definition()).encode()) <= crd.MAX_BYTES
+@pytest.mark.parametrize("definition", [crd.definition, crd.accelerators])
+def test_definition_is_small(definition: Any) -> None:
+    assert len(generate.crd_yaml(definition()).encode()) <= crd.MAX_BYTES
 
 
-def test_every_field_is_described() -> None:
+def _definitions() -> list[dict[str, Any]]:
+    return [
+        definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for definition in (crd.definition(), crd.accelerators())
+    ]
+
+
+def _nodes() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every node of both definitions with its path, but for the three parts that the API server itself describes."""
+    for schema in _definitions():
+        for name in ("spec", "status"):
+            if name in schema["properties"]:
+                yield from _walk(schema["properties"][name], name)
+
+
+BOUNDS = {"integer": ("minimum", "maximum"), "string": ("maxLength",), "array": ("maxItems",)}
+
+
+def test_every_field_is_described_in_a_sentence() -> None:
     short = [
         path
-        for path, node in _walk(_schema())
-        if not path.endswith("[]") and path != ".metadata" and len(node.get("description", "")) < 15
+        for path, node in _nodes()
+        if not path.endswith("[]") and (len(node.get("description", "")) < 15 or "." not in node["description"])
     ]
     assert short == []
 
 
-def test_every_spec_field_is_bounded() -> None:
-    spec = _schema()["properties"]["spec"]
+def test_every_field_is_bounded_in_spec_and_status() -> None:
     unbounded = []
-    for path, node in _walk(spec, "spec"):
-        bound = {"integer": "maximum", "string": "maxLength", "array": "maxItems"}.get(node["type"])
-        if bound and bound not in node and "enum" not in node:
+    for path, node in _nodes():
+        if "enum" in node or node.get("format") == "date-time":
+            continue
+        if any(bound not in node for bound in BOUNDS.get(node["type"], ())):
             unbounded.append(path)
         if node["type"] == "object" and "additionalProperties" in node and "maxProperties" not in node:
             unbounded.append(path)
@@ -51,20 +70,51 @@ def test_every_spec_field_is_bounded() -> None:
 
 
 def test_no_floats_and_no_open_objects() -> None:
-    for path, node in _walk(_schema()):
+    for path, node in _nodes():
         assert node["type"] in ("object", "array", "string", "integer", "boolean"), path
-        assert (
-            node["type"] != "object"
-            or path in ("", ".metadata")
-            or "properties" in node
-            or "additionalProperties" in node
-        ), path
+        assert node["type"] != "object" or "properties" in node or "additionalProperties" in node, path
+        assert "x-kubernetes-preserve-unknown-fields" not in node, path
+
+
+def test_every_list_says_how_it_is_merged() -> None:
+    for path, node in _nodes():
+        if node["type"] != "array":
+            continue
+        kind, items = node["x-kubernetes-list-type"], node["items"]
+        assert kind in ("atomic", "set", "map"), path
+        assert kind != "set" or items["type"] == "string", path
+        for name in node.get("x-kubernetes-list-map-keys", ()):
+            # A key must be there: the API server merges by it.
+            assert name in items.get("required", ()) or "default" in items["properties"][name], path
+
+
+def test_what_may_be_left_out_of_a_spec_has_a_default_or_means_its_absence() -> None:
+    absent = {"autoscaling", "rollout.analysis", "pod.tolerations[].tolerationSeconds"}
+    absent |= {"runtimeImage", "pod.runtimeClassName", "pod.priorityClassName"}
+    lacking = set()
+    for schema in _definitions():
+        for path, node in _walk(schema["properties"]["spec"]):
+            for name, child in node.get("properties", {}).items():
+                if name not in node.get("required", ()) and "default" not in child:
+                    lacking.add(f"{path}.{name}".lstrip("."))
+    assert lacking == absent
+
+
+def test_names_are_in_camel_case_and_booleans_are_no_enums_in_disguise() -> None:
+    for path, _ in _nodes():
+        name = path.rsplit(".", 1)[-1].removesuffix("[]")
+        assert name.isidentifier(), path
+        assert name[:1].islower(), path
+        assert "_" not in name, path
 
 
 def test_rules_carry_messages_and_paths() -> None:
-    rules = [rule for _, node in _walk(_schema()) for rule in node.get("x-kubernetes-validations", [])]
-    assert len(rules) >= 6
-    assert all(len(rule["message"]) > 20 for rule in rules)
+    found = [(node, rule) for _, node in _nodes() for rule in node.get("x-kubernetes-validations", [])]
+    assert len(found) >= 12
+    for node, rule in found:
+        assert len(rule["message"]) > 20
+        field = rule["fieldPath"].removeprefix(".")
+        assert field in node["properties"], rule
 
 
 def test_status_has_no_defaults() -> None:

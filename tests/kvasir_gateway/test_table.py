@@ -61,6 +61,14 @@ def test_a_model_is_named_by_the_spec_or_by_the_object():
     assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "two": "two"}
 
 
+def test_all_names_of_a_service_lead_to_it():
+    named = service("one", model="org/one")
+    named["spec"]["model"]["aliases"] = ["small", "two"]
+    found = tables.table([named, service("two")], [])
+    # Both are of the same second, so that the first by name holds what both claim.
+    assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "small": "one", "two": "one"}
+
+
 def test_a_name_that_two_services_claim_belongs_to_the_older():
     younger = service("a", model="m", created="2026-02-01T00:00:00Z")
     older = service("z", model="m", created="2026-01-01T00:00:00Z")

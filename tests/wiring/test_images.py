@@ -13,8 +13,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "images"
 FILES = {
     names.IMAGE_OPERATOR: ("operator", "operator"),
     names.IMAGE_GATEWAY: ("gateway", "gateway"),
-    names.IMAGE_RUNTIME: ("runtime", "runtime"),
-    names.IMAGE_RUNTIME_CPU: ("runtime-cpu", "runtime"),
+    names.IMAGE_RUNTIME: ("runtime", "runtime --extra otel"),
+    names.IMAGE_RUNTIME_CPU: ("runtime-cpu", "runtime --extra otel"),
 }
 
 

@@ -95,7 +95,7 @@ def _service(obj: Json) -> Json:
     model = (obj.get("spec") or {}).get("model") or {}
     return {
         "metadata": _kept(obj, "namespace", "name", "creationTimestamp"),
-        "spec": {"model": {"servedName": model.get("servedName", "")}},
+        "spec": {"model": {field: model[field] for field in ("servedName", "aliases") if field in model}},
     }
 
 

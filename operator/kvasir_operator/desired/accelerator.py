@@ -38,7 +38,7 @@ def choice(seen: Observed) -> Choice:
 
 def forecast(seen: Observed) -> Prediction | None:
     """What one replica would hold where the service gets; None where nobody looked."""
-    if not seen.spec.resources.accelerator.count:
+    if not fit.on_accelerator(seen.spec):
         return fit.on_processor(seen) or fit.unknown(seen)
     found = choice(seen)
     name = found.name or next((name for name in found.considered if name in seen.classes), "")

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_operator.desired.accelerator import choice
-from kvasir_operator.desired.fit import on_processor
+from kvasir_operator.desired.fit import on_accelerator, on_processor
 from kvasir_operator.desired.source import allowed, source
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
@@ -66,7 +66,7 @@ def _accelerator(seen: Observed, _: Settings) -> Fault | None:
 
 
 def _memory(seen: Observed, _: Settings) -> Fault | None:
-    if seen.spec.resources.accelerator.count:
+    if on_accelerator(seen.spec):
         return None
     judged = on_processor(seen)
     if judged is None or judged.verdict != "TooSmall":
@@ -75,11 +75,14 @@ def _memory(seen: Observed, _: Settings) -> Fault | None:
 
 
 def _served_name(seen: Observed, _: Settings) -> Fault | None:
-    if not seen.holder:
+    if seen.holder is None:
         return None
+    held = seen.holder
+    field = "servedName" if held.served_name == seen.served_name else "aliases"
+    older = f"{held.namespace}/{held.name}"
     return Fault(
         reason=names.CONDITION_NAME_CONFLICT,
-        message=f"spec.model.servedName: {seen.served_name} is served by the older InferenceService {seen.holder}",
+        message=f"spec.model.{field}: {held.served_name} is served by the older InferenceService {older}",
     )
 
 

@@ -9,13 +9,19 @@ from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import Facts, Prediction, decode, predicted
 from kvasir_api.quantity import parse
 from kvasir_api.service import Spec
+from kvasir_api.status import MOST
 from kvasir_operator.observed.world import Observed
+
+
+def on_accelerator(spec: Spec) -> bool:
+    """Whether a replica computes on devices, by whichever way they are asked for."""
+    return spec.resources.accelerator.count > 0 or bool(spec.resources.resource_claims)
 
 
 def inspected(spec: Spec) -> bool:
     """Whether the spec wants the model to be looked at before replicas start."""
     wish = spec.model.inspect
-    return wish == "Always" or (wish == "Auto" and spec.resources.accelerator.count > 0)
+    return wish == "Always" or (wish == "Auto" and on_accelerator(spec))
 
 
 def facts(seen: Observed) -> Facts | None:
@@ -34,7 +40,7 @@ def on_class(seen: Observed, spec: AcceleratorClassSpec) -> Prediction | None:
     known = facts(seen)
     if known is None:
         return None
-    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=int(parse(spec.memory)))
+    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=_bytes(spec.memory))
 
 
 def on_processor(seen: Observed) -> Prediction | None:
@@ -42,7 +48,7 @@ def on_processor(seen: Observed) -> Prediction | None:
     known = facts(seen)
     if known is None:
         return None
-    return predicted(known, seen.spec.runtime, device="cpu", memory_bytes=int(parse(seen.spec.resources.memory)))
+    return predicted(known, seen.spec.runtime, device="cpu", memory_bytes=_bytes(seen.spec.resources.memory))
 
 
 def too_small(seen: Observed) -> Mapping[str, str]:
@@ -59,3 +65,7 @@ def unknown(seen: Observed) -> Prediction | None:
     if found is None or not inspected(seen.spec) or facts(seen) is not None or found.uri != seen.spec.model.uri:
         return None
     return Prediction(verdict="Unknown", message=found.message or "what was read of the model cannot be understood")
+
+
+def _bytes(quantity: str) -> int:
+    return min(int(parse(quantity)), MOST)

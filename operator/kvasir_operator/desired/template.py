@@ -1,13 +1,16 @@
 """The pod template of a revision: rendered once, stored in the ControllerRevision, applied verbatim from then on."""
 
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import ClassPod
 from kvasir_api.options import arguments, flag
+from kvasir_api.service import TopologySpread
 from kvasir_operator.desired.accelerator import chosen
-from kvasir_operator.desired.probes import probes
+from kvasir_operator.desired.fit import on_accelerator
+from kvasir_operator.desired.probes import model_bytes, probes
 from kvasir_operator.desired.source import Source, source
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
@@ -51,7 +54,11 @@ def template(seen: Observed, revision: str, settings: Settings) -> Json:
     }
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
-    metadata: Json = {"labels": pod_labels(seen.name, revision)}
+    metadata: Json = {"labels": {**_of_user(spec.pod.labels), **pod_labels(seen.name, revision)}}
+    if spread := spec.pod.topology_spread:
+        pod["topologySpreadConstraints"] = [_spread(one, selector(seen.name, revision)) for one in spread]
+    if claimed := spec.resources.resource_claims:
+        pod["resourceClaims"] = [claim.model_dump(by_alias=True, exclude_defaults=True) for claim in claimed]
     of_class = found.pod if (found := chosen(seen)) else ClassPod()
     if selected := {**spec.pod.node_selector, **of_class.node_selector}:
         pod["nodeSelector"] = selected
@@ -61,24 +68,23 @@ def template(seen: Observed, revision: str, settings: Settings) -> Json:
         pod["runtimeClassName"] = of_class.runtime_class_name
     if of_class.priority_class_name:
         pod["priorityClassName"] = of_class.priority_class_name
-    if of_class.annotations:
-        metadata["annotations"] = dict(of_class.annotations)
+    if notes := {**_of_user(spec.pod.annotations), **of_class.annotations}:
+        metadata["annotations"] = notes
     return {"metadata": metadata, "spec": pod}
 
 
 def _container(seen: Observed, revision: str, where: Source, settings: Settings) -> Json:
-    on_accelerator = seen.spec.resources.accelerator.count > 0
     return {
         "name": names.CONTAINER_RUNTIME,
         "image": _image(seen, settings),
-        "args": list(_args(seen, revision, where)),
-        "env": _env(seen, on_accelerator=on_accelerator),
+        "args": list(_args(seen, revision, where, settings)),
+        "env": _env(seen),
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
         ],
         "resources": _resources(seen),
-        **probes(),
+        **probes(model_bytes(seen)),
         "volumeMounts": [
             {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH},
@@ -90,15 +96,15 @@ def _container(seen: Observed, revision: str, where: Source, settings: Settings)
 
 
 def _image(seen: Observed, settings: Settings) -> str:
-    if not seen.spec.resources.accelerator.count:
+    if not on_accelerator(seen.spec):
         return settings.runtime_image_cpu
     found = chosen(seen)
     return (found and found.runtime_image) or settings.runtime_image
 
 
-def _args(seen: Observed, revision: str, where: Source) -> tuple[str, ...]:
+def _args(seen: Observed, revision: str, where: Source, settings: Settings) -> tuple[str, ...]:
     """Arguments behind the image's entry point `kvasir serve`; everything the pod relies on is said, not defaulted."""
-    device = "cuda" if seen.spec.resources.accelerator.count else "cpu"
+    device = "cuda" if on_accelerator(seen.spec) else "cpu"
     given = {
         "served_model_name": seen.served_name,
         "host": "$(POD_IP)",
@@ -110,19 +116,31 @@ def _args(seen: Observed, revision: str, where: Source) -> tuple[str, ...]:
         "revision": revision,
     }
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
-    return (where.path, *flags, *arguments(seen.spec.runtime))
+    aliases = [part for alias in seen.spec.model.aliases for part in (flag("served_model_name"), alias)]
+    return (where.path, *flags, *aliases, *_tracing(seen, settings), *arguments(seen.spec.runtime))
 
 
-def _env(seen: Observed, *, on_accelerator: bool) -> list[Json]:
+def _tracing(seen: Observed, settings: Settings) -> tuple[str, ...]:
+    """Nothing where nobody wants spans, or where the installation has no collector for them."""
+    percent = seen.spec.observability.trace_sample_percent
+    if not percent or not settings.otlp_traces_endpoint:
+        return ()
+    endpoint = (flag("otlp_traces_endpoint"), settings.otlp_traces_endpoint)
+    return (*endpoint, flag("otlp_sample_percent"), str(percent))
+
+
+def _env(seen: Observed) -> list[Json]:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
     ]
-    if not on_accelerator:
+    if not on_accelerator(seen.spec):
         limit = {"resourceFieldRef": {"resource": "limits.memory"}}
         env.append({"name": names.ENV_MEMORY_LIMIT, "valueFrom": limit})
         env.append({"name": "OMP_NUM_THREADS", "value": str(cores(seen.spec.resources.cpu))})
-    return env
+    ours = {variable["name"] for variable in env}
+    of_class = found.pod.env if (found := chosen(seen)) else ()
+    return [*env, *(v.model_dump() for v in of_class if v.name not in ours)]
 
 
 def _resources(seen: Observed) -> Json:
@@ -132,7 +150,19 @@ def _resources(seen: Observed) -> Json:
         found = chosen(seen)
         name = found.resource_name if found else asked.accelerator.resource_name
         limits[name] = str(asked.accelerator.count)
-    return {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
+    given: Json = {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
+    if asked.resource_claims:
+        given["claims"] = [{"name": claim.name} for claim in asked.resource_claims]
+    return given
+
+
+def _of_user(marks: Mapping[str, str]) -> Json:
+    """Labels or annotations that the service's author gave, where they can mean nothing to anybody else."""
+    return {f"{names.USER_PREFIX}{name}": value for name, value in marks.items()}
+
+
+def _spread(wish: TopologySpread, replicas: Json) -> Json:
+    return {**wish.model_dump(by_alias=True), "labelSelector": {"matchLabels": replicas}}
 
 
 def owner(seen: Observed) -> Json:

@@ -25,6 +25,7 @@ from kvasir_kube.kinds import (
 from kvasir_operator.desired.source import CLAIM_SCHEME, source
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.nodes import Nodes
 from kvasir_operator.loop.store import Store
 from kvasir_operator.observed.world import Observed, observed, parsed_class
 
@@ -37,6 +38,7 @@ class Observer:
 
     def __init__(self, cluster: Cluster, store: Store, hearing: Hearing, *, clock: Clock) -> None:
         self._cluster, self._store, self._hearing, self._clock = cluster, store, hearing, clock
+        self._nodes = Nodes(cluster, clock=clock)
         self._claims: dict[Key, float] = {}
         self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
 
@@ -57,6 +59,10 @@ class Observer:
             inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
             classes=self._accelerators(),
         )
+
+    async def with_nodes(self, seen: Observed, *, wanted: int) -> Observed:
+        """The same with what the nodes say of themselves, where one of its replicas must leave."""
+        return await self._nodes.marked(seen, wanted=wanted)
 
     async def _unlabelled_svc(self, name: Key) -> Json | None:
         """A Service of the service's name that the watch, which asks for our label, does not see."""
@@ -93,20 +99,13 @@ class Observer:
         self._claims[claim] = now
         return True, True
 
-    def _holder(self, service: Json) -> str:
-        """Who holds the served name, unless it is this service."""
-        mine = _claim(service)
+    def _holder(self, service: Json) -> Claim | None:
+        """Who holds one of the names that this service wants to serve, and which; nobody where it holds all of them."""
+        mine = claims.claims(service)
         alive = [s for s in self._store.all(INFERENCE_SERVICE) if not s["metadata"].get("deletionTimestamp")]
-        held = claims.holders([mine, *map(_claim, alive)]).get(mine.served_name, mine)
-        return "" if (held.namespace, held.name) == key(service) else f"{held.namespace}/{held.name}"
-
-
-def _claim(service: Json) -> Claim:
-    namespace, name = key(service)
-    model = (service.get("spec") or {}).get("model") or {}
-    return Claim(
-        served_name=claims.served_name(name, str(model.get("servedName") or "")),
-        namespace=namespace,
-        name=name,
-        created=str(service["metadata"].get("creationTimestamp", "")),
-    )
+        held = claims.holders([*mine, *(claim for other in alive for claim in claims.claims(other))])
+        for asked in mine:
+            found = held[asked.served_name]
+            if (found.namespace, found.name) != key(service):
+                return found
+        return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvasir_api.service import Spec
-from kvasir_api.status import AutoscalingStatus, Status
+from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, Status
 from kvasir_api.status import Decision as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
@@ -103,7 +103,7 @@ class Scaler:
             return before.model_copy(update={"desired_replicas": self.wanted(name, spec, status)})
         return AutoscalingStatus(
             desired_replicas=decision.replicas,
-            raw_replicas=decision.raw,
+            raw_replicas=min(decision.raw, MOST_REPLICAS),
             binding_law=decision.demand.law if decision.demand.known else "",
             limited_by=decision.limited_by,
             message=memory.decisions[0].reason if memory.decisions else "",

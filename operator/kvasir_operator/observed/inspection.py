@@ -48,7 +48,7 @@ def _trouble(status: Json, state: Json, words: str) -> str:
     if words:
         return words.splitlines()[-1].strip()[:300]
     waiting = state.get("waiting") or {}
-    unplaced = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
+    unplaced: Json = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
     said = (
         status.get("message")
         or (state.get("terminated") or {}).get("reason")

@@ -9,10 +9,12 @@ from kvasir_api import names
 class Settings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
+    otlp_traces_endpoint: the collector of services that want their requests traced, empty without one.
     system_namespace: where operator and gateway run."""
 
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
     model_dirs: tuple[str, ...] = ()
     gateway_url: str = ""
+    otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.claims import served_name
+from kvasir_api.claims import Claim, served_name
 from kvasir_api.service import Model, Spec
 from kvasir_api.status import ModelStatus, Status
 from kvasir_operator.observed.inspection import Inspection, inspection
@@ -56,9 +56,9 @@ class Observed:
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
-    inspections: pods that look at the model. model: what they read, as status has it until more is known. holder: who
-    holds the served name, as namespace/name, empty when it is this service. classes: the accelerator classes of the
-    cluster by name.
+    inspections: pods that look at the model. model: what they read, as status has it until more is known. holder: the
+    claim of another service to a name that this one wants to serve, None where there is none. classes: the accelerator
+    classes of the cluster by name.
     """
 
     namespace: str
@@ -77,7 +77,7 @@ class Observed:
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
     claim_bound: bool = True
-    holder: str = ""
+    holder: Claim | None = None
     inspections: tuple[Inspection, ...] = ()
     model: ModelStatus | None = None
     classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def observed(
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     claim_bound: bool = True,
-    holder: str = "",
+    holder: Claim | None = None,
     inspections: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
 ) -> Observed:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.state import State
-from kvasir_api.status import Address, Capacity, Counts, RolloutStatus, Status
+from kvasir_api.status import MOST, Address, Capacity, Counts, RolloutStatus, Status
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status.coldstart import cold_start
 from kvasir_operator.status.conditions import conditions
@@ -114,7 +114,7 @@ def _capacity(found: Findings) -> Capacity:
             "predicted_weights_bytes": judged.weights_bytes,
             "predicted_kv_tokens": tokens,
             "predicted_requests": judged.requests,
-            "measured_percent": round(100 * measured.kv_tokens / tokens) if tokens else 0,
+            "measured_percent": _counted(100 * measured.kv_tokens / tokens) if tokens else 0,
             "classes": list(found.forecasts[:MAX_CLASSES]),
         }
     )
@@ -129,8 +129,8 @@ def _measured(found: Findings) -> Capacity:
     rates = [reading.rates.prefill_tokens_per_s for reading in readings if reading.rates.prefill_tokens_per_s > 0]
     devices = sorted({_serving(reading) for reading in readings})
     return Capacity(
-        kv_tokens=int(median(reading.kv.capacity_tokens for reading in readings)),
-        prefill_tokens_per_second=_two_digits(median(rates)) if rates else 0,
+        kv_tokens=_counted(median(reading.kv.capacity_tokens for reading in readings)),
+        prefill_tokens_per_second=_two_digits(_counted(median(rates))) if rates else 0,
         device="; ".join(devices)[:253],
     )
 
@@ -139,6 +139,11 @@ def _serving(reading: State) -> str:
     """Device and kernels, and why they are not the best ones."""
     fallback = f" ({reading.fallback})" if reading.fallback else ""
     return f"{reading.device}, {reading.kernels}".strip(", ") + fallback
+
+
+def _counted(value: float) -> int:
+    """Whole, and within what a status may hold, whatever a pod says of itself."""
+    return max(0, min(round(value), MOST))
 
 
 def _two_digits(value: float) -> int:

@@ -116,7 +116,8 @@ class ServeProcess:
         pod, console = self._pod, self._console
         pod.lifecycle.advance("starting", message="finding the model")
         console.show("starting", 0.0, message="finding the model")
-        pod.tracing = tracing.opened(self._options.otlp_traces_endpoint, pod.names[0])
+        given = self._options
+        pod.tracing = tracing.opened(given.otlp_traces_endpoint, pod.names[0], given.otlp_sample_percent)
         folder = await asyncio.to_thread(source.resolve, self._options.model)
         find_s = time.monotonic() - self._began
         said = await asyncio.to_thread(defaults, folder, self._options)

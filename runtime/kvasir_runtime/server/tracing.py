@@ -111,17 +111,23 @@ def phases(ended: Ended) -> Iterator[tuple[str, float, float]]:
 
 
 class Tracing:
-    """Makes spans and exports them in the background. exporter: where they go."""
+    """Makes spans and exports them in the background. exporter: where they go.
 
-    def __init__(self, exporter: "SpanExporter", service: str) -> None:
+    percent: so many of the requests that no client traces.
+    """
+
+    def __init__(self, exporter: "SpanExporter", service: str, percent: int = 100) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         # The environment's OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as everywhere.
         defaults = Resource({"service.name": "kvasir", "service.version": __version__, "kvasir.model": service})
-        self._provider = TracerProvider(resource=defaults.merge(_from_environment()), shutdown_on_exit=False)
+        sampler = ParentBased(TraceIdRatioBased(percent / 100))
+        resource = defaults.merge(_from_environment())
+        self._provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("kvasir_runtime", __version__)
         self._propagator = TraceContextTextMapPropagator()
@@ -170,7 +176,7 @@ class Tracing:
         flushing.join(FLUSH_S)
 
 
-def opened(endpoint: str, service: str) -> Tracing | None:
+def opened(endpoint: str, service: str, percent: int = 100) -> Tracing | None:
     """None where nothing is traced. Raises ModelError when the extra is not installed or the address is none."""
     if not endpoint:
         return None
@@ -184,7 +190,7 @@ def opened(endpoint: str, service: str) -> Tracing | None:
             f"--otlp-traces-endpoint needs OpenTelemetry: install kvasir-serving[otel] ({error})"
         ) from error
     whole = endpoint if address.path not in {"", "/"} else endpoint.rstrip("/") + DEFAULT_PATH
-    return Tracing(OTLPSpanExporter(endpoint=whole), service)
+    return Tracing(OTLPSpanExporter(endpoint=whole), service, percent)
 
 
 def _from_environment() -> Any:

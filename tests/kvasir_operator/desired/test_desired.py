@@ -6,6 +6,7 @@ import pytest
 
 from fakes.manifests import service
 from kvasir_api import names
+from kvasir_api.claims import Claim
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.faults import fault
@@ -67,7 +68,7 @@ def test_only_directories_below_a_root_are_allowed(directory, roots, answer):
         (service(), {"claim_found": False}, "spec.model.uri: there is no PersistentVolumeClaim default/models"),
         (
             service(model={"uri": "pvc://models/tiny", "servedName": "big"}),
-            {"holder": "other/first"},
+            {"holder": Claim(served_name="big", namespace="other", name="first", created="")},
             "spec.model.servedName: big is served by the older InferenceService other/first",
         ),
         (
@@ -226,3 +227,65 @@ def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
     (peer,) = control["from"]
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "home"}
     assert peer["podSelector"]["matchLabels"] == {names.LABEL_PART_OF: names.PART_OF}
+
+
+def pods(**spec):
+    return template(seen(service(**spec)), "rev", SETTINGS)
+
+
+def test_an_alias_that_is_served_by_another_is_a_conflict():
+    held = Claim(served_name="small", namespace="other", name="first", created="")
+    found = fault(seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS)
+    assert found.reason == "NameConflict"
+    assert found.message == "spec.model.aliases: small is served by the older InferenceService other/first"
+
+
+def test_every_name_reaches_the_server():
+    args = pods(model={"uri": "pvc://models/a", "aliases": ["x", "y"]})["spec"]["containers"][0]["args"]
+    given = [args[i + 1] for i, arg in enumerate(args) if arg == "--served-model-name"]
+    assert given == ["tiny", "x", "y"]
+
+
+def test_claims_of_devices_are_passed_through_and_computed_on():
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}, {"name": "nic", "resourceClaimName": "shared"}]
+    made = pods(resources={"resourceClaims": claims})["spec"]
+    (runtime,) = made["containers"]
+    assert made["resourceClaims"] == claims
+    assert runtime["resources"]["claims"] == [{"name": "gpu"}, {"name": "nic"}]
+    assert runtime["image"] == "gpu:1"
+    assert runtime["args"][runtime["args"].index("--device") + 1] == "cuda"
+    assert "OMP_NUM_THREADS" not in {variable["name"] for variable in runtime["env"]}
+
+
+def test_marks_of_a_user_match_nobody_elses_selector():
+    made = pods(pod={"labels": {"app": "victim", "team": "a"}, "annotations": {"inject": "true"}})["metadata"]
+    assert {k: v for k, v in made["labels"].items() if k.startswith("user.")} == {
+        "user.serving.kvasir.dev/app": "victim",
+        "user.serving.kvasir.dev/team": "a",
+    }
+    assert set(made["labels"]) - set(pods()["metadata"]["labels"]) == {
+        "user.serving.kvasir.dev/app",
+        "user.serving.kvasir.dev/team",
+    }
+    assert made["annotations"] == {"user.serving.kvasir.dev/inject": "true"}
+
+
+def test_replicas_of_one_revision_are_spread():
+    (found,) = pods(pod={"topologySpread": [{"maxSkew": 2}]})["spec"]["topologySpreadConstraints"]
+    assert found == {
+        "topologyKey": "topology.kubernetes.io/zone",
+        "maxSkew": 2,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {
+            "matchLabels": {names.LABEL_SERVICE: "tiny", names.LABEL_REVISION: "rev", names.LABEL_ROLE: "serve"}
+        },
+    }
+
+
+@pytest.mark.parametrize(("percent", "endpoint", "wanted"), [(0, "http://c", []), (5, "", []), (5, "http://c", ["5"])])
+def test_spans_need_a_share_and_a_collector(percent, endpoint, wanted):
+    settings = replace(SETTINGS, otlp_traces_endpoint=endpoint)
+    spec = service(observability={"traceSamplePercent": percent})
+    args = template(seen(spec), "rev", settings)["spec"]["containers"][0]["args"]
+    assert [args[i + 1] for i, arg in enumerate(args) if arg == "--otlp-sample-percent"] == wanted
+    assert ("--otlp-traces-endpoint" in args) is bool(wanted)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server import tracing
@@ -87,3 +88,19 @@ def test_off_means_that_neither_sdk_nor_exporter_is_imported():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def spans(percent, headers=()):
+    """Names of the spans that one request leaves."""
+    exporter = InMemorySpanExporter()
+    made = tracing.Tracing(exporter, "m", percent)
+    made.record(route="/v1/completions", method="POST", status=200, duration_s=4.0, headers=headers, said=SAID)
+    made.close()
+    return [span.name for span in exporter.get_finished_spans()]
+
+
+def test_no_more_requests_are_traced_than_asked_for_unless_the_client_traces_them():
+    assert spans(0) == []
+    assert len(spans(100)) == 4
+    traced = (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    assert len(spans(0, [traced])) == 4

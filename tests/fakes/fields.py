@@ -1,0 +1,119 @@
+"""Two values of every field of a spec, between which something must differ."""
+
+from typing import Any
+
+TAINT = {"key": "a", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
+FOREVER = {"key": "a", "operator": "Equal", "value": "v", "effect": "NoExecute"}
+CLAIM = {"name": "a", "resourceClaimName": "one"}
+SPREAD = {"topologyKey": "topology.kubernetes.io/zone"}
+GPU = {"count": 1, "resourceName": "nvidia.com/gpu"}
+
+STEPPED = {"steps": [{"replicaPercent": 25, "pauseSeconds": 60}]}
+
+
+def _rollout_of(strategy: str, missing: int) -> dict[str, Any]:
+    return {"strategy": strategy, "maxUnavailable": missing}
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "model.uri": ("pvc://models/a", "pvc://models/b"),
+    "model.servedName": ("", "other"),
+    "model.aliases": ([], ["another"]),
+    "model.inspect": ("Auto", "Always"),
+    "autoscaling.minReplicas": (1, 2),
+    "autoscaling.maxReplicas": (4, 5),
+    "autoscaling.kvTargetPercent": (85, 80),
+    "autoscaling.kvReleasePercent": (70, 60),
+    "autoscaling.backlogHorizonSeconds": (0, 90),
+    "autoscaling.scaleUp.percent": (100, 50),
+    "autoscaling.scaleUp.pods": (4, 1),
+    "autoscaling.scaleUp.periodSeconds": (60, 30),
+    "autoscaling.scaleDown.windowSeconds": (300, 60),
+    "autoscaling.scaleDown.percent": (25, 50),
+    "autoscaling.scaleDown.periodSeconds": (60, 30),
+    "resources.accelerator": (GPU, {**GPU, "count": 0}),
+    "resources.accelerator.count": (0, 1),
+    "resources.accelerator.resourceName": (GPU, {**GPU, "resourceName": "amd.com/gpu"}),
+    "resources.accelerator.classes": ({"count": 1, "classes": ["a"]}, {"count": 1, "classes": ["b"]}),
+    "resources.accelerator.minMemory": ({"count": 1, "minMemory": "1Gi"}, {"count": 1, "minMemory": "50Gi"}),
+    "resources.accelerator.spot": (
+        {"count": 1, "minMemory": "1Gi", "spot": False},
+        {"count": 1, "minMemory": "1Gi", "spot": True},
+    ),
+    "resources.resourceClaims[].name": ([CLAIM], [{**CLAIM, "name": "b"}]),
+    "resources.resourceClaims[].resourceClaimName": ([CLAIM], [{**CLAIM, "resourceClaimName": "two"}]),
+    "resources.resourceClaims[].resourceClaimTemplateName": (
+        [{"name": "a", "resourceClaimTemplateName": "one"}],
+        [{"name": "a", "resourceClaimTemplateName": "two"}],
+    ),
+    "resources.cpu": ("2", "3"),
+    "resources.memory": ("4Gi", "5Gi"),
+    "runtime.dtype": ("auto", "float32"),
+    "runtime.quantization": ("auto", "int8"),
+    "runtime.maxModelLen": (0, 512),
+    "runtime.kvCacheDtype": ("auto", "int8"),
+    "runtime.kvCacheTokens": (0, 512),
+    "runtime.memoryPercent": (90, 80),
+    "runtime.blockSize": (16, 32),
+    "runtime.prefixCache": (True, False),
+    "runtime.cudaGraphs": (True, False),
+    "runtime.maxBatchTokens": (0, 64),
+    "runtime.maxSequences": (256, 8),
+    "runtime.maxWaiting": (1024, 8),
+    "runtime.toolCallParser": ("auto", "hermes"),
+    "runtime.reasoningParser": ("auto", "none"),
+    "runtime.generationConfig": ("auto", "none"),
+    "runtime.pooling": ("auto", "mean"),
+    "runtime.normalize": ("auto", "never"),
+    "runtime.matryoshka": (False, True),
+    "runtime.scoring": ("auto", "similarity"),
+    "rollout.maxSurge": (1, 3),
+    "rollout.strategy": ("Surge", "InPlace"),
+    "rollout.maxUnavailable": (_rollout_of("InPlace", 1), _rollout_of("InPlace", 2)),
+    "rollout.steps[].replicaPercent": ([{"replicaPercent": 25}], [{"replicaPercent": 50}]),
+    "rollout.steps[].pauseSeconds": (
+        [{"replicaPercent": 25, "pauseSeconds": 60}],
+        [{"replicaPercent": 25, "pauseSeconds": 6}],
+    ),
+    "rollout.analysis.minRequests": (
+        {"maxErrorPercent": 3, "minRequests": 50},
+        {"maxErrorPercent": 3, "minRequests": 500},
+    ),
+    "rollout.analysis.maxErrorPercent": (5, 3),
+    "rollout.analysis.maxTtftRegressionPercent": (0, 50),
+    "rollout.autoRollback": (False, True),
+    "rollout.paused": (False, True),
+    "rollout.promote": (STEPPED, {**STEPPED, "promote": "new"}),
+    "rollout.abort": ("", "new"),
+    "rollout.progressDeadlineSeconds": (1800, 60),
+    "drain.timeoutSeconds": (600, 30),
+    "observability.traceSamplePercent": (0, 5),
+    "pod.labels": ({}, {"team": "a"}),
+    "pod.annotations": ({}, {"owner": "a@b.c"}),
+    "pod.topologySpread[].topologyKey": ([SPREAD], [{**SPREAD, "topologyKey": "kubernetes.io/hostname"}]),
+    "pod.topologySpread[].maxSkew": ([SPREAD], [{**SPREAD, "maxSkew": 2}]),
+    "pod.topologySpread[].whenUnsatisfiable": ([SPREAD], [{**SPREAD, "whenUnsatisfiable": "DoNotSchedule"}]),
+    "pod.nodeSelector": ({}, {"disk": "ssd"}),
+    "pod.tolerations[].key": ([TAINT], [{**TAINT, "key": "b"}]),
+    "pod.tolerations[].operator": ([{**TAINT, "value": ""}], [{**TAINT, "value": "", "operator": "Exists"}]),
+    "pod.tolerations[].value": ([TAINT], [{**TAINT, "value": "w"}]),
+    "pod.tolerations[].effect": ([FOREVER], [{**FOREVER, "effect": "NoSchedule"}]),
+    "pod.tolerations[].tolerationSeconds": ([TAINT], [{**TAINT, "tolerationSeconds": 6}]),
+    "pod.imagePullSecrets[].name": ([{"name": "a"}], [{"name": "b"}]),
+}
+
+WHOLE = ("resourceName", "classes", "minMemory", "spot", "maxUnavailable", "promote", "minRequests")
+"""Fields that have an effect only beside others: their cases give the whole object."""
+
+
+def with_value(path: str, value: Any) -> dict[str, Any]:
+    """A spec in which the field has that value; of a list, or of fields that need others, the whole is given."""
+    parts = path.partition("[]")[0].split(".")
+    if isinstance(value, dict) and parts[-1] in WHOLE:
+        parts = parts[:-1]
+    spec: dict[str, Any] = {"model": {"uri": "pvc://models/a"}, "autoscaling": {}}
+    here = spec
+    for part in parts[:-1]:
+        here = here.setdefault(part, {})
+    here[parts[-1]] = value
+    return spec
