@@ -24,7 +24,6 @@ class Snapshot:
     pinned_tokens: int
     cached_tokens: int
     free_tokens: int
-    generated_tokens: int
     reason: str
 
 
@@ -65,7 +64,6 @@ def summary(status: dict[str, Any], readings: tuple[State, ...]) -> Snapshot:
         pinned_tokens=sum(reading.kv.pinned_tokens for reading in readings),
         cached_tokens=sum(reading.kv.cached_tokens for reading in readings),
         free_tokens=sum(reading.kv.free_tokens for reading in readings),
-        generated_tokens=sum(reading.totals.generation_tokens for reading in readings),
         reason=scaling.get("message", ""),
     )
 

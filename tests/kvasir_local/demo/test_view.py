@@ -30,7 +30,6 @@ def test_summary_adds_the_readings() -> None:
         pinned_tokens=48,
         cached_tokens=16,
         free_tokens=64,
-        generated_tokens=15,
         reason="kv asks for 3",
     )
 
