@@ -107,30 +107,69 @@ def test_caches_of_8_bits_agree_in_float16(head: int, cached: torch.dtype, softc
     torch.testing.assert_close(have, want, atol=2e-3, rtol=1e-2)
 
 
+def planned(
+    starts: list[int], lens: list[int], pieces: int, *, window: int = 0, wanted: int = 12, one_block: bool = True
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Pieces as (block, split), splits of each sequence, and the first piece of each."""
+    begin, known = (torch.tensor(values, dtype=torch.int32, device=DEVICE) for values in (starts, lens))
+    sizes = {"KV_HEADS": 2, "BLOCK_Q": 4, "TILE": 16, "ONE_BLOCK": one_block}
+    plan = attention._plan(begin, known, pieces, window, wanted, sizes).tolist()
+    listed, rest = plan[:pieces], plan[pieces:]
+    used = [(piece // 64, piece % 64) for piece in listed if piece >= 0]
+    assert listed[len(used) :] == [-1] * (pieces - len(used))
+    return used, rest[: len(lens)], rest[len(lens) :]
+
+
 def test_long_sequence_beside_short_ones_is_split_and_they_are_not() -> None:
-    lens = [300, 2, 40]
-    starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
-    known = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
-    sizes = {"KV_HEADS": 2, "BLOCK_Q": 4, "TILE": 16}
     # 19 + 1 + 3 tiles for two heads are 46; 12 programs take four tiles each.
-    assert attention._count(starts, known, 0, 12, 8, sizes).tolist() == [5, 1, 1]
+    pieces = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (2, 0)]
+    assert planned([0, 1, 2, 3], [300, 2, 40], 9) == (pieces, [5, 1, 1], [0, 5, 6])
     # A window of 33 leaves at most 3 tiles of each.
-    assert attention._count(starts, known, 33, 2, 8, sizes).tolist() == [1, 1, 1]
-    # Room is for eight splits at most.
-    assert attention._count(starts, known, 0, 1000, 8, sizes).tolist() == [8, 1, 2]
+    assert planned([0, 1, 2, 3], [300, 2, 40], 9, window=33, wanted=2)[1] == [1, 1, 1]
+    # Two tiles are the least.
+    assert planned([0, 1, 2, 3], [300, 2, 40], 509, wanted=1000)[1] == [10, 1, 2]
+    # The second has no tokens, whatever is said of its length.
+    assert planned([0, 1, 1, 2], [300, 1 << 20, 40], 9)[0] == [*((0, i) for i in range(5)), (2, 0)]
+
+
+def test_each_block_of_a_chunk_is_split() -> None:
+    # Nine tokens are three blocks, which begin at the first block that may be theirs; 6 of 60 tiles for 8 programs.
+    found = planned([0, 1, 10], [20, 300], 20, wanted=8, one_block=False)
+    assert found == ([(0, 0), *((block, i) for block in (1, 2, 3) for i in (0, 1))], [1, 2], [0, 1])
+
+
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 500)), min_size=1, max_size=4),
+    wanted=st.integers(1, 40),
+)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_a_plan_is_never_longer_than_there_is_room(sequences: list[tuple[int, int]], wanted: int) -> None:
+    starts = [0]
+    for queries, _ in sequences:
+        starts.append(starts[-1] + queries)
+    blocks = starts[-1] // 4 + len(sequences)
+    lens = [queries + before for queries, before in sequences]
+    used, splits, _ = planned(starts, lens, blocks + -(-wanted // 2), wanted=wanted, one_block=False)
+    assert (
+        len(used)
+        == len(set(used))
+        == sum(n * -(-queries // 4) for n, (queries, _) in zip(splits, sequences, strict=True))
+    )
 
 
 @pytest.mark.parametrize(
-    ("programs", "tiles", "part_bytes", "want"),
+    ("blocks", "tiles", "rows_bytes", "few_queries", "want"),
     [
-        (8, 1000, 1, 32),  # one sequence: as many as there may be
-        (8, 9, 1, 4),  # a short one
-        (8, 1, 1, 1),  # nothing to split
-        (512, 1000, 1, 4),  # 16 programs for each of 132 processors
-        (4096, 1000, 1, 1),  # the card is full without
-        (8, 1000, 32 << 20, 2),  # scratch is bounded
-        (8, 1000, 65 << 20, 1),
+        (1, 1000, 8192, True, 1 + 50),  # one sequence: three for each of 132 processors
+        (64, 1000, 8192, True, 64 + 50),
+        (527, 1000, 8192, True, 527 + 50),
+        (528, 1000, 8192, True, 0),  # the card is full without
+        (49, 1000, 65536, False, 49 + 50),
+        (50, 1000, 65536, False, 0),  # and of prompts sooner
+        (1, 4, 8192, True, 51),
+        (1, 3, 8192, True, 0),  # nothing to split
+        (49, 1000, 1 << 20, False, 0),  # scratch is bounded
     ],
 )
-def test_room_for_splits(programs: int, tiles: int, part_bytes: int, want: int) -> None:
-    assert attention.most_splits(programs, tiles, part_bytes, 132) == want
+def test_room_for_pieces(blocks: int, tiles: int, rows_bytes: int, few_queries: bool, want: int) -> None:
+    assert attention.most_pieces(blocks, 8, tiles, rows_bytes, 132, few_queries=few_queries) == want

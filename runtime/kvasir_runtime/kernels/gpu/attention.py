@@ -1,10 +1,11 @@
 """Paged attention as one Triton kernel for prefill, chunks, decode and several query tokens a sequence, mixed at will.
 
 All query heads of a key head, for BLOCK_Q tokens, are the rows of one product, so each tile of keys and values is read
-once for the whole group and even decode has the 16 rows that tensor cores want. Few long sequences are split over more
-programs; how often each one is follows from the lengths on the device, so the grid hangs on nothing but the numbers of
-tokens and sequences and may be recorded in a graph. What has more than one split is merged by a second kernel.
-Split parts are kept in float32; a part is its own softmax and the logarithm (base 2) of its sum.
+once for the whole group and even decode has the 16 rows that tensor cores want. Where programs are few, long sequences
+are split into pieces; how many each has follows from the lengths on the device, where a plan lists them. The grid is as
+long as such a list can get, so it hangs on nothing but the numbers of tokens and sequences and may be recorded in a
+graph. What has several pieces is merged by a second kernel; they are kept in float32, each as a softmax of its own and
+the logarithm (base 2) of its sum.
 Sources: Kwon et al. 2023; Dao et al. 2023 (split); Ringlein et al. 2025, arXiv 2511.11581 (query blocks, fixed grid).
 """
 
@@ -23,10 +24,10 @@ from kvasir_runtime.kernels.spans import Spans
 
 # A program should find at least this many tiles, or the merge costs more than the split gains.
 _MIN_TILES = 2
-_MAX_SPLITS = 32
-_MAX_SCRATCH_BYTES = 64 << 20
-# Programs per multiprocessor: that work is split into, and that a grid may have when most of them end at once.
-_WANTED, _MOST = 3, 16
+_MAX_SCRATCH_BYTES = 128 << 20
+# Pieces per multiprocessor that work is cut into, and programs without cuts from which on the card is full enough:
+# of prompts, and of sequences with a few tokens, one of which may be much longer than the others.
+_WANTED, _FULL, _FULL_OF_TOKENS = 3, 3, 32
 _LOG2E = math.log2(math.e)
 
 
@@ -68,50 +69,63 @@ def attend(
     one_block = spans.longest_query <= block_q
     blocks = sequences if one_block else tokens // block_q + sequences
     longest = spans.block_tables.shape[1] * block_size
-    splits = most_splits(blocks * kv_heads, -(-longest // chosen.tile), tokens * heads * head * 4, processors)
+    pieces = most_pieces(
+        blocks, kv_heads, -(-longest // chosen.tile), block_m * head * 4, processors, few_queries=one_block
+    )
     starts, lens = spans.lengths()
-    sizes = {"KV_HEADS": kv_heads, "BLOCK_Q": block_q, "TILE": chosen.tile}
-    counts = starts
-    if splits > 1:
+    sizes = {"KV_HEADS": kv_heads, "BLOCK_Q": block_q}
+    plan = starts
+    if pieces:
         # The mean work of a program, not its longest, decides: keyed by all that enters.
-        key = ("splits", window, processors, splits, *sizes.values())
-        counts = spans.once(key, lambda: _count(starts, lens, window, processors * _WANTED, splits, sizes))
+        how = {**sizes, "TILE": chosen.tile, "ONE_BLOCK": one_block}
+        key = ("plan", window, processors, *how.values())
+        plan = spans.once(key, lambda: _plan(starts, lens, pieces, window, processors * _WANTED, how))
     out = query.new_empty((tokens, heads * head))
-    parts = torch.empty((tokens, heads, splits, head) if splits > 1 else (1,), dtype=torch.float32, device=query.device)
-    logs = torch.empty((tokens, heads, splits) if splits > 1 else (1,), dtype=torch.float32, device=query.device)
-    shape = {"HEAD": head, "PADDED": triton.next_power_of_2(head)}
+    rows = pieces * kv_heads * block_m or 1
+    parts = torch.empty((rows, head), dtype=torch.float32, device=query.device)
+    logs = torch.empty((rows,), dtype=torch.float32, device=query.device)
+    shape = {"GROUP": group, "HEAD": head, "PADDED": triton.next_power_of_2(head), "BLOCK_M": block_m}
     table_stride = spans.block_tables.stride(0)
     scales, sunk = cache_rows.scales(cache), logs if sinks is None else sinks
     factor, cap = (scale * _LOG2E, 0.0) if not softcap else (scale / softcap * 2 * _LOG2E, softcap * _LOG2E)
-    attention_kernels.attend[(blocks * kv_heads, splits)](
-        query, cache, scales, spans.block_tables, starts, lens, counts, sunk, out, parts, logs,
-        factor, cap, window, sequences, splits, *query.stride()[:2], cache.stride(0), table_stride,
-        KV_HEADS=kv_heads, GROUP=group, ROW=row, BLOCK_M=block_m, BLOCK_Q=block_q, TILE=chosen.tile,
-        BLOCK_SIZE=block_size, WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=splits > 1, KIND=cache_rows.kind(cache),
-        CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype), **shape,
+    attention_kernels.attend[((pieces or blocks) * kv_heads,)](
+        query, cache, scales, spans.block_tables, starts, lens, plan, sunk, out, parts, logs,
+        factor, cap, window, sequences, pieces, *query.stride()[:2], cache.stride(0), table_stride,
+        TILE=chosen.tile, ROW=row, BLOCK_SIZE=block_size, WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=pieces > 0,
+        KIND=cache_rows.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype),
+        **sizes, **shape,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
-    if splits > 1:
+    if pieces:
         attention_kernels.merge[(tokens, heads)](
-            parts, logs, starts, counts, out, sequences, splits, HEADS=heads, ROOM=_MAX_SPLITS, **shape, **options(2048)
-        )
+            parts, logs, starts, plan, out, sequences, pieces,
+            ONE_TOKEN=spans.longest_query == 1, **sizes, **shape, **options(2048),
+        )  # fmt: skip
     return out
 
 
-def most_splits(programs: int, tiles_of_longest: int, part_bytes: int, processors: int) -> int:
-    """Splits that a launch makes room for, a power of two. programs: without splits; part_bytes: scratch of one."""
-    room = min(processors * _MOST // programs, tiles_of_longest // _MIN_TILES, _MAX_SCRATCH_BYTES // part_bytes)
-    return 1 << (max(1, min(room, _MAX_SPLITS)).bit_length() - 1)
+def most_pieces(
+    blocks: int, kv_heads: int, tiles_of_longest: int, rows_bytes: int, processors: int, *, few_queries: bool
+) -> int:
+    """How long a plan may get; 0 where nothing is to be split.
+
+    blocks: of queries, 1 for each sequence where it has few queries; tiles_of_longest: of the cache, as many as a
+    sequence may have; rows_bytes: scratch of a block's rows.
+    """
+    full = processors * (_FULL_OF_TOKENS if few_queries else _FULL)
+    pieces = blocks + -(-processors * _WANTED // kv_heads)
+    too_much = pieces * kv_heads * rows_bytes > _MAX_SCRATCH_BYTES
+    return 0 if too_much or blocks * kv_heads >= full or tiles_of_longest < 2 * _MIN_TILES else pieces
 
 
-def _count(starts: Tensor, lens: Tensor, window: int, wanted: int, most: int, sizes: dict[str, int]) -> Tensor:
-    """Splits of each sequence, `most` at most, about `wanted` in all: (sequences,) int32."""
-    counts = torch.empty_like(lens)
-    attention_kernels.count_splits[(1,)](
-        starts, lens, counts, lens.shape[0], window, wanted, most,
-        **sizes, MIN_TILES=_MIN_TILES, BLOCK=256, **options(512),
+def _plan(starts: Tensor, lens: Tensor, pieces: int, window: int, wanted: int, how: dict[str, int]) -> Tensor:
+    """What is split into what, as attention_kernels has it: (pieces + 2 * sequences,) int32."""
+    plan = lens.new_empty((pieces + 2 * lens.shape[0],))
+    attention_kernels.make_plan[(1,)](
+        starts, lens, plan, lens.shape[0], pieces, window, wanted,
+        **how, MIN_TILES=_MIN_TILES, BLOCK=256, **options(512),
     )  # fmt: skip
-    return counts
+    return plan
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -1,12 +1,17 @@
-"""The kernels of paged attention: counting splits, attention itself, and the merge of what was split.
+"""The kernels of paged attention: the plan of its pieces, attention itself, and the merge of what was split.
 
 Launched by `attention`, which says why they are cut like this. Tensors' shapes are those of `kernels.attention`.
+A plan is int32: num_pieces of block * ROOM + split, -1 behind the last; then of each sequence how often its blocks are
+split; then of each its first piece.
 """
 
 import triton
 import triton.language as tl
 
 from kvasir_runtime.kernels.gpu.cache_rows import FLOAT8, INT8
+
+# Splits of one block at most, and elements of a sequence in a plan.
+ROOM = tl.constexpr(64)
 
 
 @triton.jit
@@ -28,35 +33,49 @@ def _sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
     return low
 
 
+@triton.jit
+def _of_sequences(starts, lens, index, num_sequences, window, BLOCK_Q: tl.constexpr, TILE: tl.constexpr):
+    """First query token, blocks of queries, and tiles that such a block sees at most, 0 past the last sequence."""
+    here = index < num_sequences
+    first = tl.load(starts + index, mask=here, other=0)
+    num_queries = tl.load(starts + index + 1, mask=here, other=0) - first
+    seen = tl.load(lens + index, mask=here, other=0)
+    if window > 0:
+        seen = tl.minimum(seen, window + num_queries - 1)
+    return first, (num_queries + BLOCK_Q - 1) // BLOCK_Q, (seen + TILE - 1) // TILE
+
+
 @triton.jit(
-    do_not_specialize=["num_sequences", "window", "wanted", "most"],
-    do_not_specialize_on_alignment=["starts", "lens", "counts"],
+    do_not_specialize=["num_sequences", "num_pieces", "window", "wanted"],
+    do_not_specialize_on_alignment=["starts", "lens", "plan"],
 )
-def count_splits(
-    starts, lens, counts, num_sequences, window, wanted, most,
-    KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
+def make_plan(
+    starts, lens, plan, num_sequences, num_pieces, window, wanted,
+    KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Cut all sequences into pieces of equal length, such that there are about as many as wanted."""
+    """Cut all sequences into pieces of equal length, about as many as wanted, and never more than wanted and blocks."""
     lanes = tl.arange(0, BLOCK)
     work = window * 0
     for base in range(0, num_sequences, BLOCK):
-        here = base + lanes < num_sequences
-        first = tl.load(starts + base + lanes, mask=here, other=0)
-        num_queries = tl.load(starts + base + lanes + 1, mask=here, other=0) - first
-        seen = tl.load(lens + base + lanes, mask=here, other=0)
-        if window > 0:
-            seen = tl.minimum(seen, window + num_queries - 1)
-        work += tl.sum((seen + TILE - 1) // TILE * ((num_queries + BLOCK_Q - 1) // BLOCK_Q))
+        _, blocks, tiles = _of_sequences(starts, lens, base + lanes, num_sequences, window, BLOCK_Q, TILE)
+        work += tl.sum(tiles * blocks)
     piece = tl.maximum((work * KV_HEADS + wanted - 1) // wanted, MIN_TILES)
+    total = window * 0
     for base in range(0, num_sequences, BLOCK):
-        here = base + lanes < num_sequences
-        first = tl.load(starts + base + lanes, mask=here, other=0)
-        num_queries = tl.load(starts + base + lanes + 1, mask=here, other=0) - first
-        seen = tl.load(lens + base + lanes, mask=here, other=0)
-        if window > 0:
-            seen = tl.minimum(seen, window + num_queries - 1)
-        pieces = ((seen + TILE - 1) // TILE + piece - 1) // piece
-        tl.store(counts + base + lanes, tl.minimum(tl.maximum(pieces, 1), most), mask=here)
+        index = base + lanes
+        first, blocks, tiles = _of_sequences(starts, lens, index, num_sequences, window, BLOCK_Q, TILE)
+        splits = tl.minimum(tl.maximum((tiles + piece - 1) // piece, 1), ROOM)
+        pieces = splits * blocks
+        begin = total + tl.cumsum(pieces, 0) - pieces
+        tl.store(plan + num_pieces + index, splits, mask=index < num_sequences)
+        tl.store(plan + num_pieces + num_sequences + index, begin, mask=index < num_sequences)
+        block = index if ONE_BLOCK else first // BLOCK_Q + index
+        for nth in range(tl.max(pieces)):
+            tl.store(plan + begin + nth, (block + nth // splits) * ROOM + nth % splits, mask=nth < pieces)
+        total += tl.sum(pieces)
+    for rest in range(total, num_pieces, BLOCK):
+        tl.store(plan + rest + lanes, -1, mask=rest + lanes < num_pieces)
 
 
 @triton.jit
@@ -140,32 +159,36 @@ def _advance(
 # What changes from step to step must not be compiled for: serving would wait for the compiler. Nor must where lengths
 # begin, which are slices of what one copy brought.
 @triton.jit(
-    do_not_specialize=["num_sequences", "window", "splits", "table_stride"],
-    do_not_specialize_on_alignment=["tables", "starts", "lens", "counts", "sinks"],
+    do_not_specialize=["num_sequences", "num_pieces", "window", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "starts", "lens", "plan", "sinks"],
 )
 def attend(
-    query, cache, scales, tables, starts, lens, counts, sinks, out, parts, logs, log2_scale, cap, window,
-    num_sequences, splits, token_stride, query_head_stride, values, table_stride,
+    query, cache, scales, tables, starts, lens, plan, sinks, out, parts, logs, log2_scale, cap, window,
+    num_sequences, num_pieces, token_stride, query_head_stride, values, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOWED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr,
     SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of query tokens, one key head, one split.
+    """One block of query tokens, one key head, all of the block's positions or a piece of them.
 
     ROW: elements of a row of the cache; scales: the cache as float32, where KIND is INT8. log2_scale: what scores are
     multiplied by, log2(e) included; with a cap, half of what is wanted divided by it. cap: times log2(e).
     """
-    kv_head = tl.program_id(0) % KV_HEADS
-    # The last blocks of a prompt see most, so they start first.
-    index = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
+    kv_head, piece = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS
+    if SPLIT:
+        planned = tl.load(plan + piece)
+        if planned < 0:
+            return
+        index, split = planned // ROOM, planned % ROOM
+    else:
+        # The last blocks of a prompt see most, so they start first.
+        index, split = tl.num_programs(0) // KV_HEADS - 1 - piece, 0
     sequence = index if ONE_BLOCK else _sequence_at(starts, index, num_sequences, BLOCK_Q)
     start = tl.load(starts + sequence)
     num_queries = tl.load(starts + sequence + 1) - start
     skipped = 0 if ONE_BLOCK else (index - start // BLOCK_Q - sequence) * BLOCK_Q
-    num_splits = tl.load(counts + sequence) if SPLIT else 1
-    split = tl.program_id(1)
-    if skipped >= num_queries or split >= num_splits:
+    if skipped >= num_queries:
         return
     rows = tl.arange(0, BLOCK_M)
     token = skipped + rows // GROUP
@@ -182,10 +205,12 @@ def attend(
     stop = origin + tl.minimum(num_queries, skipped + BLOCK_Q)
     first_tile = tl.maximum(origin + skipped - window + 1, 0) // TILE if WINDOWED else 0
     last_tile = (stop + TILE - 1) // TILE
+    num_splits = 1
     if SPLIT:
-        piece = (last_tile - first_tile + num_splits - 1) // num_splits
-        first_tile += split * piece
-        last_tile = tl.minimum(first_tile + piece, last_tile)
+        num_splits = tl.load(plan + num_pieces + sequence)
+        tiles = (last_tile - first_tile + num_splits - 1) // num_splits
+        first_tile += split * tiles
+        last_tile = tl.minimum(first_tile + tiles, last_tile)
     sums = tl.full((BLOCK_M,), 0, tl.float32)
     # Low, but finite: where a row sees nothing, differences of peaks stay numbers.
     peaks = tl.full((BLOCK_M,), -1e30, tl.float32)
@@ -214,31 +239,42 @@ def attend(
         HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, True, WINDOWED, KIND, CAPPED, PRECISION,
     )  # fmt: skip
     result = total / tl.where(sums > 0, sums, 1.0)[:, None]
-    target = (start + token).to(tl.int64) * (KV_HEADS * GROUP) + head
     if num_splits == 1:
+        target = (start + token).to(tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(out + target[:, None] * HEAD + dims[None, :], result.to(out.dtype.element_ty), mask=store)
     else:
-        target = target * splits + split
+        target = tl.program_id(0).to(tl.int64) * BLOCK_M + rows
         tl.store(parts + target[:, None] * HEAD + dims[None, :], result, mask=store)
-        tl.store(logs + target, tl.where(sums > 0, peaks + tl.log2(sums), float("-inf")), mask=valid)
+        tl.store(
+            logs + target, tl.where(sums > 0, peaks + tl.log2(tl.where(sums > 0, sums, 1.0)), float("-inf")), mask=valid
+        )
 
 
-@triton.jit(do_not_specialize=["num_sequences", "splits"], do_not_specialize_on_alignment=["starts", "counts"])
+@triton.jit(do_not_specialize=["num_sequences", "num_pieces"], do_not_specialize_on_alignment=["starts", "plan"])
 def merge(
-    parts, logs, starts, counts, out, num_sequences, splits,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROOM: tl.constexpr,
+    parts, logs, starts, plan, out, num_sequences, num_pieces,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, ONE_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: the parts of its splits, weighted by the sums that they stand for."""
-    token = tl.program_id(0)
-    num_splits = tl.load(counts + _sequence_at(starts, token, num_sequences, 0))
-    if num_splits == 1:
-        return  # written by _attend itself
-    place = token.to(tl.int64) * HEADS + tl.program_id(1)
+    """One head of one token: the parts of its splits, weighted by the sums that they stand for.
+
+    ONE_TOKEN: each sequence has one, so that nobody needs to search for whose it is.
+    """
+    token, head = tl.program_id(0), tl.program_id(1)
+    sequence = token if ONE_TOKEN else _sequence_at(starts, token, num_sequences, 0)
+    start = tl.load(starts + sequence)
+    num_splits = tl.load(plan + num_pieces + sequence)
+    if num_splits == 1 or token >= tl.load(starts + sequence + 1):
+        return  # written by `attend` itself, or padding
+    piece = tl.load(plan + num_pieces + num_sequences + sequence) + (token - start) // BLOCK_Q * num_splits
+    row = (token - start) % BLOCK_Q * GROUP + head % GROUP
     split = tl.arange(0, ROOM)
     dims = tl.arange(0, PADDED)
-    log = tl.load(logs + place * splits + split, mask=split < num_splits, other=float("-inf"))
+    place = ((piece + split) * KV_HEADS + head // GROUP).to(tl.int64) * BLOCK_M + row
+    log = tl.load(logs + place, mask=split < num_splits, other=float("-inf"))
     weights = tl.exp2(log - tl.max(log, 0))
     mask = (split < num_splits)[:, None] & (dims < HEAD)[None, :]
-    part = tl.load(parts + (place * splits + split)[:, None] * HEAD + dims[None, :], mask=mask, other=0.0)
+    part = tl.load(parts + place[:, None] * HEAD + dims[None, :], mask=mask, other=0.0)
     result = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + place * HEAD + dims, result.to(out.dtype.element_ty), mask=dims < HEAD)
+    target = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD
+    tl.store(out + target + dims, result.to(out.dtype.element_ty), mask=dims < HEAD)
