@@ -26,7 +26,6 @@ def hopper() -> Iterator[Hopper]:
 MODELS = {
     "mixtral-prefill": (2048, 8, 2, 4096, 14336, torch.bfloat16),
     "qwen3-decode": (8, 128, 8, 2048, 768, torch.bfloat16),
-    "qwen3-many": (300, 128, 8, 2048, 768, torch.bfloat16),
     "qwen2-between": (500, 60, 4, 2048, 1408, torch.float16),
     "512-experts": (1, 512, 10, 2048, 512, torch.bfloat16),
     "float32": (40, 8, 2, 256, 100, torch.float32),

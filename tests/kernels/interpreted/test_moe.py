@@ -40,7 +40,7 @@ def routed(logits: torch.Tensor, top_k: int, renormalised: bool, block_m: int) -
         (3, 5, 1, 16),
         (60, 8, 8, 16),
         (33, 60, 4, 16),
-        (17, 512, 10, 16),
+        (300, 512, 2, 16),
         (300, 128, 8, 16),
         (600, 3, 2, 64),
     ],
@@ -71,15 +71,21 @@ def test_what_is_no_number_harms_no_other_token(odd: float) -> None:
     torch.testing.assert_close(lists.shares.cpu().view(5, 2)[kept], wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+SIZES = {
+    "one": (1, 8, 2, 64, 96),
+    "some": (9, 4, 2, 96, 80),
+    "64-a-block": (70, 2, 1, 64, 40),
+    "128-a-block": (300, 2, 2, 32, 16),
+    "many-experts": (70, 128, 2, 32, 16),
+}
+HALVES = ("some", "64-a-block")
+
+
 @pytest.mark.parametrize(
-    ("tokens", "experts", "top_k", "hidden", "inner"),
-    [(1, 8, 2, 64, 96), (9, 4, 2, 96, 80), (70, 2, 1, 64, 40), (300, 2, 2, 32, 16), (70, 128, 2, 32, 16)],
-    ids=["one", "some", "64-a-block", "128-a-block", "many-experts"],
+    ("name", "dtype"), [*((name, torch.float32) for name in SIZES), *((name, torch.float16) for name in HALVES)]
 )
-def test_experts_are_the_references(
-    tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: torch.dtype
-) -> None:
+def test_experts_are_the_references(name: str, dtype: torch.dtype) -> None:
+    tokens, experts, top_k, hidden, inner = SIZES[name]
     generator = torch.Generator().manual_seed(2)
     router, gate_up, down = operation._random(generator, experts, hidden, inner)
     x = (
@@ -103,8 +109,9 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float32) for name in SHORT), ("int4", torch.float16), ("fp8", torch.float16)]
+)
 def test_experts_of_few_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
     experts, tokens, hidden, inner = 4, 9, 384 if name == "fp8-blocks" else 160, 128
     generator = torch.Generator().manual_seed(3)
