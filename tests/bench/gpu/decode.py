@@ -5,28 +5,31 @@ forced. Steps count from when all sequences have begun and the first ones of the
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from bench.gpu import idle
 from bench.gpu.book import Cell, Goal, failed, measured, skipped
 from bench.gpu.floors import step
 from bench.gpu.inprocess import Late, Served, prompt, request
 from bench.gpu.section import NO_TIME, Context
-from kvasir_api import options
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.wire import Step, Submit, ToEngine
 
 GOALS: Final = {
-    ("none", 1, 1024): 0.85,
-    ("none", 64, 1024): 0.85,
-    ("none", 256, 1024): 0.90,
-    ("none", 64, 8192): 0.95,
+    ("bfloat16", 1, 1024): 0.85,
+    ("bfloat16", 64, 1024): 0.85,
+    ("bfloat16", 256, 1024): 0.90,
+    ("bfloat16", 64, 8192): 0.95,
     ("fp8", 1, 1024): 0.72,
 }
-QUANTIZATIONS: Final = ("fp8", "int4")
-"""Those that are measured where the engine has them for this device."""
-IDLE_S: Final = 100e-6
+VARIANTS: Final[dict[str, dict[str, str]]] = {
+    "fp8": {"quantization": "fp8"},
+    "fp8 and its cache": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "int4": {"quantization": "int4"},
+}
+"""Besides 16 bits, at the first context only; where the engine has them for this device."""
 WASTE: Final = 0.04
 LEAST_S: Final = 10.0
 
@@ -96,35 +99,42 @@ def spare(prompts: Sequence[Sequence[int]], budget: int) -> int:
 
 def grid(context: Context) -> Iterator[Cell]:
     """Every batch and context, in 16 bits and in what else the engine has."""
-    yield from _grid(context, "none", context.sizes.decode)
-    for quantization in QUANTIZATIONS:
-        few = [cell for cell in context.sizes.decode if cell[1] == context.sizes.decode[0][1]]
-        if quantization not in get_args(options.Quantization):
-            yield skipped("decode", f"decode, {quantization}", f"the engine has no --quantization {quantization}")
+    yield from _grid(context, context.sizes.dtype, {"quantization": "none"}, context.sizes.decode)
+    few = [cell for cell in context.sizes.decode if cell[1] == context.sizes.decode[0][1]]
+    for label, how in VARIANTS.items():
+        missing = [value for name, value in how.items() if value not in _known(name)]
+        if missing:
+            yield skipped("decode", f"decode, {label}", f"the engine has no {missing[0]}")
             continue
         try:
-            yield from _grid(context, quantization, few)
+            yield from _grid(context, label, how, few)
         except Exception as error:  # noqa: BLE001 -- one precision must not cost the others
-            yield failed("decode", f"decode, {quantization}", str(error))
+            yield failed("decode", f"decode, {label}", str(error))
 
 
-def _grid(context: Context, quantization: str, cells: Sequence[tuple[int, int]]) -> Iterator[Cell]:
-    label = context.sizes.dtype if quantization == "none" else quantization
+def _known(option: str) -> tuple[str, ...]:
+    return get_args(ServeOptions.model_fields[option].annotation)
+
+
+def _grid(context: Context, label: str, how: Mapping[str, str], cells: Sequence[tuple[int, int]]) -> Iterator[Cell]:
     names = {cell: f"decode, {label}, {cell[0]} x {cell[1]}" for cell in cells}
     if context.left_s < LEAST_S:
         yield from (skipped("decode", name, NO_TIME) for name in names.values())
         return
-    served = Served(context.model, context.sizes, context.device, quantization=quantization)
-    for cell in cells:
-        yield _decoded(context, served, quantization, cell, names[cell])
-    if quantization == "none":
-        yield _waste(context, served)
-        budget = served.runner.facts.max_batch_tokens
-        yield idle.waited(context, served, functools.partial(Steady, budget=budget, warm=context.sizes.warm_steps))
-    served.close()
+    served = Served(context.model, context.sizes, context.device, **how)
+    try:
+        for cell, name in names.items():
+            goal = GOALS.get((label, *cell))
+            yield _decoded(context, served, cell, name, Goal(sense="ratio", value=goal) if goal else Goal())
+        if label == context.sizes.dtype:
+            yield _waste(context, served)
+            budget = served.runner.facts.max_batch_tokens
+            yield idle.waited(context, served, functools.partial(Steady, budget=budget, warm=context.sizes.warm_steps))
+    finally:
+        served.close()
 
 
-def _decoded(context: Context, served: Served, quantization: str, cell: tuple[int, int], name: str) -> Cell:
+def _decoded(context: Context, served: Served, cell: tuple[int, int], name: str, goal: Goal) -> Cell:
     batch, known = cell
     sizes = context.sizes
     if context.left_s < LEAST_S:
@@ -141,18 +151,13 @@ def _decoded(context: Context, served: Served, quantization: str, cell: tuple[in
         return skipped("decode", name, f"{NO_TIME}: {error}")
     except RuntimeError as error:
         return failed("decode", name, str(error))
-    kv_bytes = facts.kv_bytes_per_token / context.work.kv_width
     mean = sum(script.contexts) / len(script.contexts)
-    floor = step(
-        batch, mean, context.work, context.weight_bytes(quantization), kv_bytes, context.ceilings(quantization)
-    )
-    return measured("decode", name, script.seconds, floor=floor, **_aim(quantization, cell, script.seconds))
-
-
-def _aim(quantization: str, cell: tuple[int, int], seconds: Sequence[float]) -> dict[str, Any]:
-    goal = GOALS.get((quantization, *cell))
-    rate = cell[0] * len(seconds) / sum(seconds)
-    return {"goal": Goal(sense="ratio", value=goal) if goal else Goal(), "note": f"{rate:,.0f} tokens/s"}
+    kv_bytes = facts.kv_bytes_per_token / context.work.kv_width
+    top = context.ceilings(facts.quantization)
+    floor = step(batch, mean, context.work, facts.weights_bytes - context.table_bytes, kv_bytes, top)
+    seconds = script.seconds
+    note = f"{batch * len(seconds) / sum(seconds):,.0f} tokens/s"
+    return measured("decode", name, seconds, floor=floor, goal=goal, note=note)
 
 
 def _waste(context: Context, served: Served) -> Cell:

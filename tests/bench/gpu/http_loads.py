@@ -43,7 +43,7 @@ def crowds(context: Context) -> Iterator[Cell]:
         alone = _asked(
             context, base, Workload(requests=count, concurrency=1, prompt_tokens=(length,) * 2, output_tokens=(4, 4))
         )
-        floor = floors.prefill(length, 0, context.work, context.head, context.weight_bytes("none"), context.ceilings())
+        floor = floors.prefill(length, 0, context.work, context.head, context.weight_bytes, context.ceilings())
         yield _first_token(first, alone, floor)
         for crowd, name in names.items():
             if context.left_s < (LEAST_S if sizes.name == "full" else 1.0):
@@ -56,7 +56,7 @@ def starts(context: Context) -> Iterator[Cell]:
     """From the command to the first 200: with nothing known of the model, then with what that start kept."""
     plans = context.folder / "plans"
     known: dict[str, Running] = {}
-    weights = context.weight_bytes("none")
+    weights = context.weight_bytes
     for name, which in (("start, the first of a model", "cold"), ("start, a later one", "warm")):
         if context.left_s < (START_S if context.sizes.name == "full" else 1.0):
             yield skipped("start", name, NO_TIME)
@@ -136,7 +136,7 @@ def _crowd(context: Context, base: str, crowd: tuple[int, int, int, int], name: 
     found, _ = _asked(context, base, load_of, seed=clients)
     if found.failed:
         return failed("serving", name, f"{found.failed} of {found.requests} failed: {found.first_error}")
-    work, head, weights = context.work, context.head, context.weight_bytes("none")
+    work, head, weights = context.work, context.head, context.weight_bytes
     kv_bytes = float(context.sizes.shape.dtype.itemsize)
     floor = floors.load(clients, prompt, answer, work, head, weights, kv_bytes, context.ceilings())
     note = f"first token {found.ttft_s.median * 1e3:.0f} ms, between tokens {found.tpot_s.median * 1e3:.1f} ms"

@@ -112,8 +112,13 @@ class Served:
         seat = Seat(script, clock() + left_s, clock)
         link = cast("Link", seat)
         engine = started(self.options, lambda *_: cast("Any", self.runner), link, Lobby(link))
+        gc.collect()
+        gc.freeze()  # as the engine's own process does
         seat.open()
-        engine.run()
+        try:
+            engine.run()
+        finally:
+            gc.unfreeze()
         if script.wrong:
             raise RuntimeError(script.wrong)
         if seat.late:

@@ -72,7 +72,7 @@ def _compiled(context: Context, name: str) -> Cell:
             times.append(time.perf_counter() - started)
     wide = float(sizes.shape.dtype.itemsize)
     mean = sizes.peer_context + sizes.warm_steps + sizes.steps / 2
-    floor = floors.step(1, mean, context.work, context.weight_bytes("none"), wide, context.ceilings())
+    floor = floors.step(1, mean, context.work, context.weight_bytes, wide, context.ceilings())
     return measured("peers", name, times, floor=floor)
 
 

@@ -64,7 +64,7 @@ def grid(context: Context) -> Iterator[Cell]:
         except Late as error:
             yield skipped("prefill", name, f"{NO_TIME}: {error}")
             continue
-        floor = prefill(tokens, 0, context.work, context.head, context.weight_bytes("none"), context.ceilings())
+        floor = prefill(tokens, 0, context.work, context.head, context.weight_bytes, context.ceilings())
         goal = Goal(sense="ratio", value=GOALS[tokens]) if tokens in GOALS else Goal()
         yield measured("prefill", name, script.seconds, floor=floor, goal=goal)
     yield from _follow_up(context, served)
@@ -86,7 +86,7 @@ def _follow_up(context: Context, served: Served) -> Iterator[Cell]:
     except Late as error:
         yield from (skipped("prefill", name, f"{NO_TIME}: {error}") for name in (cold, warm, times))
         return
-    top, weights = context.ceilings(), context.weight_bytes("none")
+    top, weights = context.ceilings(), context.weight_bytes
     floors = [
         prefill(n, before, context.work, context.head, weights, top) for n, before in ((tokens, 0), (ADDED, tokens))
     ]

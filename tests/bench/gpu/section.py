@@ -52,16 +52,19 @@ class Context:
         """The checkpoint, made by whoever asks first."""
         return models.provided(self.folder / "model", self.sizes.shape, self.torch_device)
 
-    def weight_bytes(self, quantization: str) -> float:
-        """Of all weights that a step reads; the output layer stays as it is in fp8, and takes 8 bits beside int4."""
-        layers, wide = self.work.weights - self.head, self.sizes.shape.dtype.itemsize
-        each = {"none": (wide, wide), "fp8": (1.0, wide), "int8": (1.0625, 1.0625), "int4": (0.625, 1.0625)}
-        body, head = each[quantization]
-        return layers * body + self.head * head
+    @property
+    def table_bytes(self) -> int:
+        """Of the table of embeddings, of which a step reads a few rows only."""
+        return self.head * self.sizes.shape.dtype.itemsize
 
-    def ceilings(self, quantization: str = "none") -> Ceilings:
-        """Those of this run."""
-        return ceilings_of(self.book, "fp8" if quantization == "fp8" else self.sizes.dtype)
+    @property
+    def weight_bytes(self) -> float:
+        """Of all weights that a step reads in the model's own type."""
+        return float(self.work.weights * self.sizes.shape.dtype.itemsize)
+
+    def ceilings(self, quantization: str = "") -> Ceilings:
+        """Those of this run, for weights as the engine says that it holds them."""
+        return ceilings_of(self.book, "fp8" if "fp8" in quantization else self.sizes.dtype)
 
 
 Section = Callable[[Context], Iterator[Cell]]

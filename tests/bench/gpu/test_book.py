@@ -151,7 +151,7 @@ def test_the_page_that_is_committed_is_what_its_results_say(tmp_path: Path) -> N
 
 def test_every_goal_of_the_page_is_a_cell_that_a_full_run_makes() -> None:
     made = {("decode", f"decode, {FULL.dtype}, {b} x {c}") for b, c in FULL.decode}
-    made |= {("decode", f"decode, {q}, {b} x {c}") for q in decode.QUANTIZATIONS for b, c in FULL.decode}
+    made |= {("decode", f"decode, {q}, {b} x {c}") for q in decode.VARIANTS for b, c in FULL.decode}
     made |= {
         ("decode", f"device idle in a step, 1 x {FULL.decode[0][1]}"),
         ("decode", "kv cache, pinned without a token"),
@@ -164,7 +164,7 @@ def test_every_goal_of_the_page_is_a_cell_that_a_full_run_makes() -> None:
     every = {cell.name for cell in kernels.cells(kernels.Scale(), ops_for(cpu), cpu, torch.bfloat16)}
     made |= {("kernels", name) for name in every}
     assert {(row.section, row.cell) for row in page.GOALS} <= made
-    assert set(decode.GOALS) <= {(q, *cell) for q in ("none", *decode.QUANTIZATIONS) for cell in FULL.decode}
+    assert set(decode.GOALS) <= {(q, *cell) for q in (FULL.dtype, *decode.VARIANTS) for cell in FULL.decode}
     assert set(prefill.GOALS) <= set(FULL.prefill)
     assert set(http_loads.CROWD_GOALS) == {(clients, prompt, answer) for clients, _, prompt, answer in FULL.crowds}
     assert set(kernels.GOALS) <= every

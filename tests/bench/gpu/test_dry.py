@@ -39,7 +39,7 @@ def names(found: Book, section: str) -> dict[str, str]:
     ("section", "cells", "absent"),
     [
         ("ceilings", 6, ()),
-        ("decode", 6, ("decode, fp8",)),
+        ("decode", 7, ("decode, fp8", "decode, fp8 and its cache")),
         ("prefill", 5, ()),
         ("kernels", 19, ()),
         ("serving", 2, ()),
