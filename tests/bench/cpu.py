@@ -21,7 +21,7 @@ import torch
 from bench import ceilings, logits, page, results
 from bench.engines import BIN, ENGINES, Engine
 from bench.limits import Ceilings, crowd, prefill, step
-from bench.servers import serving, watching
+from bench.servers import bare_import, peak_rss, serving, watching
 from bench.shapes import SHAPES, Work, work, written
 from kvasir_runtime.bench.workload import PRESETS, tasks
 
@@ -38,6 +38,8 @@ def main() -> int:
     chosen = _chosen(asked.engines)
     failed = False
     run: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "processor": processor(), "shapes": {}}
+    run["import_s"], run["import_rss"] = bare_import()
+    print(results.bare(run["import_s"], run["import_rss"]), flush=True)
     for shape in asked.shapes.split(","):
         with tempfile.TemporaryDirectory() as folder:
             found, bad = measured(shape, chosen, asked, Path(folder))
@@ -88,10 +90,11 @@ def one_round(engine: Engine, model: Path, number: int, workloads: Sequence[str]
     ready = f"http://127.0.0.1:{PORT}{engine.ready}"
     documents: dict[str, dict[str, Any]] = {}
     with serving(command, ready, log, dict(engine.env)) as server:
+        ready_rss = peak_rss(server.process.pid)
         with watching(server.process) as seen:
             for workload in workloads:
                 documents[workload] = _sent(workload, number, folder / "figures.json")
-        found = results.of_round(documents, server.start_s, seen.peak_rss)
+        found = results.of_round(documents, server.start_s, ready_rss, max(ready_rss, seen.peak_rss))
         if engine.name.startswith("Kvasir"):
             found["logits"] = _checked(engine, model, number)
     if seen.foreign_cores > NOISE_CORES:

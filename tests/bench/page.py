@@ -40,7 +40,8 @@ def section(run: Mapping[str, Any], command: str) -> str:
     """Markdown: when, where, how, then a table and our ratios for each shape."""
     lines = [
         f"Measured {run['date']} on {run['processor']}, by `{command}`. Medians of all rounds; in parentheses the",
-        "fraction of what that run's memory and processors allow; the best of a row is bold.",
+        "fraction of what that run's memory and processors allow; the best of a row is bold. In this run",
+        results.bare(run["import_s"], run["import_rss"]) + ", which our start and memory contain.",
         "",
         "![Kvasir beside its peers](cpu.svg)",
     ]

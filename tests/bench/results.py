@@ -29,15 +29,18 @@ FIGURES: Final = (
     Figure(key="w4_cold", title="W4 first token, prompt of 4,096, cold", unit="s"),
     Figure(key="w4_warm", title="W4 the same and 64 more, warm", unit="s"),
     Figure(key="start", title="start to ready", unit="s"),
-    Figure(key="rss", title="peak memory (RSS)", unit="MiB", scale=1 / 2**20),
+    Figure(key="ready_rss", title="memory until ready (peak RSS)", unit="MiB", scale=1 / 2**20),
+    Figure(key="rss", title="memory in the workloads (peak RSS)", unit="MiB", scale=1 / 2**20),
     Figure(key="logits", title="error of logprobs in the same run", unit="of torch's in bfloat16"),
 )
 """What the tables show, in order."""
 
 
-def of_round(workloads: Mapping[str, Mapping[str, Any]], start_s: float, peak_rss: int) -> dict[str, float]:
+def of_round(
+    workloads: Mapping[str, Mapping[str, Any]], start_s: float, ready_rss: int, peak_rss: int
+) -> dict[str, float]:
     """The figures of one round of one engine, from the documents of `kvasir bench` by workload."""
-    found = {"start": start_s, "rss": float(peak_rss)}
+    found = {"start": start_s, "ready_rss": float(ready_rss), "rss": float(peak_rss)}
     if "w1" in workloads:
         found["w1_tpot"] = workloads["w1"]["tpot_s"]["median"]
         found["w1_ttft"] = workloads["w1"]["ttft_s"]["median"]
@@ -87,6 +90,11 @@ def _cell(figure: Figure, value: float | None, best: float, limit: float | None)
     text = f"{value * figure.scale:.3g}" if value * figure.scale < 1000 else f"{value * figure.scale:,.0f}"
     text = f"**{text}**" if value == best else text
     return text if limit is None else f"{text} ({goodness(figure, value, limit):.2f})"
+
+
+def bare(seconds: float, peak: int) -> str:
+    """What a bare import of torch costs, which start and memory of our server contain."""
+    return f"a bare `import torch` took {seconds:.2f} s and {peak / 2**20:.0f} MiB"
 
 
 def ratios(engines: Mapping[str, Sequence[Mapping[str, float]]], ours: str, peers: Sequence[str]) -> dict[str, float]:

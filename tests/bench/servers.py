@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -95,6 +96,32 @@ def _rss(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
     except OSError:
         return 0
+
+
+def peak_rss(pid: int) -> int:
+    """Bytes: the most that a process and all below it ever held, each by itself."""
+    return sum(_peak(one) for one in tree(pid))
+
+
+def bare_import() -> tuple[float, int]:
+    """Seconds and peak bytes of a process that only imports torch; of the second one, whose files are in memory."""
+    for _ in range(2):
+        started = time.monotonic()
+        program = [sys.executable, "-c", "import torch; print(flush=True); input()"]
+        process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        seconds, peak = time.monotonic() - started, _peak(process.pid)
+        process.communicate(b"\n")
+    return seconds, peak
+
+
+def _peak(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def _tree_s(pid: int) -> float:
