@@ -42,9 +42,10 @@ class Spans:
 
         starts:  (sequences + 1,) int32, index of each sequence's first query token, behind them the number of all
         kv_lens: (sequences,) int32
-        A sequence without query tokens is padding, as are query tokens from starts[-1] on: neither is computed, its
-        entries of kv_lens and block_tables may be anything, and so may the rows of the result. Tensors that are written
-        anew for each replay of a graph need Spans of their own for the recording: what follows from them is memoised.
+        Sequences without query tokens are padding and come behind the others, as do query tokens from starts[-1] on:
+        neither is computed; their entries of kv_lens and block_tables may be anything, and so may rows of the result.
+        Tensors that are written anew for each replay of a graph need Spans of their own for the recording: what follows
+        from them is memoised.
         """
         made = cls((longest_query,), (longest_query,), block_tables, (-1,) * kv_lens.shape[0])
         made._host = None

@@ -99,7 +99,7 @@ def attend(
     if pieces:
         attention_kernels.merge[(tokens, heads)](
             parts, logs, starts, plan, out, sequences, pieces,
-            ONE_TOKEN=spans.longest_query == 1, **sizes, **shape, **options(2048),
+            ONE_TOKEN=spans.longest_query == 1 and tokens == sequences, **sizes, **shape, **options(2048),
         )  # fmt: skip
     return out
 
