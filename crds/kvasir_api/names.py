@@ -98,6 +98,7 @@ REASONS: Final = {
     "Progressing": "Children of the service are being brought to the wanted state.",
     "ProgressDeadlineExceeded": "The rollout made no progress for longer than its deadline.",
     "CrashLooping": "Replicas start and die again and again.",
+    "OutOfMemory": "Replicas are killed again and again at their limit of memory; the message says what to raise.",
     "QuotaExceeded": "The namespace's quota does not allow another object; the message is the API server's.",
     "Forbidden": "The API server does not allow an object, for want of a right or by the namespace's rules; the message is its own.",
     "Rejected": "The API server finds an object invalid, or a policy or webhook denies it; the message is its own.",

@@ -180,8 +180,9 @@ async def each(count: int, act: Any) -> None:
 
 async def pause(seconds: float) -> None:
     """Let time pass."""
-    for _ in range(round(seconds / 0.05)):
-        await asyncio.sleep(0.05)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
 
 
 async def reached(found: Mapping[str, float], count: int) -> bool:

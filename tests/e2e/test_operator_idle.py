@@ -5,6 +5,7 @@ minutes shows then as well, but for what goes by the length of a lease.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -64,5 +65,6 @@ async def quiet(rig):
 
 
 async def passed(seconds):
-    for _ in range(round(seconds / 0.05)):
-        await asyncio.sleep(0.05)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()

@@ -8,8 +8,10 @@ repeat them or are late, and old lists.
 
 import asyncio
 import base64
+import contextlib
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
@@ -69,6 +71,9 @@ class FaultProxy:
         self._thawed.set()
         self._in_time.set()
         self._to_drop, self._copies = 0, 1
+        self._refuse: Callable[[web.Request], None] | None = None
+        self._busy: Counter[str] | None = None
+        self._busy_s = 0
         self.fired = False
         self.url = ""
 
@@ -95,6 +100,28 @@ class FaultProxy:
         self._old.clear()
         self._writes.clear()
 
+    @contextlib.contextmanager
+    def away(self) -> Iterator[Counter[str]]:
+        """Nobody answers while the context is open: watches end and requests are hung up on. Counts them by verb and
+        path."""
+        tried: Counter[str] = Counter()
+        self._refuse = lambda request: tried.update([f"{request.method} {request.path}"])
+        for watch in self._watches:
+            watch.cut.set()
+        try:
+            yield tried
+        finally:
+            self._refuse = None
+
+    @contextlib.contextmanager
+    def busy(self, *, retry_after_s: int) -> Iterator[Counter[str]]:
+        """Every write is answered with 429 while the context is open. Counts them by verb and path."""
+        self._busy, self._busy_s = Counter(), retry_after_s
+        try:
+            yield self._busy
+        finally:
+            self._busy = None
+
     @property
     def writes(self) -> list[str]:
         """Verb and path of every write since `arm`, in order."""
@@ -102,10 +129,16 @@ class FaultProxy:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         await self._thawed.wait()
+        if self._refuse is not None:
+            self._refuse(request)
+            return self._hung_up(request)
         body = await request.read()
         if request.method == "GET":
             return await (self._watch(request) if request.query.get("watch") else self._read(request))
         self._writes.append(f"{request.method} {request.path}")
+        if self._busy is not None:
+            self._busy.update([f"{request.method} {request.path}"])
+            return _refusal(429, "throttled", after_s=self._busy_s)
         if self._fault is None or len(self._writes) != self._fault.write:
             return await self._forward(request, body)
         self.fired = True
@@ -126,8 +159,7 @@ class FaultProxy:
                 await self._forward(request, body)
                 return self._hung_up(request)
             case "server error" | "conflict" | "throttled":
-                status = {"kind": "Status", "code": REFUSALS[kind], "reason": kind, "message": f"made up: {kind}"}
-                return web.json_response(status, status=REFUSALS[kind], headers={"Retry-After": "1"})
+                return _refusal(REFUSALS[kind], kind, after_s=1)
             case "watches cut" | "watches gone" | "watches broken":
                 for watch in self._watches:
                     watch.last_words = LAST_WORDS[kind]
@@ -208,6 +240,11 @@ class FaultProxy:
                     await passed.write(text * self._copies)
         finally:
             cut.cancel()
+
+
+def _refusal(code: int, reason: str, *, after_s: int) -> web.Response:
+    status = {"kind": "Status", "code": code, "reason": reason, "message": f"made up: {reason}"}
+    return web.json_response(status, status=code, headers={"Retry-After": str(after_s)})
 
 
 def _headers(headers: Any) -> dict[str, str]:

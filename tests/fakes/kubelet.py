@@ -88,6 +88,24 @@ class FakeKubelet:
         pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
         await self._client.delete(POD, *key(pod), grace_s=0)
 
+    async def lose(self) -> None:
+        """The node falls silent, and the controllers have noticed: its pods are marked, and nobody ends them any
+        more."""
+        for task in self._tasks:
+            task.cancel()
+        for server in self._servers.values():
+            await server.cleanup()
+        self._servers.clear()
+        condition = {"type": "Ready", "status": "False", "reason": "NodeLost", "lastTransitionTime": now_text()}
+        for name in self._mirror.objects:
+            if name[1] in self.pods:
+                metadata = {"namespace": name[0], "name": name[1]}
+                status = {"conditions": [condition, {**condition, "type": "ContainersReady"}]}
+                await self._client.apply(
+                    POD, {"metadata": metadata, "status": status}, manager="node-lifecycle", subresource="status"
+                )
+        self.pods.clear()
+
     async def _register(self) -> None:
         await self._client.apply(NODE, {"metadata": {"name": self._node}}, manager="fake-kubelet")
         await self._say_ready()

@@ -27,6 +27,7 @@ FAILED_WAITS: Final = frozenset(
     }
 )
 """Reasons for which a container waits that do not pass by waiting alone."""
+OUT_OF_MEMORY: Final = "OOMKilled"
 RESTARTS_OF_A_FAILURE: Final = 2
 """A container that died this often and is not ready is failing; one death is an accident."""
 
@@ -39,7 +40,7 @@ class Replica:
     node was found. refusal: the line with which the runtime refused model or options. last_words: why it failed, for
     people. drained: the operator has marked it as the first to go. reading: what the runtime said last, None when it is
     silent. node: where it runs; node_leaves, spot: that node will not be there for long, or can vanish at short notice,
-    as far as that was asked.
+    as far as that was asked. out_of_memory: its container ended last because it took more memory than its limit.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Replica:
     assigned: bool = True
     pending: bool = False
     restarts: int = 0
+    out_of_memory: bool = False
     refusal: str = ""
     last_words: str = ""
     reading: State | None = None
@@ -112,6 +114,7 @@ def replica(pod: Json, reading: State | None) -> Replica:
         assigned=bool((pod.get("spec") or {}).get("nodeName")),
         pending=status.get("phase") == "Pending",
         restarts=int(runtime.get("restartCount") or 0),
+        out_of_memory=_terminated(runtime).get("reason") == OUT_OF_MEMORY,
         refusal=refusal,
         last_words=_last_words(pod, runtime),
         reading=reading,
@@ -172,11 +175,21 @@ def _last_words(pod: Json, runtime: Json) -> str:
     ended = _terminated(runtime)
     if ended:
         lines = str(ended.get("message") or "").strip().splitlines()
-        how = f"exit code {ended.get('exitCode')}, {ended.get('reason') or 'Error'}"
+        how = f"exit code {ended.get('exitCode')}, {ended.get('reason') or 'Error'}{_limit(pod, ended)}"
         return f"{lines[-1].strip()[:300]} ({how})" if lines else how
     if waiting.get("reason") in FAILED_WAITS:
         return f"{waiting['reason']}: {waiting.get('message') or ''}"[:300]
     return str((pod.get("status") or {}).get("message") or "")[:300]
+
+
+def _limit(pod: Json, ended: Json) -> str:
+    """The memory that was not enough, for one that ended for want of it."""
+    if ended.get("reason") != OUT_OF_MEMORY:
+        return ""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    runtime = next((c for c in containers if c.get("name") == names.CONTAINER_RUNTIME), {})
+    limit = ((runtime.get("resources") or {}).get("limits") or {}).get("memory")
+    return f" at its limit of {limit}" if limit else ""
 
 
 def _terminated(runtime: Json) -> Json:

@@ -89,6 +89,16 @@ def _all_ready(found: Findings) -> Summary | None:
     )
 
 
+def _out_of_memory(found: Findings) -> Summary | None:
+    """No start of a replica got by with its memory, often enough to be no accident."""
+    victim = next((r for r in found.updated if r.out_of_memory and r.restarts >= OUT_OF_MEMORY_TIMES), None)
+    if victim is None or found.updated_ready:
+        return None
+    advice = "raise spec.resources.memory, or lower spec.runtime.kvCacheTokens or memoryPercent"
+    message = f"{victim.name} was killed {victim.restarts} times: {victim.last_words}; {advice}"
+    return Summary(mode="stalled", reason="OutOfMemory", message=message)
+
+
 def _overdue(found: Findings) -> Summary | None:
     if not found.overdue:
         return None
@@ -146,6 +156,7 @@ def _why_not_ready(found: Findings) -> Summary:
     return _reconciling("MinimumNotAvailable", how_many)
 
 
+OUT_OF_MEMORY_TIMES: Final = 3
 HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "RolloutPaused"}
 
 CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
@@ -158,6 +169,7 @@ CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
     _zero,
     _refused,
     _all_ready,
+    _out_of_memory,
     _overdue,
     _refused_pods,
     _rolling_out,

@@ -1,0 +1,67 @@
+"""What the operator remembers may be old: what it destroys or marks is the very object that it means."""
+
+from contextlib import suppress
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import pod, service
+from fakes.readings import FakeReader
+from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import DEPLOYMENT, POD
+from kvasir_operator.diff import Write
+from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.writer import Writer
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.world import observed
+from kvasir_operator.rollout.leaving import Step
+
+OLD = Replica(name="p0", uid="uid-of-before", phase="ready", ip="10.0.0.1", drain_since=1.0)
+
+
+@pytest.fixture
+def cluster():
+    return FakeCluster()
+
+
+def writer(cluster):
+    clock = FakeClock()
+    recorder = Recorder(cluster, instance="test", clock=clock)
+    return Writer(cluster, Store(), FakeReader(), recorder, Telemetry(), dirty=Dirty(clock.steady), clock=clock)
+
+
+def seen():
+    return observed(service(), revisions=(), deployments=(), replicas=(), svc=None)
+
+
+async def test_a_pod_that_was_made_again_under_its_name_is_not_deleted(cluster):
+    await cluster.put(POD, pod("p0"))
+    with suppress(KubeError):
+        await writer(cluster).step(seen(), service(), Step(verb="cut", replica=OLD, why="it had its time"))
+    assert cluster.stored(POD, "default", "p0")["metadata"]["uid"] == "uid-p0"
+
+
+async def test_a_workload_that_was_made_again_under_its_name_is_not_deleted(cluster):
+    await cluster.put(DEPLOYMENT, {"metadata": {"namespace": "default", "name": "tiny-a", "uid": "uid-of-now"}})
+    gone = Write(verb="delete", kind="Deployment", name="tiny-a", uid="uid-of-before", manifest={})
+    with suppress(KubeError):
+        await writer(cluster).children(seen(), service(), (gone,))
+    assert cluster.names(DEPLOYMENT) == ["tiny-a"]
+
+
+@pytest.mark.parametrize("verb", ["drain", "finish", "release"])
+async def test_marks_of_a_pod_carry_its_uid(cluster, verb):
+    """The API server refuses a patch whose uid is another; here it is seen in what was sent."""
+    sent = []
+
+    class Listening(FakeCluster):
+        async def merge(self, kind, namespace, name, patch, *, manager):
+            sent.append(patch["metadata"]["uid"])
+            return patch
+
+    await writer(Listening()).step(seen(), service(), Step(verb=verb, replica=OLD, why="so"))
+    assert sent == ["uid-of-before"]
