@@ -15,7 +15,7 @@ import torch
 
 from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
-from kvasir_runtime import gguf, source
+from kvasir_runtime import source
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels import cache_rows
@@ -32,8 +32,8 @@ from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.runner.startplan import Measured, Plans
 from kvasir_runtime.weights import formats as weight_formats
-from kvasir_runtime.weights import gguftensors
 from kvasir_runtime.weights.load import OnRead, load
+from kvasir_runtime.weights.load import kinds as stored_kinds
 from kvasir_runtime.wire import Progress
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ def build(options: ServeOptions, on_progress: OnProgress, queue: Queue | None = 
         host.use(host.num_threads())
     shapes, ops = parameter_shapes(spec), ops_for(device)
     places = family.places(spec)
-    kinds = gguftensors.kinds(folder) if gguf.is_gguf(folder) else {}
-    formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds)
+    on_card = device.type == "cuda"
+    kinds = stored_kinds(folder)
+    formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_card)
     weights_bytes = weight_formats.num_bytes(shapes, formats, dtype.itemsize)
     _check_room(weights_bytes, device, folder)
     if not options.kv_cache_tokens:

@@ -1,4 +1,4 @@
-"""Which weights are held in 8 or 4 bits: decided from sizes and, for GGUF, from what the file holds. Called by `build`.
+"""Which weights are held in 8 or 4 bits: decided from sizes and from what the checkpoint holds. Called by `build`.
 
 Quantised are the matrices of the layers and the head. As int8 the head is as the others; beside fp8 and int4 it is int8
 too, which is nearer to the truth than either, since all of a layer stack's work is read through it. The table of
@@ -8,6 +8,7 @@ quantised copy. Norms and biases stay as they are, and so does a matrix whose co
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvasir_api.options import Quantization
@@ -16,12 +17,19 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.family import Place
 
 HEAD, TABLE = "head.weight", "embedding"
-KEPT: Final = {"Q8_0": Format(bits=8), "Q4_0": Format(bits=4), "Q4_K": Format(bits=4, wide=True)}
-"""Types of GGUF files whose numbers and scales are taken over as they are."""
+KEPT: Final = {
+    "Q8_0": Format(bits=8),
+    "Q4_0": Format(bits=4),
+    "Q4_K": Format(bits=4, wide=True),
+    "e4m3": FP8,
+    "e4m3 blocks": replace(FP8, group=128),
+}
+"""Types of GGUF files, and of checkpoints in fp8, whose numbers and scales are taken over as they are."""
 LAYERS: Final = {"fp8": FP8, "int8": Format(bits=8), "int4": Format(bits=4)}
 """What the layers' matrices are quantised to while they are read."""
 ROUNDED: Final = Format(bits=8)
-"""What holds Q5_K and Q6_K, and merged weights of several types: it rounds by about an eighth of a 6-bit step."""
+"""What holds Q5_K and Q6_K, merged weights of several types, and e4m3 on processors. A number of 6 bits is off by about
+an eighth of its own step."""
 _SHORT: Final = frozenset({*KEPT, "Q5_K", "Q6_K"})
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -33,18 +41,21 @@ def formats(
     shapes: Shapes,
     places: Mapping[str, Place],
     kinds: Mapping[str, str],
+    *,
+    floating: bool = True,
 ) -> dict[str, Format]:
     """The format of every weight that is held in one, by the decoder's name for it.
 
-    kinds: for a GGUF file, the type of each tensor of the checkpoint; with auto a weight stays in its format if all of
-    its parts have the same one, and is held in 8 bits if they are of several or of one that has no format here.
+    kinds: the type of each tensor that a GGUF file or a checkpoint in fp8 has; with auto a weight stays in its format
+    if all of its parts have the same one, and is held in 8 bits if they are of several or of one that has no format
+    here. floating: whether the device has kernels for e4m3; without them auto holds it as int8, which has.
     """
     if quantization == "none" or (quantization == "auto" and not kinds):
         return {}
     candidates = _matrices(spec, shapes)
     kept = _kept(candidates, places, kinds)
     if quantization == "auto":
-        wanted = kept
+        wanted = {name: ROUNDED if format_.floating and not floating else format_ for name, format_ in kept.items()}
     else:
         wanted = {name: Format(bits=8) if name == HEAD else LAYERS[quantization] for name in candidates}
         # What the file holds in as many bits already is taken as it is.

@@ -6,7 +6,7 @@ milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -20,8 +20,8 @@ from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.linear import Weight
 from kvasir_runtime.kernels.quantized import Format
 from kvasir_runtime.models.family import Place
-from kvasir_runtime.weights import gguftensors, tensorfiles
-from kvasir_runtime.weights.formats import HEAD, TABLE
+from kvasir_runtime.weights import gguftensors, scaled, tensorfiles
+from kvasir_runtime.weights.formats import HEAD, KEPT, TABLE
 from kvasir_runtime.weights.quantize import quantize
 from kvasir_runtime.weights.staging import staging
 from kvasir_runtime.weights.stored import Stored
@@ -50,8 +50,7 @@ def load(
     they are read; a head that is the table of embeddings is made as a copy of it. Raises ModelError naming file and
     tensor.
     """
-    files = [model] if gguf.is_gguf(model) else tensorfiles.files(model)
-    found = [stored for path in files for stored in _checked(path, places)]
+    found = list(_checked(_stored(model), places))
     missing = sorted(set(places) - {stored.name for stored in found})
     if missing:
         raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
@@ -84,11 +83,12 @@ def _pieces(stored: Stored, into: Sequence[Weight], first_row: int, elements: in
     step = max(elements // width // stored.unit, 1) * stored.unit
     for first in range(0, num_rows, step):
         count = min(step, num_rows - first)
+        part = stored.part(first, count) if stored.part is not None else stored
         yield Piece(
             path=stored.path,
             start=stored.start + first * stored.row_bytes,
             num_bytes=count * stored.row_bytes,
-            put=functools.partial(_put, stored, into, first_row + first, count),
+            put=functools.partial(_put, part, into, first_row + first, count),
         )
 
 
@@ -103,18 +103,33 @@ def _put(stored: Stored, into: Sequence[Weight], first_row: int, count: int, raw
             weight.rows(first_row, count).copy_(quantize(stored.decoded(raw, count), weight.format))
 
 
-def _checked(path: Path, places: Mapping[str, Place]) -> Iterator[Stored]:
-    """Wanted tensors of one file, after every name and shape in it was checked."""
+def kinds(model: Path) -> dict[str, str]:
+    """The type of each tensor that a checkpoint holds in few bits, as `formats` calls it. Raises ModelError."""
+    if gguf.is_gguf(model):
+        return gguftensors.kinds(model)
+    names = {format_: kind for kind, format_ in KEPT.items()}
+    return {stored.name: names[stored.format] for stored in _stored(model) if stored.format is not None}
+
+
+def _stored(model: Path) -> list[Stored]:
+    """All tensors of a checkpoint."""
+    if gguf.is_gguf(model):
+        return list(gguftensors.stored(model))
+    return scaled.joined(stored for path in tensorfiles.files(model) for stored in tensorfiles.stored(path))
+
+
+def _checked(found: Iterable[Stored], places: Mapping[str, Place]) -> Iterator[Stored]:
+    """Wanted tensors, after every name and shape was checked."""
     tied = "lm_head.weight" not in places
-    for stored in gguftensors.stored(path) if gguf.is_gguf(path) else tensorfiles.stored(path):
+    for stored in found:
         if tied and stored.name == "lm_head.weight":
             continue
         place = places.get(stored.name)
         if place is None:
-            raise ModelError(f"{path}: unexpected tensor {stored.name}")
+            raise ModelError(f"{stored.path}: unexpected tensor {stored.name}")
         if stored.shape != place.shape:
             shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
-            raise ModelError(f"{path}: tensor {stored.name} has shape {shapes}")
+            raise ModelError(f"{stored.path}: tensor {stored.name} has shape {shapes}")
         yield stored
 
 

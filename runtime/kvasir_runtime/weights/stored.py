@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.quantized import Format, Quantized
@@ -16,6 +17,8 @@ class Stored:
     decoded: (bytes, count) -> that many rows (elements of a vector) in some floating type, where the bytes are, perhaps
     a view of them. unit: count and the first row must be multiples of it, where rows can only be decoded in groups.
     format: what the file holds, where that is a format of ours; kept then gives the rows in it, exactly.
+    dtype: of its numbers, where they are of a plain type. part: (first row, count) -> the same for some rows, where it
+    hangs on which they are how they are decoded; then only what it gives is asked for decoded and kept.
     """
 
     name: str
@@ -27,6 +30,8 @@ class Stored:
     unit: int = 1
     format: Format | None = None
     kept: Callable[[Tensor, int], Quantized] | None = None
+    dtype: torch.dtype | None = None
+    part: "Callable[[int, int], Stored] | None" = None
 
     @property
     def row_bytes(self) -> int:

@@ -16,7 +16,13 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.weights.stored import Stored
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 MAX_HEADER_BYTES: Final = 100_000_000
 """As the library has it."""
 # Stored by some exporters, recomputed or shared by everybody.
@@ -92,6 +98,7 @@ def _tensors(path: Path) -> Iterator[Stored]:
             start=len(raw) + start,
             num_bytes=end - start,
             decoded=functools.partial(_decoded, dtype, entry.shape[1:]),
+            dtype=dtype,
         )
 
 

@@ -24,6 +24,12 @@ def spec_of(folder: Path) -> DecoderSpec:
     return family_of(config).spec(config)
 
 
+def compressed(**weights: Any) -> dict[str, Any]:
+    """As compressed-tensors describes checkpoints in fp8, with changes."""
+    described = {"num_bits": 8, "type": "float", "strategy": "channel", "block_structure": None} | weights
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": described}}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -40,7 +46,12 @@ def spec_of(folder: Path) -> DecoderSpec:
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"head_dim": None, "hidden_size": 66}, "does not divide hidden_size 66"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq .* --quantization int8"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq .* --quantization fp8"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"blocks of \[64, 64\]"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "without config_groups"),
+        ({"quantization_config": compressed(num_bits=4, type="int")}, "int of 4 bits by compressed-tensors"),
+        ({"quantization_config": compressed(strategy="group")}, "scales by group"),
+        ({"quantization_config": compressed(strategy="block", block_structure=[1, 64])}, r"by block \[1, 64\]"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope type linear needs a factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -185,3 +196,17 @@ def test_refused_attention_of_gemma_names_the_key(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of(folder_with(tmp_path, changes, family=family))
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "fp8", "activation_scheme": "dynamic"},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        compressed(),
+        compressed(strategy="tensor"),
+        compressed(strategy="block", block_structure=[128, 128]),
+    ],
+)
+def test_checkpoints_in_fp8_are_taken(tmp_path: Path, quantization: dict[str, Any]) -> None:
+    assert spec_of(folder_with(tmp_path, {"quantization_config": quantization})).num_layers == 4
