@@ -30,6 +30,7 @@ SHAPES = {
     "window": Shape(family="mistral", head_dim=64, std=0.2, extra={"sliding_window": 24}),
     "qwen2": Shape(family="qwen2", hidden_size=128, num_heads=2, num_kv_heads=1, head_dim=64, tied=True, std=0.2),
     "qwen3": Shape(family="qwen3", head_dim=128, std=0.2),
+    "experts": Shape(family="qwen3_moe", head_dim=128, std=0.2, top_k=4),
 }
 OPTIONS = {"max_model_len": 320, "max_batch_tokens": 48, "max_sequences": 12, "kv_cache_tokens": 4096}
 
