@@ -111,3 +111,20 @@ def test_scales_that_are_missing_or_of_another_shape_are_named(
     with pytest.raises(ModelError, match=message) as caught:
         loaded(tmp_path, "none")
     assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+@STYLES
+def test_experts_keep_theirs(tmp_path: Path, style: str) -> None:
+    shape = Shape(**SIZES, family="qwen3_moe", num_experts=3, expert_size=128)
+    worth = fp8_checkpoints.convert(checkpoints.write(tmp_path, shape), style, num_shards=2)
+    experts = [f"model.layers.0.mlp.experts.{expert}." for expert in range(3)]
+    wanted = {
+        "gate_up": [worth[f"{expert}{name}_proj.weight"] for expert in experts for name in ("gate", "up")],
+        "down": [worth[f"{expert}down_proj.weight"] for expert in experts],
+    }
+    tensors = loaded(tmp_path, "auto")
+    assert isinstance(tensors["layers.0.router"], Tensor)
+    for name, parts in wanted.items():
+        found = tensors[f"layers.0.experts.{name}.weight"]
+        assert isinstance(found, Quantized)
+        assert torch.equal(quantized.dequantized(found), torch.cat(parts))
