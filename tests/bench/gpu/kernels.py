@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.gpu import experts
+from bench.gpu import experts, products
 from bench.gpu.book import Cell as Measured
 from bench.gpu.book import Goal, failed, measured, skipped
 from bench.gpu.section import NO_TIME, Context
@@ -52,6 +52,7 @@ class Scale:
     )
     prefill: tuple[int, ...] = (1024, 8192)
     products: tuple[int, ...] = (1, 16, 64, 256, 8192)
+    few: tuple[int, ...] = (1, 64, 256)
     tokens: tuple[int, ...] = (1, 64, 8192)
     rows: tuple[int, ...] = (1, 64)
     mixtures: tuple[experts.Mixture, ...] = experts.MIXTURES
@@ -59,7 +60,7 @@ class Scale:
 
 SMALL = Scale(
     heads=4, kv_heads=2, head=16, hidden=64, intermediate=48, vocab=300, block_size=4,
-    decode=((2, 9),), prefill=(6,), products=(1, 5), tokens=(1, 3), rows=(2,), mixtures=experts.SMALL,
+    decode=((2, 9),), prefill=(6,), products=(1, 5), few=(1, 3), tokens=(1, 3), rows=(2,), mixtures=experts.SMALL,
 )  # fmt: skip
 """For a CPU, where it shows that every cell can be called."""
 
@@ -78,7 +79,13 @@ def cells(scale: Scale, ops: Ops, device: torch.device, dtype: torch.dtype) -> I
     """All cells, none of whose inputs is made yet."""
     yield from attention_cells(scale, ops, device, dtype)
     yield from linear_cells(scale, ops, device, dtype)
-    for name, make, moved, flops in experts.calls(scale.mixtures, ops, device, dtype):
+    sizes = (scale.hidden, scale.intermediate, scale.few)
+    for name, make, moved, flops in (
+        *products.gates(*sizes, ops, device, dtype),
+        *products.short(*sizes, ops, device, dtype),
+        *products.changes(scale.vocab, scale.rows, ops, device),
+        *experts.calls(scale.mixtures, ops, device, dtype),
+    ):
         yield Cell(name=name, make=make, moved_bytes=moved, flops=flops)
     yield from elementwise_cells(scale, ops, device, dtype)
     yield from sampling_cells(scale, ops, device)
