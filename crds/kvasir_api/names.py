@@ -115,6 +115,7 @@ EVENTS: Final = {
     "RevisionCreated": "The spec asks for new pods; the note names the revision.",
     "CanaryStep": "A step of the canary has its replicas, or ended; the note says which.",
     "RolledBack": "The spec's revision was given up for the last good one; the note says why.",
+    "ClassPassedOver": "An accelerator class found no node for any replica in time, so that the next one is tried.",
     "RolloutComplete": "Every replica runs the current revision.",
     "DrainStarted": "A replica was asked to finish its work before it leaves.",
     "Drained": "A replica finished its work, or its drain deadline passed.",

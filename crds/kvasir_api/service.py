@@ -103,6 +103,13 @@ class Accelerator(Part):
         pattern=f"^({QUANTITY_PATTERN.strip('^$')})?$",
         max_length=20,
     )
+    fallback_seconds: int = option(
+        300,
+        "A class that found no node for any replica for so long is passed over for the next one; 0 waits for ever.",
+        unit="seconds",
+        ge=0,
+        le=86_400,
+    )
     spot: bool = option(False, "Without classes: whether one may be taken whose nodes can vanish at short notice.")
 
 

@@ -136,7 +136,11 @@ class RolloutStatus(Part):
 
     current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
-    updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0)
+    full_classes: list[str] = option(
+        [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8
+    )
+    full_for: str = option("", "Hash of the pods that fullClasses is about.", max_length=64)
+    updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0, le=MOST_REPLICAS)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
     rolled_back_revision: str = option("", "Revision that was given up for the last good one.", max_length=253)
     phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(

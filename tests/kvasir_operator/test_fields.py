@@ -42,7 +42,10 @@ SERVED = {
 REFUSED = {"phase": "failed", "refusal": "no config.json"}
 ROLLOUTS: tuple[tuple[list[dict[str, Any]], int], ...] = (([], 0), ([{"phase": "ready"}], 1), ([REFUSED], 0))
 """Replicas of the new revision beside four of the old one, and the step that status tells of."""
-OF_THE_CLUSTER = {"replicas": "tests/e2e/test_operator_life.py::test_scale_subresource_rules_without_autoscaling"}
+OF_THE_CLUSTER = {
+    "replicas": "tests/e2e/test_operator_life.py::test_scale_subresource_rules_without_autoscaling",
+    "resources.accelerator.fallbackSeconds": "tests/e2e/test_operator_classes.py::test_a_full_class_is_passed_over",
+}
 """Fields whose effect only a cluster shows, with the test that shows it."""
 
 

@@ -1,7 +1,7 @@
 """Which accelerator class a service gets: the first of its list that is there and fits, or the cheapest that fits."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from kvasir_api.accelerator import AcceleratorClassSpec
@@ -9,7 +9,7 @@ from kvasir_api.inspection import Prediction
 from kvasir_api.quantity import parse
 from kvasir_api.service import Accelerator
 from kvasir_api.status import ClassForecast
-from kvasir_operator.desired import fit
+from kvasir_operator.desired import fallback, fit
 from kvasir_operator.observed.world import Observed
 
 
@@ -32,8 +32,15 @@ def chosen(seen: Observed) -> AcceleratorClassSpec | None:
 
 
 def choice(seen: Observed) -> Choice:
-    """The class of a service, given what is known of its model."""
-    return choose(seen.spec.resources.accelerator, seen.classes, fit.too_small(seen))
+    """The class of a service, given what is known of its model, and which classes found no node for it."""
+    wished, small, full = seen.spec.resources.accelerator, fit.too_small(seen), fallback.passed(seen)
+    first = choose(wished, seen.classes, small)
+    if not full:
+        return first
+    rest = choose(wished, {name: spec for name, spec in seen.classes.items() if name not in full}, small)
+    if not rest.name:
+        return first  # all were tried: it begins anew
+    return replace(rest, why=f"{', '.join(full)} found no node; {rest.why}", considered=first.considered)
 
 
 def forecast(seen: Observed) -> Prediction | None:

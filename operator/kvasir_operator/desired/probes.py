@@ -1,24 +1,53 @@
-"""Probes of a runtime pod: every threshold in one place. All ask the ops port, which clients cannot reach."""
+"""Probes of a runtime pod: every threshold in one place. All ask the ops port, which clients cannot reach.
+
+How long a start may take follows from the model's size, since reading the weights is what takes long.
+"""
 
 from typing import Any, Final
 
 from kvasir_api import names
+from kvasir_api.quantity import parse
+from kvasir_operator.desired.accelerator import chosen, forecast
+from kvasir_operator.observed.world import Observed
 
 Json = dict[str, Any]
 
-STARTUP_S: Final = 3600
-"""Loading the largest models from a slow disk takes tens of minutes; until then only the startup probe asks."""
+STARTUP_BASE_S: Final = 900
+"""What does not depend on the size: processes, compilation of kernels, graphs, the first steps."""
+SLOWEST_READ: Final = 25_000_000
+"""Bytes per second below which a disk counts as broken: a congested network file system gives more."""
+STARTUP_MOST_S: Final = 6 * 3600
+STARTUP_UNKNOWN_S: Final = 3600
 
 
-def probes() -> Json:
-    """The three probes, keyed as in a container."""
+def probes(model_bytes: int) -> Json:
+    """The three probes, keyed as in a container. model_bytes: what is read at the start, 0 for unknown."""
     return {
-        "startupProbe": _probe(names.PATH_STARTUPZ, period_s=1, timeout_s=5, failures=STARTUP_S),
+        "startupProbe": _probe(names.PATH_STARTUPZ, period_s=1, timeout_s=5, failures=startup_s(model_bytes)),
         # The gateway leaves a pod by its own readings within a second or two; this is for plain Services.
         "readinessProbe": _probe(names.PATH_READYZ, period_s=2, timeout_s=5, failures=3),
         # A restart costs a cold start, so a busy node gets a minute and a half before it is believed to hang.
         "livenessProbe": _probe(names.PATH_LIVEZ, period_s=10, timeout_s=10, failures=9),
     }
+
+
+def startup_s(model_bytes: int) -> int:
+    """Seconds until a replica that is not ready is believed to hang."""
+    if not model_bytes:
+        return STARTUP_UNKNOWN_S
+    return min(STARTUP_MOST_S, STARTUP_BASE_S + model_bytes // SLOWEST_READ)
+
+
+def model_bytes(seen: Observed) -> int:
+    """What one replica reads at its start: as forecast, or at most the memory that must hold it; 0 for unknown."""
+    judged = forecast(seen)
+    if judged is not None and judged.weights_bytes:
+        return judged.weights_bytes
+    asked = seen.spec.resources
+    if not asked.accelerator.count:
+        return int(parse(asked.memory))
+    found = chosen(seen)
+    return int(parse(found.memory)) * asked.accelerator.count if found else 0
 
 
 def _probe(path: str, *, period_s: int, timeout_s: int, failures: int) -> Json:

@@ -15,6 +15,7 @@ Json = dict[str, Any]
 PARTS: Final = {"model", "resources", "runtime", "drain", "observability", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
 OF_A_CLASS: Final = {"resource_name", "runtime_image", "pod"}
+OF_A_CHOICE: Final = ("classes", "minMemory", "spot", "fallbackSeconds")
 ID_LENGTH: Final = 10
 KEPT_REVISIONS: Final = 5
 """Old revisions that stay for going back."""
@@ -30,7 +31,7 @@ def inputs(seen: Observed) -> Json:
     if found is not None:
         said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_A_CLASS)
         parts["acceleratorClass"] = said
-        for name in ("classes", "minMemory", "spot"):
+        for name in OF_A_CHOICE:
             parts["resources"]["accelerator"].pop(name, None)
     return {**parts, "servedName": seen.served_name}
 

@@ -10,7 +10,7 @@ from kvasir_api.options import arguments, flag
 from kvasir_api.service import TopologySpread
 from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.desired.fit import on_accelerator
-from kvasir_operator.desired.probes import probes
+from kvasir_operator.desired.probes import model_bytes, probes
 from kvasir_operator.desired.source import Source, source
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
@@ -84,7 +84,7 @@ def _container(seen: Observed, revision: str, where: Source, settings: Settings)
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
         ],
         "resources": _resources(seen),
-        **probes(),
+        **probes(model_bytes(seen)),
         "volumeMounts": [
             {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH},

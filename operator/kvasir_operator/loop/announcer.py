@@ -48,6 +48,10 @@ class Announcer:
 
     async def _course(self, seen: Observed, service: Json, status: Status) -> None:
         before, after = seen.status.rollout, status.rollout
+        if after.full_classes and after.full_classes != before.full_classes:
+            waited = seen.spec.resources.accelerator.fallback_seconds
+            note = f"{after.full_classes[-1]} found no node for any replica in {waited} s; the next class is tried"
+            await self._recorder.say(service, "ClassPassedOver", note, kind="Warning")
         if after.rolled_back_revision and after.rolled_back_revision != before.rolled_back_revision:
             note = f"{after.rolled_back_revision} was given up for {after.last_good_revision}: {after.message}"
             await self._recorder.say(service, "RolledBack", note, kind="Warning")

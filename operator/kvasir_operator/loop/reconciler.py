@@ -6,6 +6,7 @@ from typing import Final
 
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key
+from kvasir_operator.desired import fallback
 from kvasir_operator.desired.accelerator import choice, forecast, forecasts
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
@@ -120,6 +121,8 @@ class Reconciler:
             missing=self._scaler.missing(name),
             autoscaling=seen.status.autoscaling if unread else self._scaler.status(name, seen.spec, seen.status),
             gateway_url=self._settings.gateway_url,
+            full_classes=fallback.passed(seen),
+            full_for=fallback.asked(seen),
         )
 
     async def _bring_children(self, found: Findings, service: Json) -> tuple[Findings, KubeError | None]:
@@ -129,10 +132,15 @@ class Reconciler:
         chosen = choice(seen)
         head = course(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
         target = current if head.target == current.id else seen.revision(head.target) or current
+        full = fallback.passed_now(
+            seen, revision=current.id, name=chosen.name, considered=chosen.considered, now=self._clock.wall()
+        )
         found = replace(found, current=target.id, asked=current.id, course=head, accelerator_class=chosen.name)
+        found = replace(found, full_classes=full)
         if found.blocked:
             return found, None
-        planned = plan(seen, course=head, wanted=found.wanted, now=self._clock.wall())
+        marked = await self._observer.with_nodes(seen, wanted=found.wanted)
+        planned = plan(marked, course=head, wanted=found.wanted, now=self._clock.wall())
         wanted = children(seen, target, planned.counts, self._settings)
         writes = diff(seen, wanted, surplus(seen, {current.id, target.id}))
         try:

@@ -65,6 +65,8 @@ def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
         accelerator_class=found.accelerator_class,
+        full_classes=list(found.full_classes[-MAX_CLASSES:]),
+        full_for=found.full_for if found.full_classes else "",
         updated_replicas=len(found.updated),
         last_good_revision=_last_good(found, answer),
     )

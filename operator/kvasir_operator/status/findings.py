@@ -19,7 +19,8 @@ class Findings:
     trouble_reason: one of names.REASONS when no retry cures it.
     overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
     status.address. accelerator_class: the one that the current revision got. waiting: why no replica may start
-    yet. forecast: what one would hold; forecasts: on each class that was considered.
+    yet. full_classes: classes that found no node for the pods of the hash full_for.
+    forecast: what one would hold; forecasts: on each class that was considered.
     """
 
     seen: Observed
@@ -38,6 +39,8 @@ class Findings:
     autoscaling: AutoscalingStatus | None = None
     gateway_url: str = ""
     accelerator_class: str = ""
+    full_classes: tuple[str, ...] = ()
+    full_for: str = ""
     waiting: str = ""
     forecast: Prediction | None = None
     forecasts: tuple[ClassForecast, ...] = ()

@@ -1,0 +1,61 @@
+"""How long a pod may start and end, by the model's size and by the one field that a user sets."""
+
+import pytest
+
+from fakes.manifests import service
+from kvasir_operator.desired.probes import model_bytes, startup_s
+from kvasir_operator.desired.template import template
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import observed
+
+GB = 10**9
+H100 = [{"metadata": {"name": "h100"}, "spec": {"memory": "80G"}}]
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [(0, 3600), (100_000_000, 904), (1 * GB, 940), (16 * GB, 1540), (140 * GB, 6500), (1400 * GB, 21_600)],
+)
+def test_a_larger_model_may_start_for_longer(size, seconds):
+    assert startup_s(size) == seconds
+
+
+def seen(classes=(), **spec):
+    return observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("found", "size"),
+    [
+        (seen(resources={"memory": "8G"}), 8 * GB),
+        (seen(H100, resources={"accelerator": {"count": 1, "classes": ["h100"]}}), 80 * GB),
+        (seen(resources={"accelerator": {"count": 1}}), 0),
+    ],
+)
+def test_what_is_not_forecast_is_bounded_by_the_memory_that_holds_it(found, size):
+    assert model_bytes(found) == size
+
+
+@pytest.mark.parametrize(("timeout_s", "grace_s"), [(0, 30), (45, 75), (600, 630), (86_400, 86_430)])
+def test_one_field_rules_the_end_of_a_pod(timeout_s, grace_s):
+    spec = template(seen(drain={"timeoutSeconds": timeout_s}), "rev", Settings())["spec"]
+    args = spec["containers"][0]["args"]
+    assert spec["terminationGracePeriodSeconds"] == grace_s
+    assert args[args.index("--drain-timeout") + 1] == str(timeout_s)
+
+
+def test_the_probes_of_a_pod():
+    container = template(seen(resources={"memory": "8G"}), "rev", Settings())["spec"]["containers"][0]
+    found = {
+        name: (
+            container[name]["httpGet"]["path"],
+            container[name]["periodSeconds"],
+            container[name]["failureThreshold"],
+        )
+        for name in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
+    assert found == {
+        "startupProbe": ("/startupz", 1, 1220),
+        "readinessProbe": ("/readyz", 2, 3),
+        "livenessProbe": ("/livez", 10, 9),
+    }
