@@ -134,6 +134,15 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest(model, tmp_path):
         assert server.wait() == 0
 
 
+def test_a_replica_that_is_told_to_end_serves_those_who_do_not_know_it_yet(model):
+    with api_process(model, "--revision", "abc", "--drain-timeout", "2") as server:
+        server.signal()
+        server.until("draining", lambda: server.state()["phase"] == "draining")
+        assert server.ask("/readyz", ops=True).status == 503
+        assert server.ask("/v1/completions", BODY).status == 200
+        assert server.wait() == 0
+
+
 def test_the_drain_has_an_end(model, tmp_path):
     with api_process(model, "--drain-timeout", "0", faults={"gate": str(tmp_path / "never")}) as server:
         running = Stream(server)

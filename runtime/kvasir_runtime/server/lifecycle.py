@@ -4,6 +4,7 @@ One object, written by the process (start, signals) and the drain endpoint, read
 holds no socket and no clock of its own.
 """
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -12,7 +13,8 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import Phase
 
 STRAGGLER_S: Final = 5.0
-"""After POST /drain gateways may choose this pod until their next reading of /state; for so long it still serves."""
+"""Gateways and Services may choose a pod that drains or was told to end until they have heard of it; for so long it
+still serves."""
 RETRY_LOADING_S: Final = 5.0
 RETRY_DRAINING_S: Final = 1.0
 
@@ -58,8 +60,23 @@ class Lifecycle:
 
     def undrain(self) -> bool:
         """Serve again. False when the process is leaving, which nothing takes back."""
-        self._drained_at = None
+        if not self.leaving:
+            self._drained_at = None
         return not self.leaving
+
+    def leave(self, *, stragglers: bool) -> None:
+        """The process was told to end. stragglers: others choose where requests go, and hear of it late."""
+        self.leaving = True
+        if stragglers:
+            self.drain()
+        else:
+            self._drained_at = -math.inf
+
+    def straggling_s(self) -> float:
+        """Seconds for which one that drains still takes requests; 0 for one that does not drain."""
+        if self._drained_at is None:
+            return 0.0
+        return max(0.0, self._drained_at + STRAGGLER_S - self._clock())
 
     def refusal(self) -> ApiError | None:
         """Why a new request cannot be taken now; None when it can."""
@@ -73,8 +90,7 @@ class Lifecycle:
             return openai_errors.unavailable(
                 f"The model is not ready yet ({detail}).", retry_after_s=min(wait_s, 60.0), code="model_loading"
             )
-        straggling = self._drained_at is None or self._clock() - self._drained_at < STRAGGLER_S
-        if self.leaving or not straggling:
+        if self._drained_at is not None and not self.straggling_s():
             return openai_errors.unavailable(
                 "This replica is shutting down.", retry_after_s=RETRY_DRAINING_S, code="draining"
             )

@@ -193,19 +193,28 @@ class ServeProcess:
         return 1
 
     async def _drain(self) -> int:
-        """Refuse new requests, finish those that run, within the limit."""
-        pod = self._pod
-        pod.lifecycle.leaving = True
-        self._console.leaving(pod.num_active, self._options.drain_timeout)
+        """Refuse new requests, finish those that run, within the limit.
+
+        A replica of a service takes requests for a little longer: whoever sends them does not know yet that it leaves.
+        """
+        pod, limit_s = self._pod, self._options.drain_timeout
+        pod.lifecycle.leave(stragglers=bool(self._options.revision and limit_s))
+        self._console.leaving(pod.num_active, limit_s)
         assert self._client is not None
         self._client.drain()
-        await self._first(asyncio.create_task(self._settle(self._options.drain_timeout)), self._stop, self._dead)
+        await self._first(asyncio.create_task(self._finish(limit_s)), self._stop, self._dead)
         if self._dead.done():
             return await self._engine_died()
         if pod.num_active:
             self._client.interrupt("the server is shutting down")
             await self._settle(0.0 if self._stop.is_set() else FLUSH_S)
         return 1 if self._stop.is_set() else 0
+
+    async def _finish(self, limit_s: float) -> None:
+        """Wait for those that may still come, then until no request is being served."""
+        straggling_s = min(limit_s, self._pod.lifecycle.straggling_s())
+        await asyncio.sleep(straggling_s)
+        await self._settle(max(0.0, limit_s - straggling_s))
 
     async def _settle(self, timeout_s: float) -> None:
         """Wait until no request is being served."""

@@ -51,10 +51,32 @@ def test_a_drain_asked_for_takes_stragglers_and_can_be_taken_back(lifecycle, clo
 
 def test_leaving_refuses_at_once_and_is_final(lifecycle):
     lifecycle.advance("ready")
-    lifecycle.leaving = True
+    lifecycle.leave(stragglers=False)
     assert lifecycle.refusal().code == "draining"
+    assert lifecycle.straggling_s() == 0
     assert not lifecycle.undrain()
-    assert lifecycle.phase == "draining"
+    assert (lifecycle.phase, lifecycle.refusal().code) == ("draining", "draining")
+
+
+def test_a_replica_that_is_told_to_end_takes_stragglers(lifecycle, clock):
+    lifecycle.advance("ready")
+    lifecycle.leave(stragglers=True)
+    assert (lifecycle.phase, lifecycle.ready, lifecycle.refusal()) == ("draining", False, None)
+    assert not lifecycle.undrain()
+    assert lifecycle.straggling_s() == STRAGGLER_S
+    clock.now += STRAGGLER_S
+    assert (lifecycle.refusal().code, lifecycle.straggling_s()) == ("draining", 0)
+
+
+def test_a_drain_that_went_before_counts(lifecycle, clock):
+    lifecycle.advance("ready")
+    assert lifecycle.straggling_s() == 0
+    lifecycle.drain()
+    clock.now += 3
+    lifecycle.leave(stragglers=True)
+    assert lifecycle.straggling_s() == STRAGGLER_S - 3
+    clock.now += 2
+    assert lifecycle.refusal().code == "draining"
 
 
 def test_a_failed_engine_refuses(lifecycle):
