@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvasir_local import binaries, install
 from kvasir_local.control_plane import ControlPlane
@@ -31,6 +32,9 @@ def pytest_configure() -> None:
     """What a script runs in its background inherits an ignored ctrl-C, and so would every program that tests
     interrupt. No test finds what another one measured at its start, nor leaves that to the user's next start."""
     os.environ.setdefault("KVASIR_STARTUP_CACHE", "off")
+    # A busy machine is no failure of what is tested.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -5,7 +5,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fakes.manifests import service
+from kvasir_api.inspection import Prediction
 from kvasir_api.state import State
+from kvasir_api.status import ClassForecast
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import observed
@@ -15,6 +17,12 @@ NOW = "2026-01-01T12:00:00Z"
 ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 PHASES = ("starting", "loading", "ready", "draining", "failed", "unschedulable")
 READINGS = (None, State(device="cpu", kernels="cpu"), State(device="cpu", kernels="cpu", fallback="no compiler"))
+FORECASTS = (
+    None,
+    Prediction(verdict="Fits", kv_tokens=64, requests=1, weights_bytes=9, message="weights"),
+    Prediction(verdict="Unknown", message="x" * 5000),
+    Prediction(verdict="TooSmall", weights_bytes=9),
+)
 COURSES = (
     None,
     Course(target="new", phase="Progressing"),
@@ -59,6 +67,9 @@ def situations(draw: Any) -> Findings:
         fault_reason=fault,
         course=None if fault else draw(st.sampled_from(COURSES)),
         trouble=draw(st.sampled_from(["", "", "the API server refused: quota"])),
+        waiting=draw(st.sampled_from(["", "", "a pod reads the model's config"])),
+        forecast=draw(st.sampled_from(FORECASTS)),
+        forecasts=(ClassForecast(name="l4", fit="Fits", kv_tokens=64, requests=1),) if draw(st.booleans()) else (),
         blocked=draw(st.sampled_from([(), ("Service/x",)])),
         overdue=draw(st.booleans()),
         missing=draw(st.sampled_from([(), ("p0",)])),
