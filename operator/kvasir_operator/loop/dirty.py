@@ -69,6 +69,8 @@ class Dirty:
     def _again(self, key: Key, why: str, at_least_s: float) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * random.uniform(0.8, 1.2)
+        # Whoever asked for a pause asked many at once.
+        at_least_s *= random.uniform(1.0, 1.2)
         pause = max(pause, at_least_s)
         LOG.warning("%s/%s: %s; again in %.1f s", *key, why, pause)
         # The pause replaces whatever was due earlier, or a storm of events would be a storm of retries.

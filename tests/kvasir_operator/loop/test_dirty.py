@@ -98,8 +98,8 @@ async def test_oldest_key_is_known():
         (1, 0.0, True, 0.4, 0.6),  # the first pause is shorter than what news wait for at most
         (7, 0.0, True, 5.0, 5.0),
         (7, 0.0, False, 25.6, 38.4),
-        (1, 20.0, True, 20.0, 20.0),
-        (1, 20.0, False, 20.0, 20.0),
+        (1, 20.0, True, 20.0, 24.0),
+        (1, 20.0, False, 20.0, 24.0),
     ],
 )
 async def test_neither_news_nor_time_make_a_storm_of_retries(failures, retry_after_s, news, least, most):
