@@ -115,6 +115,10 @@ class RuntimeOptions(Options):
     prefix_cache: bool = option(
         True, "Keep the KV cache of finished prompts and reuse it for requests with the same prefix."
     )
+    cuda_graphs: bool = option(
+        True,
+        "Record decode steps as CUDA graphs, which launches each of them in one call; without, every operation is launched by itself.",
+    )
     max_batch_tokens: int = option(
         0,
         "Tokens computed in one step over all requests; 0 takes 8192 on CUDA and 512 on a CPU, there fewer while answers wait for a step, so that it takes about 0.1 seconds.",

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.build import assemble
+from kvasir_runtime.runner.capture import Capturer
 from kvasir_runtime.runner.queues import Queue
 from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.weights import formats as weight_formats
@@ -38,6 +39,7 @@ def runner_of(
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
     queue: Queue | None = None,
+    capturers: Callable[[], Capturer] | None = None,
 ) -> Runner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads."""
     config = read_config(folder)
@@ -69,7 +71,7 @@ def runner_of(
         head=spec.head,
         num_labels=spec.num_labels,
     )
-    return assemble(model, ops, facts, device, cache_dtype or dtype, queue=queue)
+    return assemble(model, ops, facts, device, cache_dtype or dtype, queue=queue, capturers=capturers)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,6 +16,7 @@ CHANGED = {
     "memory_percent": 85,
     "block_size": 32,
     "prefix_cache": False,
+    "cuda_graphs": False,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,

@@ -21,12 +21,14 @@ from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels import cache_rows
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config, read_document, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner import capacity, host, identity, placement, startplan, warmup
+from kvasir_runtime.runner.capture import Capturer, CudaCapturer
 from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.devicerows import DeviceRows
+from kvasir_runtime.runner.graphs import Graphs
 from kvasir_runtime.runner.queues import Queue, queue_of
 from kvasir_runtime.runner.rows import Rows
 from kvasir_runtime.runner.runner import Facts, Runner
@@ -42,10 +44,16 @@ if TYPE_CHECKING:
 OnProgress = Callable[[Progress], None]
 
 
-def build(options: ServeOptions, on_progress: OnProgress, queue: Queue | None = None) -> Runner:
+def build(
+    options: ServeOptions,
+    on_progress: OnProgress,
+    queue: Queue | None = None,
+    capturers: Callable[[], Capturer] | None = None,
+) -> Runner:
     """A runner that is ready for its first plan. on_progress is called often and must be quick.
 
-    queue: that of the chosen device where None is given.
+    queue: that of the chosen device where None is given. capturers: makes what records steps, CUDA's on CUDA; it is
+    used unless the options say no.
     """
     start = time.monotonic()
     folder = source.resolve(options.model)
@@ -58,9 +66,8 @@ def build(options: ServeOptions, on_progress: OnProgress, queue: Queue | None = 
     if device.type == "cpu":
         host.use(host.num_threads())
     shapes, ops = parameter_shapes(spec), ops_for(device)
-    places = family.places(spec)
+    places, kinds = family.places(spec), stored_kinds(folder)
     on_card = device.type == "cuda"
-    kinds = stored_kinds(folder)
     formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_card)
     weights_bytes = weight_formats.num_bytes(shapes, formats, dtype.itemsize)
     _check_room(weights_bytes, device, folder)
@@ -76,36 +83,74 @@ def build(options: ServeOptions, on_progress: OnProgress, queue: Queue | None = 
         host.return_memory()  # pieces of the checkpoint, and the weights as they were before they were packed
     loaded = time.monotonic()
     on_progress(Progress(phase="warming", progress_fraction=0.0))
-    batch_tokens = options.max_batch_tokens or (512 if device.type == "cpu" else 8192)
-    facts = Facts(
+    facts = replace(
+        _facts(options, spec, ops, device, dtype, cache_dtype),
+        max_model_len=limit,
+        eos_token_ids=read_eos_token_ids(folder, config),
+        weights_bytes=weights_bytes,
+        quantization=weight_formats.described(formats),
+        load_s=loaded - start,
+    )
+    if capturers is None and device.type == "cuda":
+        capturers = partial(CudaCapturer, device)
+    capturers = capturers if options.cuda_graphs else None
+    made = partial(assemble, model, ops, device=device, dtype=cache_dtype, queue=queue, capturers=capturers)
+    key = identity.key(options, folder, ops, device)
+    runner = _sized(made, facts, options, limit, device, key, grammars_of(folder, facts))
+    runner.facts = replace(runner.facts, warm_s=time.monotonic() - loaded)
+    return runner
+
+
+def _facts(
+    options: ServeOptions,
+    spec: DecoderSpec,
+    ops: Ops,
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+) -> Facts:
+    """What options and model say of the runner; what only loading and measuring tell is left empty."""
+    return Facts(
         device=placement.device_name(device),
         kernels=ops.name,
         fallback=ops.fallback,
         dtype=str(dtype).removeprefix("torch."),
         block_size=options.block_size,
         num_blocks=-(-options.kv_cache_tokens // options.block_size),
-        max_model_len=limit,
+        max_model_len=0,
         max_sequences=options.max_sequences,
-        max_batch_tokens=batch_tokens,
+        max_batch_tokens=options.max_batch_tokens or (8192 if device.type == "cuda" else 512),
         vocab_size=spec.vocab_size,
-        eos_token_ids=read_eos_token_ids(folder, config),
-        weights_bytes=weights_bytes,
-        quantization=weight_formats.described(formats),
+        eos_token_ids=(),
+        weights_bytes=0,
         kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, cache_rows.scale_bytes(cache_dtype)),
-        load_s=loaded - start,
+        load_s=0.0,
         warm_s=0.0,
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
     )
+
+
+def _sized(
+    made: Callable[..., Runner],
+    facts: Facts,
+    options: ServeOptions,
+    limit: int,
+    device: torch.device,
+    key: dict[str, str],
+    grammars: Compiler,
+) -> Runner:
+    """Measured, or as an earlier start was, and with the cache that memory allows then. made: `assemble` but for sizes.
+
+    key: under which a start with the same model, options and machine finds what this one measures.
+    """
     plans = Plans(startplan.directory(options.startup_cache))
-    key = identity.key(options, folder, ops, device)
-    made = partial(assemble, model, ops, device=device, dtype=cache_dtype, queue=queue)
-    grammars = grammars_of(folder, facts)
 
     def sized(found: Measured, held: int) -> Runner:
         fitted = _fitted(facts, options, limit, warmup.memory(device, found, held))
-        runner = made(replace(fitted, warm_s=time.monotonic() - loaded), grammars=grammars)
+        runner = made(fitted, grammars=grammars)
+        runner.record()
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)
         plans.keep(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
         return runner
@@ -149,10 +194,11 @@ def assemble(
     dtype: torch.dtype,
     grammars: Compiler | None = None,
     queue: Queue | None = None,
+    capturers: Callable[[], Capturer] | None = None,
 ) -> Runner:
     """A runner with a cache of dtype and rows of the sizes that facts name. grammars: for requests that are guided.
 
-    queue: that of the device where None is given.
+    queue: that of the device where None is given. capturers: makes what records decode steps, if anything shall.
     The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
@@ -163,16 +209,20 @@ def assemble(
         cache = torch.empty(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
-    controls = Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, queue=queue)
+    rows = _rows(facts, ops, queue)
+    graphs = None
+    if capturers is not None and isinstance(rows, DeviceRows) and facts.head == "vocabulary":
+        graphs = Graphs(model=model, ops=ops, cache=cache, rows=rows, queue=queue, capturer=capturers())
     return Runner(
         model=model,
         ops=ops,
         cache=cache,
-        rows=_rows(facts, ops, queue),
-        controls=controls,
+        rows=rows,
+        controls=Controls(vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, queue=queue),
         queue=queue,
         facts=facts,
         grammars=grammars,
+        graphs=graphs,
     )
 
 

@@ -60,21 +60,15 @@ class DeviceRows:
         self._num_blocks = [0] * num_rows
         self._known_lens = [0] * num_rows
 
-    @staticmethod
-    def num_bytes(max_sequences: int, max_model_len: int, block_size: int) -> int:
-        """Of device memory that such rows take."""
-        places = max_model_len + 1 + -(-max_model_len // block_size) + 3 + len(_PARAMETERS)
-        return 4 * (max_sequences + 1) * places
+    @property
+    def num_bytes(self) -> int:
+        """Of device memory."""
+        return self._memory.numel() * self._memory.element_size()
 
     @property
     def tokens(self) -> Tensor:
         """(rows, positions) int32: the known ids of every row."""
         return self._tokens
-
-    @property
-    def in_step(self) -> Sequence[int]:
-        """For each row, where the device will believe that its next chunk begins."""
-        return self._known_lens
 
     def apply(self, plan: Plan) -> None:
         """Take in joins, forks, grows and inserts; they travel with the batch."""
@@ -92,10 +86,7 @@ class DeviceRows:
         rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
         lens = np.array([chunk.num_tokens for chunk in chunks])
         ends = np.cumsum(lens)
-        for chunk in chunks:
-            if self._known_lens[chunk.row] != chunk.start:
-                self._packet.write(chunk.row, self._places[3] + chunk.row, (chunk.start,))
-                self._known_lens[chunk.row] = chunk.start
+        self._begin_at(chunks)
         logit_rows, sampling = wanted(chunks, ends), np.flatnonzero([chunk.samples for chunk in chunks])
         starts = np.concatenate(([0], ends)).astype(np.int32)
         device_rows, wanted_rows, places, starts_there = self._packet.ship(
@@ -128,8 +119,19 @@ class DeviceRows:
         )
         return Inputs(batch=batch, rows=rows, ends=made.kv_lens)
 
-    def flush(self) -> None:
-        """Bring what plans said to the device, where no batch does."""
+    def place(self, chunks: Sequence[Chunk]) -> None:
+        """Bring what plans said to the device, where no batch does: a recorded step of these chunks comes next."""
+        self._begin_at(chunks)
+        self._flush()
+
+    def _begin_at(self, chunks: Sequence[Chunk]) -> None:
+        """Tell the device where chunks begin, for those of which it does not know it by itself."""
+        for chunk in chunks:
+            if self._known_lens[chunk.row] != chunk.start:
+                self._packet.write(chunk.row, self._places[3] + chunk.row, (chunk.start,))
+                self._known_lens[chunk.row] = chunk.start
+
+    def _flush(self) -> None:
         if self._packet:
             self._packet.ship(self._memory)
 
@@ -213,7 +215,7 @@ class DeviceRows:
 
     def _fork(self, forks: Sequence[Fork]) -> None:
         """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
-        self.flush()
+        self._flush()
         pairs = np.array([(fork.row, fork.source) for fork in forks], dtype=np.int64)
         rows, sources = self._queue.upload(pairs).unbind(1)
         end = max(fork.position for fork in forks)

@@ -5,7 +5,6 @@ the token before, as soon as that one is known. It enqueues work and waits for m
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -14,14 +13,12 @@ from kvasir_runtime.core.plan import Chunk
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner import reports
+from kvasir_runtime.runner.buckets import Draw
 from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.queues import Queue
 from kvasir_runtime.runner.reports import Drawn, Reports
 from kvasir_runtime.runner.rows import AnyRows, Inputs
-
-How = Literal["greedy", "plain", "filtered", "special"]
-"""greedy: argmax; plain: noise alone; filtered: top_k, top_p or min_p too; special: anything beyond that."""
 
 
 class Drawer:
@@ -41,7 +38,7 @@ class Drawer:
         self._model, self._ops, self._rows, self._queue = model, ops, rows, queue
         self._controls, self._reports, self._masks = controls, reports, masks
 
-    def how(self, sampled: Sequence[Chunk], filling: Filling | None) -> How:
+    def how(self, sampled: Sequence[Chunk], filling: Filling | None) -> Draw:
         """The least that the draw needs, told from what the host knows."""
         if filling is not None or self._controls.touch(sampled) or self._reports.asking(sampled):
             return "special"

@@ -27,6 +27,7 @@ from kvasir_runtime.layers.spec import Head
 from kvasir_runtime.runner import reports
 from kvasir_runtime.runner.controls import Controls
 from kvasir_runtime.runner.draw import Drawer
+from kvasir_runtime.runner.graphs import Graphs, Replayed
 from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.pooling import Pools
 from kvasir_runtime.runner.queues import Mark, Queue
@@ -100,10 +101,11 @@ class Runner:
         queue: Queue,
         facts: Facts,
         grammars: Compiler | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined.
 
-        grammars: None where no request is guided.
+        grammars: None where no request is guided. graphs: None where every step is launched operation by operation.
         """
         self.facts = facts
         self.grammars = grammars
@@ -116,6 +118,7 @@ class Runner:
         self._reports = Reports()
         self._pools = Pools(model.logits, queue)
         self._queue = queue
+        self._graphs = graphs
         self._drawer = Drawer(
             model=model,
             ops=ops,
@@ -130,8 +133,21 @@ class Runner:
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory that recorded steps hold, or on a scratch cache will hold; 0 where none are recorded."""
-        return 0
+        """Device memory that recorded steps hold, rows that they read included; 0 where none are recorded."""
+        return 0 if self._graphs is None else self._graphs.num_bytes
+
+    def record(self) -> None:
+        """Record the steps that the first requests should not wait for, and say in facts how that went."""
+        if self._graphs is None:
+            return
+        self._graphs.record_first()
+        kernels, fallback = self.facts.kernels, self.facts.fallback
+        if self._graphs.failure:
+            why = f"steps cannot be recorded as graphs: {self._graphs.failure}"
+            fallback = f"{fallback}; {why}" if fallback else why
+        else:
+            kernels += ", graphs"
+        self.facts = replace(self.facts, kernels=kernels, fallback=fallback)
 
     def watched(self, watch: Watch) -> None:
         """From now on, say what the time of a step goes into."""
@@ -240,9 +256,16 @@ class Runner:
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
         if self._masks is not None:
             self._guide(launched, self._masks, sampled)
-        inputs = self._rows.batch(plan.chunks)
-        self._watch.lap("batch")
-        hidden = self._model.hidden(inputs.batch, self._cache)
+        replayed = self._replayed(launched, sampled)
+        if replayed is not None and replayed.ids is not None:
+            self._send_back(launched, Drawn(ids=replayed.ids))
+            return
+        if replayed is not None and replayed.hidden is not None:
+            inputs, hidden = replayed.inputs, replayed.hidden
+        else:
+            inputs = self._rows.batch(plan.chunks)
+            self._watch.lap("batch")
+            hidden = self._model.hidden(inputs.batch, self._cache)
         self._watch.lap("forward")
         self._watch.parts(self._model.counted())
         if not hidden.shape[0]:
@@ -250,6 +273,14 @@ class Runner:
         launched.finish = partial(self._draw, launched, inputs, hidden, sampled)
         if launched.filling is None:
             self._finish(launched)
+
+    def _replayed(self, launched: Launched, sampled: list[Chunk]) -> Replayed | None:
+        """A step by its recording, if there may be one."""
+        if self._graphs is None or not sampled:
+            return None
+        replayed = self._graphs.replay(launched.plan.chunks, self._drawer.how(sampled, launched.filling))
+        self._watch.lap("replay")
+        return replayed
 
     def _guide(self, launched: Launched, masks: Masks, sampled: list[Chunk]) -> None:
         """Find out whose grammars are asked. Where they heard everything their masks are begun beside the forward."""
@@ -275,5 +306,8 @@ class Runner:
             drawn = replace(drawn, of_prompt=reports.of_prompt(between, ids, self._model.logits, owners))
         if pooled_from < hidden.shape[0]:
             drawn = replace(drawn, pooled=self._pools.pool(hidden[pooled_from:], chunks))
+        self._send_back(launched, drawn)
+
+    def _send_back(self, launched: Launched, drawn: Drawn) -> None:
         launched.drawn = drawn.over(self._queue.download)
         launched.mark = self._queue.mark()

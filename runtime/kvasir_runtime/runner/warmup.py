@@ -3,6 +3,7 @@
 Called by `build` with a runner on a cache of its own. Both kinds also load what the first request would wait for.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,10 +29,19 @@ def measured(scratch: Scratch, facts: Facts, device: torch.device) -> Measured:
     before = held(device)
     _run(runner, plans)
     peak = _peak(device) - before
+    del runner
+    _give_back(device)
+    return Measured(peak_bytes=max(0, peak), graph_bytes=_recorded(scratch, facts, device))
+
+
+def _recorded(scratch: Scratch, facts: Facts, device: torch.device) -> int:
+    """What recorded steps of all sizes hold, and rows of full size; they read nothing of the cache but padding."""
+    runner = scratch(replace(facts, num_blocks=1))
+    runner.record()
     graph_bytes = runner.graph_bytes
     del runner
     _give_back(device)
-    return Measured(peak_bytes=max(0, peak), graph_bytes=graph_bytes)
+    return graph_bytes
 
 
 def short(scratch: Scratch, facts: Facts, device: torch.device) -> None:
@@ -94,8 +104,9 @@ def _peak(device: torch.device) -> int:
 
 
 def _give_back(device: torch.device) -> None:
-    """What torch keeps for later counts as used, but the cache may have it."""
+    """What torch keeps for later counts as used, but the cache may have it; so does what waits for a collection."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -28,7 +28,7 @@ def banner(ready: Ready, start: Start) -> str:
     starting_s = start.total_s - start.find_s - ready.load_s - ready.warm_s  # mostly the import of torch
     rows = [
         ("model", f"{', '.join(start.names)} ({start.folder})"),
-        ("device", f"{ready.device}, {ready.kernels} kernels{_because(ready.fallback)}, {ready.dtype}"),
+        ("device", f"{ready.device}, {_kernels(ready.kernels)}{_because(ready.fallback)}, {ready.dtype}"),
         ("weights", f"{size(ready.weights_bytes)}{f', {ready.quantization}' if ready.quantization else ''}"),
         (
             "KV cache",
@@ -46,6 +46,12 @@ def banner(ready: Ready, start: Start) -> str:
         ),
     ]
     return "\n".join(["Kvasir is ready", *(f"  {name:<12}{value}" for name, value in rows)])
+
+
+def _kernels(kernels: str) -> str:
+    """Whose kernels, and whether whole steps of them are recorded."""
+    name, graphs, _ = kernels.partition(", graphs")
+    return f"{name} kernels{graphs}"
 
 
 def _because(fallback: str) -> str:

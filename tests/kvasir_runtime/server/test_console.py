@@ -4,6 +4,7 @@ import io
 import json
 import logging
 
+import msgspec
 import pytest
 
 from kvasir_runtime.server import logs
@@ -39,6 +40,18 @@ def test_the_banner_has_every_fact():
         "  control     http://h:2",
         "  ready in    6.0 s (find 0.5, start 2.5, load 2.0, warm-up 1.0)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "fallback", "want"),
+    [
+        ("triton, graphs", "", "H200, triton kernels, graphs, bfloat16"),
+        ("triton", "steps cannot be recorded: why", "H200, triton kernels (steps cannot be recorded: why), bfloat16"),
+    ],
+)
+def test_the_banner_says_whether_steps_are_recorded(kernels, fallback, want):
+    ready = msgspec.structs.replace(READY, device="H200", kernels=kernels, fallback=fallback)
+    assert f"  device      {want}" in banner(ready, START).splitlines()
 
 
 @pytest.mark.parametrize(

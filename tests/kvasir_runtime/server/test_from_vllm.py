@@ -32,7 +32,7 @@ def names(cell):
 
 def test_every_option_of_ours_exists():
     flags = {one for name in ServeOptions.model_fields for one in re.findall(r"--[a-z-]+", flag(name))}
-    flags |= {"--no-prefix-cache"}
+    flags |= {"--no-prefix-cache", "--no-cuda-graphs"}
     mapped = {option for _, ours, _ in rows("Starting a server") for option in names(ours)}
     assert len(mapped) > 15
     text = section("Starting a server").split("What vLLM has no option for")[1]

@@ -1,0 +1,123 @@
+"""Whole decode steps as recorded graphs: inputs from the rows, forward pass, head, draw, and the ids behind their rows.
+
+The runner asks for every step; `buckets` decides. The only thing that the host says to a replay is which rows take
+part, and that only when they changed. Padding computes in the row and the block that are nobody's. A step that cannot
+be recorded is launched as before; if recording fails, the reason is logged once and no more is recorded.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.core.plan import Chunk
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.runner import buckets
+from kvasir_runtime.runner.buckets import Draw, Key
+from kvasir_runtime.runner.capture import Capturer, Recorded
+from kvasir_runtime.runner.devicerows import DeviceRows
+from kvasir_runtime.runner.queues import Queue
+from kvasir_runtime.runner.rows import Inputs
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a replay gave, padding cut off. ids: (rows,) int64, already behind their rows; None where hidden is given.
+
+    hidden: (rows, hidden_size), to be drawn from before the next replay.
+    """
+
+    inputs: Inputs
+    ids: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+class Graphs:
+    """The recordings of one runner. Everything that they read stays where it is as long as they live."""
+
+    def __init__(
+        self, *, model: Decoder, ops: Ops, cache: Tensor, rows: DeviceRows, queue: Queue, capturer: Capturer
+    ) -> None:
+        self._model, self._ops, self._cache = model, ops, cache
+        self._rows, self._queue, self._capturer = rows, queue, capturer
+        self._sizes = buckets.sizes(rows.nobody)
+        self._recorded: dict[Key, tuple[Recorded, Inputs]] = {}
+        self._taking_part = torch.full((self._sizes[-1],), rows.nobody, dtype=torch.int64, device=queue.device)
+        self._starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=queue.device)
+        self._said: list[int] = []
+        self.failure = ""
+        self.replays: dict[Key, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that recordings and the rows that they read hold."""
+        return self._capturer.num_bytes + self._rows.num_bytes
+
+    @torch.inference_mode()
+    def record_first(self) -> None:
+        """Record what the first requests should not wait for."""
+        for key in buckets.at_start(self._sizes):
+            if not self._record(key):
+                return
+
+    def replay(self, chunks: Sequence[Chunk], draw: Draw) -> Replayed | None:
+        """Compute a step by its recording; None where it has none, and nothing was done. Plans were applied before."""
+        key = None if self.failure else buckets.recording(chunks, draw, self._sizes).key
+        if key is None or not self._record(key):
+            return None
+        self._say([chunk.row for chunk in chunks], key.size)
+        self._rows.place(chunks)
+        recorded, inputs = self._recorded[key]
+        recorded.replay()
+        self.replays[key] = self.replays.get(key, 0) + 1
+        count = len(chunks)
+        inputs = Inputs(batch=inputs.batch, rows=self._taking_part[:count], ends=inputs.places()[1][:count])
+        if key.part == "hidden":
+            return Replayed(inputs=inputs, hidden=recorded.outputs[0][:count])
+        self._rows.moved(chunks)
+        return Replayed(inputs=inputs, ids=recorded.outputs[0][:count])
+
+    def _say(self, rows: list[int], size: int) -> None:
+        """Which rows take part in the next replay; nobody's fill it up to size."""
+        rows = rows + [self._rows.nobody] * (size - len(rows))
+        if self._said[:size] != rows:
+            self._taking_part[:size].copy_(self._queue.upload(np.array(rows, dtype=np.int64)))
+            self._said[:size] = rows
+
+    def _record(self, key: Key) -> bool:
+        """Whether there is a recording, or could be made one."""
+        if key in self._recorded:
+            return True
+        made: list[Inputs] = []
+        self._say([], key.size)
+        try:
+            recorded = self._capturer.capture(lambda: self._body(key, made))
+        except Exception as error:  # noqa: BLE001 - whatever a recording does not take, a launch does
+            self.failure = " ".join(str(error).split()) or type(error).__name__
+            LOG.warning("steps are launched without CUDA graphs: %s", self.failure)
+            return False
+        self._recorded[key] = recorded, made[-1]
+        return True
+
+    def _body(self, key: Key, made: list[Inputs]) -> tuple[Tensor, ...]:
+        """One step of so many rows, each with one token. made: takes its inputs, whose memory is the recording's."""
+        inputs = self._rows.recorded_batch(self._taking_part[: key.size], self._starts[: key.size + 1])
+        made.append(inputs)
+        hidden = self._model.hidden(inputs.batch, self._cache)
+        ends = inputs.places()[1]
+        if key.part == "hidden":
+            return hidden, ends
+        logits = self._model.logits(hidden)
+        if key.part == "greedy":
+            ids = self._ops.argmax(logits)
+        else:
+            draws = self._rows.draws(inputs, all_greedy=False, any_filter=key.part == "filtered")
+            ids = self._ops.sample(logits.float(), draws)
+        self._rows.append_recorded(ids, inputs)
+        return ids, ends

@@ -1,0 +1,115 @@
+"""Graphs without a card: the tensor operations of a body are recorded once and replayed on the memory they had.
+
+As on a card, a replay runs no line of the body again, whatever the host said is frozen, results come to the same
+addresses, and a body that reads a number back cannot be recorded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from kvasir_runtime.kernels import attention as operation
+from kvasir_runtime.kernels import rms_norm, rope
+from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.runner.capture import Body, Recorded
+
+READS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten.is_nonzero.default"}
+
+
+@dataclass(slots=True)
+class Replaying:
+    """steps: operation, arguments, keywords, and what it gave when it was recorded."""
+
+    outputs: tuple[Tensor, ...]
+    steps: list[tuple[Callable[..., Any], Any, Any, list[Tensor]]]
+    replays: int = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        for function, args, kwargs, kept in self.steps:
+            made = [one for one in tree_flatten(function(*args, **kwargs))[0] if isinstance(one, Tensor)]
+            for old, new in zip(kept, made, strict=True):
+                if old.data_ptr() != new.data_ptr():  # neither a view nor in place: a card would write where it was
+                    old.copy_(new)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Callable[..., Any], Any, Any, list[Tensor]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(function) in READS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {function}")
+        made = function(*args, **(kwargs or {}))
+        kept = [one for one in tree_flatten(made)[0] if isinstance(one, Tensor)]
+        self.steps.append((function, args, kwargs or {}, kept))
+        return made
+
+
+@dataclass(slots=True)
+class Recordings:
+    """A capturer. refuses: sizes of outputs that cannot be recorded. captured: in order."""
+
+    refuses: str = ""
+    captured: list[Replaying] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def capture(self, body: Body) -> Recorded:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        body()
+        with _Recorder() as recorder:
+            outputs = body()
+        made = Replaying(outputs, recorder.steps)
+        self.captured.append(made)
+        self.num_bytes += sum(one.numel() * one.element_size() for one in outputs)
+        return made
+
+
+def split_qkv(
+    qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
+) -> Tensor:
+    """As the reference, for slots none of which is -1, which the reference would look for."""
+    kv_heads = cache.shape[3]
+    heads = qkv.shape[1] - 2 * kv_heads
+    query_key, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    if norm is not None:
+        query_key, _ = rms_norm.reference(query_key, None, norm, eps)
+    query_key = rope.reference(query_key, cos, sin)
+    for half, rows in zip(cache.flatten(1, 2).unbind(0), (query_key[:, heads:], value), strict=True):
+        half.index_copy_(0, slots, rows)
+    return query_key[:, :heads]
+
+
+def attention(
+    query: Tensor,
+    cache: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of one token a sequence that asks the host for nothing; longer queries take the reference."""
+    if spans.longest_query > 1:
+        return operation.reference(query, cache, spans, scale, window, softcap, sinks)
+    assert softcap == 0.0
+    assert sinks is None
+    lens = spans.lengths()[1].long()[:, None, None]
+    rows = cache[:, spans.block_tables.long()].flatten(2, 3).float()  # (2, sequences, positions, kv_heads, head_dim)
+    group = query.shape[1] // rows.shape[3]
+    keys, values = rows.repeat_interleave(group, dim=3).unbind(0)
+    at = torch.arange(rows.shape[2], device=query.device)
+    seen = at < lens
+    if window:
+        seen = seen & (at >= lens - window)
+    scores = torch.einsum("shd,sphd->shp", query.float(), keys) * scale
+    weights = torch.where(seen, scores, float("-inf")).softmax(dim=-1)
+    values = torch.where(seen.transpose(1, 2)[..., None], values, 0.0)
+    return torch.einsum("shp,sphd->shd", weights, values).flatten(1).to(query.dtype)
