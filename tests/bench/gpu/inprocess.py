@@ -102,6 +102,7 @@ class Served:
     def __init__(self, model: Path, sizes: Sizes, device: str, **options: Any) -> None:
         """options: fields of ServeOptions, over those of the sizes."""
         given: dict[str, Any] = {"max_model_len": sizes.max_model_len, "dtype": sizes.dtype, "device": device}
+        given["startup_cache"] = str(model.parent / "plans-in-process")
         if device == "cpu":
             given["kv_cache_tokens"] = 4096
         self.options = ServeOptions.model_validate({"model": str(model), **given, **options})

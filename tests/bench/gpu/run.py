@@ -85,9 +85,8 @@ class Keeping:
         """All of the book."""
         book.save(self.book, self.file)
 
-    def context(self, limit_s: float) -> Context:
-        """For a section that begins now."""
-        until = time.monotonic() + limit_s
+    def context(self, until: float) -> Context:
+        """For a section. until: by the clock that all processes share."""
         return Context(sizes=self.sizes, device=self.device, folder=self.folder, book=self.book, until=until)
 
 
@@ -106,7 +105,7 @@ def run_all(keeping: Keeping, chosen: Sequence[str], until: float, here: Here | 
         else:
             print(f"\n{name}", flush=True)
             limit, began = min(left, SECTIONS[name][2]), time.monotonic()
-            how = _run_here(name, keeping, limit, here) if here else _run_apart(name, keeping, limit)
+            how = _run_here(name, keeping, began + limit, here) if here else _run_apart(name, keeping, limit)
             ends[name] = f"{how.said} after {time.monotonic() - began:.0f} s"
         if not ends[name].startswith("done"):
             print(f"{name}: {ends[name]}", flush=True)
@@ -118,9 +117,9 @@ def in_this_process(name: str, context: Context) -> Iterator[Cell]:
     return section(name)(context)
 
 
-def _run_here(name: str, keeping: Keeping, limit: float, here: Here) -> Ended:
+def _run_here(name: str, keeping: Keeping, until: float, here: Here) -> Ended:
     try:
-        for cell in here(name, keeping.context(limit)):
+        for cell in here(name, keeping.context(until)):
             keeping.keep(cell)
     except Exception as error:  # noqa: BLE001 -- as in a process, which it would end alone
         return Ended(said=f"failed: {type(error).__name__}: {error}")
@@ -129,7 +128,8 @@ def _run_here(name: str, keeping: Keeping, limit: float, here: Here) -> Ended:
 
 def _run_apart(name: str, keeping: Keeping, limit: float) -> Ended:
     command = [sys.executable, "-m", "bench.gpu.run", "--child", name, "--folder", str(keeping.folder)]
-    command += ["--json", str(keeping.file), "--budget", f"{limit:.1f}", "--device", keeping.device]
+    until = time.monotonic() + limit  # what it takes to import torch counts
+    command += ["--json", str(keeping.file), "--until", f"{until:.1f}", "--device", keeping.device]
     if keeping.sizes.name == "dry":
         command.append("--dry")
     keeping.save()  # the section reads the ceilings there
@@ -143,7 +143,7 @@ def _child(asked: argparse.Namespace) -> int:
     found = book.load(json.loads(asked.json.read_text()))
     keeping = Keeping(book=found, file=asked.json, sizes=sizes, device=asked.device, folder=asked.folder)
     with os.fdopen(int(os.environ["KVASIR_BENCH_PIPE"]), "w") as pipe:
-        for cell in section(asked.child)(keeping.context(asked.budget)):
+        for cell in section(asked.child)(keeping.context(asked.until)):
             pipe.write(json.dumps(book.document_of(cell)) + "\n")
             pipe.flush()
     return 0
@@ -217,6 +217,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="", help=argparse.SUPPRESS)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args(given)
     asked.device = asked.device or ("cpu" if asked.dry else "cuda")
     return asked
