@@ -109,8 +109,10 @@ def test_rows_compile(hopper: Hopper) -> None:
     TRITON.rms_norm(hidden, hidden.clone(), hidden[0], 1e-5)
     TRITON.rms_norm(hidden, None, hidden[0], 1e-5)
     TRITON.rms_norm(torch.zeros(3, 40, 128, dtype=BFLOAT16), None, torch.zeros(40, 128, dtype=BFLOAT16), 1e-5)
+    TRITON.rms_norm(hidden, None, torch.zeros(4096), 1e-5)
     TRITON.silu_mul(torch.zeros(3, 2 * 14336, dtype=BFLOAT16))
-    assert {"_rms_norm", "_silu_mul"} <= set(hopper.loaded)
+    TRITON.gelu_mul(torch.zeros(3, 2 * 14336, dtype=BFLOAT16))
+    assert {"_rms_norm", "_silu_mul", "_gelu_mul"} <= set(hopper.loaded)
 
 
 def test_what_surrounds_a_step_compiles(hopper: Hopper) -> None:

@@ -138,6 +138,16 @@ def test_each_block_of_a_chunk_is_split() -> None:
     assert found == ([(0, 0), *((block, i) for block in (1, 2, 3) for i in (0, 1))], [1, 2], [0, 1])
 
 
+def test_a_plan_of_more_sequences_than_a_program_has_lanes() -> None:
+    lens = [16] * 300
+    lens[270] = 16 * 40
+    used, splits, first = planned(list(range(301)), lens, 310, wanted=20)
+    # 339 tiles for two heads are 678; a piece has 34 of them.
+    assert splits == [2 if i == 270 else 1 for i in range(300)]
+    assert used == [*((i, 0) for i in range(271)), (270, 1), *((i, 0) for i in range(271, 300))]
+    assert first == [i if i < 271 else i + 1 for i in range(300)]
+
+
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 500)), min_size=1, max_size=4),
     wanted=st.integers(1, 40),
