@@ -17,6 +17,9 @@ from kvasir_runtime.runner.startplan import Measured
 from kvasir_runtime.wire import Pooling, Sampling
 
 SHORT_TOKENS = 32
+OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300)
+"""Tokens of further chunks on CUDA, where launchers choose a variant of a kernel by them: the first request of each
+length would else wait for the compiler, or for what it left on the disk."""
 
 Scratch = Callable[[Facts], Runner]
 """Makes a runner of the sizes in facts, with a cache of its own."""
@@ -24,7 +27,7 @@ Scratch = Callable[[Facts], Runner]
 
 def measured(scratch: Scratch, facts: Facts, device: torch.device) -> Measured:
     """What the largest step takes for a moment, and recorded steps for good."""
-    runner, plans = _prepared(scratch, facts, min(facts.max_batch_tokens, facts.max_model_len))
+    runner, plans = _prepared(scratch, facts, min(facts.max_batch_tokens, facts.max_model_len), device)
     _forget_peak(device)
     before = held(device)
     _run(runner, plans)
@@ -46,7 +49,7 @@ def _recorded(scratch: Scratch, facts: Facts, device: torch.device) -> int:
 
 def short(scratch: Scratch, facts: Facts, device: torch.device) -> None:
     """A few tokens: kernels are loaded, and a model that cannot compute at all is found out before it is ready."""
-    runner, plans = _prepared(scratch, facts, min(SHORT_TOKENS, facts.max_batch_tokens, facts.max_model_len))
+    runner, plans = _prepared(scratch, facts, min(SHORT_TOKENS, facts.max_batch_tokens, facts.max_model_len), device)
     _run(runner, plans)
     del runner
     _give_back(device)
@@ -81,10 +84,11 @@ def memory(device: torch.device, found: Measured, held_bytes: int) -> Memory:
     )
 
 
-def _prepared(scratch: Scratch, facts: Facts, num_tokens: int) -> tuple[Runner, tuple[Plan, ...]]:
+def _prepared(scratch: Scratch, facts: Facts, num_tokens: int, device: torch.device) -> tuple[Runner, tuple[Plan, ...]]:
     num_blocks = -(-num_tokens // facts.block_size)
     runner = scratch(replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
-    return runner, _plans(num_tokens, num_blocks, generates=facts.head == "vocabulary")
+    others = OTHER_CHUNKS if device.type == "cuda" else ()
+    return runner, plans_of(num_tokens, num_blocks, others, generates=facts.head == "vocabulary")
 
 
 def _run(runner: Runner, plans: tuple[Plan, ...]) -> None:
@@ -110,8 +114,11 @@ def _give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _plans(num_tokens: int, num_blocks: int, *, generates: bool) -> tuple[Plan, ...]:
-    """A prompt of full length, and one token on top of half of it; without a vocabulary the prompt is pooled."""
+def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, generates: bool) -> tuple[Plan, ...]:
+    """A prompt of full length, one token on top of half of it, and chunks of the other lengths as far as they fit.
+
+    Without a vocabulary the prompt is pooled, and nothing else is computed.
+    """
     join = Join(
         row=0,
         request_id="warm-up",
@@ -127,4 +134,6 @@ def _plans(num_tokens: int, num_blocks: int, *, generates: bool) -> tuple[Plan, 
         return (Plan(step=0, joins=(join,), chunks=(pooled,)),)
     prompt = Chunk(row=0, start=0, num_tokens=num_tokens, samples=True)
     token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
-    return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,))
+    rest = [Chunk(row=0, start=0, num_tokens=count, samples=True) for count in others if count <= num_tokens]
+    further = (Plan(step=2 + index, chunks=(chunk,)) for index, chunk in enumerate(rest))
+    return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,)), *further
