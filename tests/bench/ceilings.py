@@ -13,7 +13,7 @@ from kvasir_runtime.kernels.native.library import library
 from kvasir_runtime.kernels.native.linear import packed, takes
 from kvasir_runtime.kernels.quantized import Format
 
-ROWS: Final = (1, 8, 32, 128, 512)
+ROWS: Final = (1, 2, 4, 8, 16, 32, 128, 512)
 INNER, OUTER = 1024, 4096
 BYTES: Final = 512 << 20
 REPEATS: Final = 5
