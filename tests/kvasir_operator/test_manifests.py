@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fakes.random_specs import FIELDS
 from kvasir_api import crd, names
 from kvasir_api.accelerator import AcceleratorClass
 from kvasir_api.service import InferenceService
@@ -136,6 +137,24 @@ def test_every_sample_is_what_the_definitions_know(path):
         model.model_validate(document)
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         assert unknown(document["spec"], schema["properties"]["spec"], "spec") == []
+
+
+ORDERS = {"rollout.paused", "rollout.promote", "rollout.abort"}
+"""What is said to a rollout that goes on, in docs/rollouts.md; options of the runtime are in docs/reference.md."""
+
+
+def paths(node, at=""):
+    """Every path that a document says."""
+    for name, inner in node.items() if isinstance(node, dict) else ():
+        yield f"{at}.{name}".lstrip(".")
+        yield from paths(inner, f"{at}.{name}".lstrip("."))
+
+
+def test_every_field_but_tuning_is_shown_by_a_sample():
+    files = (MANIFESTS / "samples").glob("*.yaml")
+    services = [d for path in files for d in documents(path) if d["kind"] == names.KIND]
+    shown = {path for document in services for path in paths(document["spec"])}
+    assert {path for path in FIELDS if not path.startswith("runtime.")} - shown == ORDERS
 
 
 def test_sample_is_a_valid_service():
