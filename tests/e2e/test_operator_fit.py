@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from openai import AsyncOpenAI
 
 from fakes.models import words
 from fakes.operator_rig import kubectl
@@ -15,6 +16,7 @@ from kvasir_api import names
 from kvasir_kube.client import Client, configuration
 from kvasir_kube.kinds import ACCELERATOR_CLASS, DEPLOYMENT, POD
 from kvasir_local import kubectl as local
+from kvasir_local import stack
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.demo.walk import put_model
 
@@ -113,6 +115,7 @@ class Real:
 
     def apply(self, served_name: str, **spec: Any) -> None:
         model = {"uri": "pvc://kvasir-tiny/tiny", "inspect": "Always", "servedName": served_name}
+        model |= {"aliases": [f"{served_name}-too"]}
         manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "tiny"}}
         local.apply(self._program, yaml.safe_dump({**manifest, "spec": {"model": model, **spec}}))
 
@@ -147,7 +150,7 @@ async def real(installed: ControlPlane):
     local.run(installed.kubectl, "delete", "namespace", namespace, "--wait=false")
 
 
-async def test_the_forecast_is_what_a_real_replica_holds(real):
+async def test_the_forecast_is_what_a_real_replica_holds(real, installed):
     """The program reads a real model in a real pod; its forecast for 2 GiB is met by what the engine measures."""
     cluster, namespace = real
     cluster.apply(namespace, resources={"accelerator": {"count": 1, "classes": [namespace]}})
@@ -164,3 +167,7 @@ async def test_the_forecast_is_what_a_real_replica_holds(real):
     assert status["capacity"]["fit"] == "Fits"
     assert status["capacity"]["predictedKvTokens"] > 100_000
     assert 90 <= status["capacity"]["measuredPercent"] <= 110
+    async with AsyncOpenAI(base_url=f"{stack.gateway_url(installed)}/v1", api_key="none", max_retries=5) as client:
+        for name in (namespace, f"{namespace}-too"):
+            answer = await client.completions.create(model=name, prompt="hello", max_tokens=1)
+            assert answer.model == name
