@@ -7,7 +7,7 @@ forced. Steps count from when all sequences have begun and the first ones of the
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from bench.gpu import idle
 from bench.gpu.book import Cell, Goal, failed, measured, skipped
@@ -116,7 +116,7 @@ def _known(option: str) -> tuple[str, ...]:
     return get_args(ServeOptions.model_fields[option].annotation)
 
 
-def _grid(context: Context, label: str, how: Mapping[str, str], cells: Sequence[tuple[int, int]]) -> Iterator[Cell]:
+def _grid(context: Context, label: str, how: Mapping[str, Any], cells: Sequence[tuple[int, int]]) -> Iterator[Cell]:
     names = {cell: f"decode, {label}, {cell[0]} x {cell[1]}" for cell in cells}
     if context.left_s < LEAST_S:
         yield from (skipped("decode", name, NO_TIME) for name in names.values())

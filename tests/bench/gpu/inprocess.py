@@ -24,6 +24,7 @@ from kvasir_runtime.runner.build import build
 from kvasir_runtime.wire import Abort, FromEngine, Hello, Request, Sampling, Shutdown, Step, Submit, ToEngine
 
 CLIENT: Final = b"bench"
+Build = Callable[[ServeOptions, Callable[[Any], None]], Runner]
 _names = itertools.count()
 
 
@@ -99,8 +100,8 @@ class Late(Exception):
 class Served:
     """A model that is loaded once and serves one load after another, each by an engine of its own."""
 
-    def __init__(self, model: Path, sizes: Sizes, device: str, **options: Any) -> None:
-        """options: fields of ServeOptions, over those of the sizes."""
+    def __init__(self, model: Path, sizes: Sizes, device: str, build: Build = build, **options: Any) -> None:
+        """options: fields of ServeOptions, over those of the sizes. build: makes the runner; tests bring their own."""
         given: dict[str, Any] = {"max_model_len": sizes.max_model_len, "dtype": sizes.dtype, "device": device}
         given["startup_cache"] = str(model.parent / "plans-in-process")
         if device == "cpu":

@@ -7,6 +7,7 @@ and lets itself be cut.
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ import torch
 
 from bench.gpu import book, children, page, run
 from bench.gpu.book import Book, Cell, measured
-from bench.gpu.inprocess import Late, Served
+from bench.gpu.decode import Steady
+from bench.gpu.inprocess import Late, Served, prompt
 from bench.gpu.models import provided
 from bench.gpu.prefill import OneByOne
 from bench.gpu.section import Context
 from bench.gpu.sizes import DRY
+from fakes.overlapping import Overlapping
+from fakes.recording import Recordings
+from kvasir_runtime.runner.build import build
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +151,22 @@ def test_a_load_that_takes_too_long_ends_and_leaves_the_engine_fit(tmp_path: Pat
     served.run(script, 60.0)
     assert len(script.seconds) == 2
     assert script.cached == [32, 32]
+
+
+def test_loads_follow_one_another_on_rows_and_graphs_of_a_device(tmp_path: Path) -> None:
+    """As on a card: rows on the device, steps launched ahead and recorded, one engine after the other on one runner."""
+    model = provided(tmp_path / "m", DRY.shape, torch.device("cpu"))
+    on_device = partial(build, queue=Overlapping(), capturers=Recordings)
+    served = Served(model, DRY, "cpu", build=on_device)
+    assert served.runner.facts.kernels.endswith(", graphs")
+    for seed in range(2):
+        steady = Steady([prompt(20, DRY.shape.vocab_size, (seed, n)) for n in range(3)], 512, 2, 4)
+        served.run(steady, 60.0)
+        assert steady.contexts == [22.0, 23.0, 24.0, 25.0, 26.0]
+        one_by_one = OneByOne([prompt(40, DRY.shape.vocab_size, (seed, "alone", n)) for n in range(3)])
+        served.run(one_by_one, 60.0)
+        assert len(one_by_one.seconds) == 2
+    served.close()
 
 
 def test_unknown_sections_and_absent_cards_are_said(tmp_path: Path) -> None:
