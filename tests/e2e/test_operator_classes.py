@@ -67,30 +67,33 @@ async def test_a_class_that_appears_cures_the_fault(rig):
     await rig.client.delete(ACCELERATOR_CLASS, "", name)
 
 
-async def test_a_full_class_is_passed_over(rig, h100):
+async def test_a_full_class_is_passed_over(rig):
     """The scheduler finds none that carries its label; the next class has one, and the service stays there."""
-    there = f"there-{rig.namespace}"
+    there, full = f"there-{rig.namespace}", f"full-{rig.namespace}"
+    nowhere = {"memory": "80Gi", "pod": {"nodeSelector": {"gpu": "none"}}}
+    await rig.client.apply(ACCELERATOR_CLASS, {"metadata": {"name": full}, "spec": nowhere}, manager="admin")
     await rig.client.apply(
         ACCELERATOR_CLASS, {"metadata": {"name": there}, "spec": {"memory": "24Gi"}}, manager="admin"
     )
-    accelerator = {"count": 1, "classes": [h100, there], "fallbackSeconds": 0}
+    accelerator = {"count": 1, "classes": [full, there], "fallbackSeconds": 0}
     model = {"uri": "file:///srv/tiny", "inspect": "Never"}
     await rig.apply(model=model, resources={"accelerator": accelerator})
     await rig.until_condition("CapacityLimited", reason="Unschedulable")
-    assert (await rig.status())["rollout"]["acceleratorClass"] == h100
+    assert (await rig.status())["rollout"]["acceleratorClass"] == full
     await rig.apply(model=model, resources={"accelerator": {**accelerator, "fallbackSeconds": 1}})
     await rig.until_condition("Ready", reason="AllReplicasReady")
     rollout = (await rig.status())["rollout"]
-    assert (rollout["acceleratorClass"], rollout["fullClasses"]) == (there, [h100])
+    assert (rollout["acceleratorClass"], rollout["fullClasses"]) == (there, [full])
     assert await rig.events("ClassPassedOver") == [
-        f"{h100} found no node for any replica in 1 s; the next class is tried"
+        f"{full} found no node for any replica in 1 s; the next class is tried"
     ]
     await rig.apply(model=model, replicas=2, resources={"accelerator": {**accelerator, "fallbackSeconds": 1}})
     await rig.until_condition("Ready", reason="AllReplicasReady")
     assert (await rig.status())["rollout"]["acceleratorClass"] == there
     assert len(await rig.until_pods(2)) == 2
     await rig.delete()
-    await rig.client.delete(ACCELERATOR_CLASS, "", there)
+    for name in (there, full):
+        await rig.client.delete(ACCELERATOR_CLASS, "", name)
 
 
 @pytest.mark.parametrize(
