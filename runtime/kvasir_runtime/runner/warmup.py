@@ -17,7 +17,7 @@ from kvasir_runtime.runner.startplan import Measured
 from kvasir_runtime.wire import Pooling, Sampling
 
 SHORT_TOKENS = 32
-OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300)
+OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300, 1500)
 """Tokens of further chunks on CUDA, where launchers choose a variant of a kernel by them: the first request of each
 length would else wait for the compiler, or for what it left on the disk."""
 
