@@ -6,6 +6,7 @@ and lets itself be cut.
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,6 @@ def names(found: Book, section: str) -> dict[str, str]:
         ("prefill", 5, ()),
         ("kernels", 19, ()),
         ("serving", 2, ()),
-        ("start", 3, ()),
         ("peers", 4, ()),
     ],
 )
@@ -62,6 +62,15 @@ def test_a_section_says_all_its_cells(tmp_path: Path, section: str, cells: int, 
     assert "wrong" not in page.text(found)
     if section == "peers":
         assert found.value("peers", "3 requests of mixed lengths, ours") > 0
+
+
+def test_starts_are_measured_with_and_without_a_plan(tmp_path: Path) -> None:
+    """Of the real server, which keeps the plan of its first start."""
+    context = Context(sizes=DRY, device="cpu", folder=tmp_path, book=Book(), until=time.monotonic() + 100)
+    cells = list(run.section("start")(context))
+    assert [cell.status for cell in cells] == ["measured"] * 3, [cell.why for cell in cells]
+    (plan,) = (tmp_path / "plans").iterdir()
+    assert json.loads(plan.read_text())["measured"]["peak_bytes"] >= 0
 
 
 def test_floors_follow_from_the_ceilings_of_the_same_run(tmp_path: Path) -> None:
