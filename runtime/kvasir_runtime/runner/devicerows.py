@@ -93,7 +93,8 @@ class DeviceRows:
             self._memory, (rows, logit_rows, sampling), (starts,)
         )
         longest = int(lens.max())
-        made = self._inputs(device_rows, starts_there, int(ends[-1]), longest)
+        columns = -(-max(chunk.start + chunk.num_tokens for chunk in chunks) // self._block_size)
+        made = self._inputs(device_rows, starts_there, int(ends[-1]), longest, self._tables[:, :columns])
         all_sample = len(sampling) == len(chunks)
         return Inputs(
             batch=Batch(
@@ -112,7 +113,7 @@ class DeviceRows:
 
         rows: (n,) int64, nobody's for padding; starts: (n + 1,) int32, 0 to n.
         """
-        made = self._inputs(rows, starts, rows.shape[0], 1)
+        made = self._inputs(rows, starts, rows.shape[0], 1, self._tables)
         spans = Spans.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
         batch = Batch(
             token_ids=made.token_ids, positions=made.positions, slots=made.slots, spans=spans, logit_rows=None
@@ -194,8 +195,8 @@ class DeviceRows:
         """Write known ids into a row, from a position on; they travel with the next batch."""
         self._packet.write(row, self._places[1] + row * self._tokens.shape[1] + position, token_ids)
 
-    def _inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int) -> StepInputs:
-        rest = (self._lens, self._tokens, self._tables, self._block_size)
+    def _inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int, tables: Tensor) -> StepInputs:
+        rest = (self._lens, self._tokens, tables, self._block_size)
         return self._ops.step_inputs(rows, starts, *rest, num_tokens, longest)
 
     def _join(self, join: Join) -> None:

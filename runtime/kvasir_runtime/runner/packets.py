@@ -1,7 +1,6 @@
 """What a step brings to the device, packed so that it travels in one copy: writes to the rows, and tables of the step.
 
-Filled by `devicerows`, emptied by ship(); a packet never knows what its numbers mean. Eight-byte numbers come first, so
-that views of them are aligned.
+Filled by `devicerows`, emptied by ship(); a packet never knows what its numbers mean.
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,9 @@ from torch import Tensor, int64
 from kvasir_runtime.runner.queues import Queue
 
 Ints = NDArray[np.int32]
+
+_ALIGNED = 4
+"""Numbers of 16 bytes: Triton compiles a kernel anew for a pointer that begins elsewhere."""
 
 
 class Packet:
@@ -42,19 +44,20 @@ class Packet:
         There must be something to send.
         """
         places, values = self._take()
-        eights, fours = [places, *wide], [values, *narrow]
-        packed = np.concatenate([*(array.view(np.int32) for array in eights), *fours])
-        sent, at = self._queue.upload(packed), 0
-        shipped = []
-        for array in eights:
-            shipped.append(sent[at : at + 2 * array.size].view(int64))
-            at += 2 * array.size
-        for few in fours:
-            shipped.append(sent[at : at + few.size])
-            at += few.size
+        arrays = [array.view(np.int32) for array in (places, *wide)] + [values, *narrow]
+        padded = [-(-array.size // _ALIGNED) * _ALIGNED for array in arrays]
+        packed = np.zeros(sum(padded), dtype=np.int32)
+        ends = np.cumsum(padded).tolist()
+        starts = [end - size for end, size in zip(ends, padded, strict=True)]
+        for array, start in zip(arrays, starts, strict=True):
+            packed[start : start + array.size] = array
+        sent = self._queue.upload(packed)
+        shipped = [sent[start : start + array.size] for array, start in zip(arrays, starts, strict=True)]
+        shipped[: 1 + len(wide)] = [few.view(int64) for few in shipped[: 1 + len(wide)]]
+        written, values_there = shipped[0], shipped.pop(1 + len(wide))
         if places.size:
-            target.index_copy_(0, shipped[0], shipped[len(eights)])
-        return [*shipped[1 : len(eights)], *shipped[len(eights) + 1 :]]
+            target.index_copy_(0, written, values_there)
+        return shipped[1:]
 
     def _take(self) -> tuple[NDArray[np.int64], Ints]:
         writes, self._writes = self._writes, []

@@ -8,8 +8,9 @@ from torch import Tensor
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.step_inputs import StepInputs
 
-_BLOCK = 1024
-_MOST_PROGRAMS = 32
+# One size for all steps: a compilation for each would be waited for while serving.
+_BLOCK = 256
+_MOST_PROGRAMS = 64
 
 
 def launch(
@@ -24,14 +25,14 @@ def launch(
 ) -> StepInputs:
     """kernels.step_inputs."""
     sequences, columns, device = rows.shape[0], tables.shape[1], rows.device
-    wide = torch.empty((3, num_tokens), dtype=torch.int64, device=device)
+    # An even stride keeps each of the three at a multiple of 16 bytes, for which kernels are compiled.
+    wide = torch.empty((3, num_tokens + num_tokens % 2), dtype=torch.int64, device=device)[:, :num_tokens]
     kv_lens = torch.empty((sequences,), dtype=torch.int32, device=device)
     block_tables = torch.empty((sequences, columns), dtype=torch.int32, device=device)
-    block = min(_BLOCK, triton.next_power_of_2(max(longest, columns)))
-    programs = min(_MOST_PROGRAMS, -(-max(longest, columns) // block))
+    programs = min(_MOST_PROGRAMS, -(-max(longest, columns) // _BLOCK))
     _step_inputs[(sequences, programs)](
         rows, starts, lens, tokens, tables, *wide, kv_lens, block_tables, columns, block_size,
-        tokens.stride(0), tables.stride(0), BLOCK=block, **options(block),
+        tokens.stride(0), tables.stride(0), BLOCK=_BLOCK, **options(_BLOCK),
     )  # fmt: skip
     token_ids, positions, slots = wide.unbind(0)
     return StepInputs(token_ids, positions, slots, kv_lens, block_tables)
