@@ -54,7 +54,6 @@ ATTENTION = {
     "verify": Served(**VERIFY),
     "prefill": Served(**PREFILL),
     "prefill-80": Served(kv_heads=32, head=80, query_lens=(300,), kv_lens=(300,)),
-    "prefill-96": Served(kv_heads=32, head=96, **PREFILL),
     "prefill-256-window": Served(heads=8, kv_heads=1, head=256, query_lens=(300, 1), kv_lens=(900, 5000), window=512),
     "decode-256-float32": Served(
         heads=16, kv_heads=16, head=256, query_lens=(1,), kv_lens=(2000,), dtype=torch.float32
@@ -65,8 +64,6 @@ ATTENTION = {
     ),
     "decode-int8": Served(cached=torch.int8),
     "prefill-int8": Served(cached=torch.int8, **PREFILL),
-    "prefill-256-int8": Served(cached=torch.int8, **GEMMA2, **PREFILL),
-    "decode-int8-float16": Served(cached=torch.int8, dtype=torch.float16),
     "decode-float8": Served(cached=FLOAT8),
     "prefill-float8": Served(cached=FLOAT8, **PREFILL),
     "prefill-gemma2": Served(**GEMMA2, **PREFILL),

@@ -30,7 +30,7 @@ SHAPES = {
     "gemma2": Shape(family="gemma2", tied=True, head_dim=24),
     "gemma3": Shape(family="gemma3_text", tied=True, head_dim=24),
 }
-CACHES = [*((name, None) for name in SHAPES), ("gemma2", torch.int8), ("llama", FLOAT8)]
+CACHES = [*((name, None) for name in SHAPES), ("llama", FLOAT8)]
 
 
 @pytest.mark.parametrize(("name", "cached"), CACHES)
@@ -41,14 +41,13 @@ def test_answers_are_those_of_the_references(tmp_path: Path, name: str, cached: 
     assert answers(folder, triton, cached) == answers(folder, REFERENCE, cached)
 
 
-@pytest.mark.parametrize("cached", [None, torch.int8])
-def test_several_tokens_at_once_behind_long_and_short_contexts(tmp_path: Path, cached: torch.dtype | None) -> None:
+def test_several_tokens_at_once_behind_long_and_short_contexts(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "model", SHAPES["gemma2"])
 
     def found(ops: Ops) -> list[list[int]]:
         chooser = random.Random(2)
         streams = [Stream(prompt=tuple(chooser.choices(range(3, 320), k=length))) for length in (9, 20, 41)]
-        runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE, cache_dtype=cached)
+        runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE, cache_dtype=torch.int8)
         hand = Hand(runner)
         hand.step([(stream, len(stream.prompt) - 8) for stream in streams])
         for _ in range(2):  # as drafts are verified: so many tokens of each sequence
