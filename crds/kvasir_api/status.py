@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from kvasir_api.options import option
-from kvasir_api.part import Part
+from kvasir_api.part import Name, Part
 
 MOST: Final = 2**53 - 1
 """The largest number that every reader of JSON keeps as it is."""
@@ -136,7 +136,7 @@ class RolloutStatus(Part):
 
     current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
-    full_classes: list[str] = option(
+    full_classes: list[Name] = option(
         [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8
     )
     full_for: str = option("", "Hash of the pods that fullClasses is about.", max_length=64)

@@ -6,7 +6,7 @@ Stateless but for what status says: the step of a canary, since when it holds, a
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvasir_api.service import Analysis, CanaryStep
+from kvasir_api.rollout import Analysis, CanaryStep
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.world import Observed

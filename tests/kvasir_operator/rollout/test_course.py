@@ -4,7 +4,7 @@ import pytest
 
 from fakes.manifests import service
 from kvasir_api import names
-from kvasir_api.service import Analysis
+from kvasir_api.rollout import Analysis
 from kvasir_api.state import Served, State
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import observed

@@ -1,0 +1,89 @@
+"""How a new revision replaces the old one: the part `spec.rollout` of an InferenceService. Used by `service` alone to
+make the resource, and by the operator to read it.
+"""
+
+from typing import Literal
+
+from kvasir_api.options import option
+from kvasir_api.part import Part, rules
+
+
+class CanaryStep(Part):
+    """How many replicas of the new revision there may be for a while."""
+
+    replica_percent: int = option(
+        ...,
+        "Share of the replicas that the new revision gets, rounded up; the gateway spreads requests over all of them.",
+        unit="percent",
+        ge=1,
+        le=99,
+    )
+    pause_seconds: int = option(0, "How long they serve before the next step.", unit="seconds", ge=0, le=86_400)
+
+
+class Analysis(Part):
+    """When a new revision is worse than the old one, by what both say of the requests that they served."""
+
+    min_requests: int = option(
+        50, "Requests that the new revision answers before it is judged; no step ends sooner.", ge=1, le=1_000_000
+    )
+    max_error_percent: int = option(
+        5,
+        "More requests than this that end in an error, and more than of the old one, are too many.",
+        unit="percent",
+        ge=0,
+        le=100,
+    )
+    max_ttft_regression_percent: int = option(
+        0,
+        "The mean time to the first token may be so much longer than the old one's; 0 allows any.",
+        unit="percent",
+        ge=0,
+        le=1000,
+    )
+
+
+class Rollout(Part):
+    """How a new revision replaces the old one."""
+
+    model_config = rules(
+        (
+            "size(self.steps) == 0 || self.strategy != 'BlueGreen'",
+            "rollout.steps are for the strategies Surge and InPlace: BlueGreen goes in one step",
+            ".steps",
+        ),
+        (
+            "self.promote == '' || self.promote != self.abort",
+            "rollout.promote and rollout.abort name the same revision",
+            ".abort",
+        ),
+    )
+
+    strategy: Literal["Surge", "InPlace", "BlueGreen"] = option(
+        "Surge",
+        "Surge starts new replicas before old ones leave; InPlace takes old ones away first, where accelerators are scarce; BlueGreen starts all new ones beside the old ones, which leave together.",
+    )
+    max_surge: int = option(
+        1, "Surge: replicas above the wanted number while a revision is replaced.", unit="replicas", ge=1, le=100
+    )
+    max_unavailable: int = option(
+        1, "InPlace: replicas that may be missing while a revision is replaced.", unit="replicas", ge=1, le=100
+    )
+    steps: list[CanaryStep] = option(
+        [], "Shares of the new revision on its way to all replicas; none goes straight there.", max_length=10
+    )
+    analysis: Analysis | None = option(
+        None, "Holds the rollout while the new revision is worse than the old one; absent judges nothing."
+    )
+    auto_rollback: bool = option(
+        False,
+        "Goes back to the last good revision when the new one is refused, makes no progress or fails the analysis.",
+    )
+    paused: bool = option(False, "Leaves the rollout where it is.")
+    promote: str = option(
+        "", "Name of a revision that goes to all replicas at once, whatever steps and analysis say.", max_length=63
+    )
+    abort: str = option("", "Name of a revision that is given up for the last good one.", max_length=63)
+    progress_deadline_seconds: int = option(
+        1800, "A rollout without progress for this long is Stalled.", unit="seconds", ge=10, le=86_400
+    )
