@@ -56,8 +56,8 @@ class Graphs:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory that recordings and the rows that they read hold."""
-        return self._capturer.num_bytes + self._rows.num_bytes
+        """Device memory that recordings hold."""
+        return self._capturer.num_bytes
 
     @torch.inference_mode()
     def record_first(self) -> None:

@@ -55,6 +55,10 @@ class AnyRows(Protocol):
     def tokens(self) -> Tensor:
         """(rows, positions) int32 on the device: the known ids of every row."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of device memory; 0 where that is the host's, whose pages are taken as they are written."""
+
     def apply(self, plan: Plan) -> None:
         """Take in joins, forks, grows and inserts. Leaves need nothing: a row is overwritten when it is used again."""
 
@@ -122,6 +126,11 @@ class Rows:
     def tokens(self) -> Tensor:
         """(rows, positions) int32: the known ids of every row."""
         return self._tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """None of a device."""
+        return 0
 
     def batch(self, chunks: Sequence[Chunk]) -> Inputs:
         """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""

@@ -133,8 +133,8 @@ class Runner:
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory that recorded steps hold, rows that they read included; 0 where none are recorded."""
-        return 0 if self._graphs is None else self._graphs.num_bytes
+        """Device memory that rows and recorded steps hold beside weights and cache; 0 where rows lie on the host."""
+        return self._rows.num_bytes + (0 if self._graphs is None else self._graphs.num_bytes)
 
     def record(self) -> None:
         """Record the steps that the first requests should not wait for, and say in facts how that went."""

@@ -16,9 +16,10 @@ from fakes.recording import Recordings
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.kernels.ops import REFERENCE
+from kvasir_runtime.runner import warmup
 from kvasir_runtime.runner.buckets import Key
-from kvasir_runtime.runner.build import build
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.build import assemble, build
+from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.wire import Sampling
 
 # All of it asks the host for nothing, as a recording wants.
@@ -201,4 +202,19 @@ def test_the_option_says_whether_steps_are_recorded(folder: Path, cuda_graphs: b
     assert bool(asked) == cuda_graphs
     # Kernels in C++ are no tensor operations, so they pass the recorder by; torch's read lengths, which it refuses.
     assert (runner.facts.kernels.endswith(", graphs") or "cannot be recorded" in runner.facts.fallback) == cuda_graphs
-    assert (runner.graph_bytes > 0) == cuda_graphs
+    assert (runner.graph_bytes > runner._rows.num_bytes > 0) == cuda_graphs
+
+
+def test_the_cache_is_sized_after_what_rows_and_recordings_will_hold(folder: Path) -> None:
+    """On a scratch cache of one block, so before there is a cache."""
+    runner = made(folder, Recordings())
+    scratches: list[Facts] = []
+
+    def scratch(facts: Facts) -> Runner:
+        scratches.append(facts)
+        cpu = torch.device("cpu")
+        return assemble(runner._model, OPS, facts, cpu, torch.float32, queue=Overlapping(), capturers=Recordings)
+
+    measured = warmup.measured(scratch, runner.facts, torch.device("cpu"))
+    assert measured.graph_bytes == runner.graph_bytes > runner._rows.num_bytes
+    assert (scratches[-1].num_blocks, scratches[-1].max_sequences) == (1, 9)
