@@ -99,7 +99,7 @@ def test_gates_agree_with_the_reference(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_many_tokens_agree_with_the_reference(kind: str) -> None:
-    weight, bias, x = made(kind, 128, 256, torch.float16), normal(128), normal(70, 256)
+    weight, bias, x = made(kind, 128, 256, torch.float16), normal(128), normal(200, 256)
     for build, module in ((linear.build, operation), (linear.gated, gated_operation)):
         for dtype in DTYPES:
             layer, given = build(moved(weight), bias.to(dtype).to(DEVICE)), x.to(dtype)
@@ -109,6 +109,20 @@ def test_many_tokens_agree_with_the_reference(kind: str) -> None:
                 assert float((have - want).float().norm() / want.float().norm()) < 0.08
             else:
                 close(have, want)
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(64, 1), (65, 2), (192, 3), (193, 0)])
+def test_some_tokens_more_are_several_launches(tokens: int, passes: int) -> None:
+    weight, x = made("int8", 64, 64, torch.float16), normal(tokens, 64).half()
+    layer = linear.build(moved(weight), None)
+    assert isinstance(layer, Grouped)
+    have = layer(x.to(DEVICE))
+    parts = (
+        [grouped.few(layer, part) for part in x.to(DEVICE).split(64)] if passes else [grouped.many(layer, x.to(DEVICE))]
+    )
+    assert len(parts) == max(passes, 1)
+    assert torch.equal(have, torch.cat(parts))
+    close(have.cpu(), operation.reference(weight, None)(x))
 
 
 def test_scales_that_float16_does_not_hold_are_rounded_to_it() -> None:

@@ -34,17 +34,19 @@ class Tile:
 class Product:
     """Of a product with few tokens. columns: that a step takes; programs: wanted for each processor.
 
-    tiles: by tokens, up to and including the key, ascending; more tokens than the last key go to the vendor's library.
+    tiles: by tokens, up to and including the key, ascending; more tokens than the last key go to the vendor's library,
+    unless `passes` of so many each are still quicker, as where that wants the weight unpacked first.
     Neither columns nor programs hang on the tokens, so that a row's sums are of the same parts whatever is beside it.
     """
 
     columns: int
     programs: int
     tiles: Mapping[int, Tile]
+    passes: int = 1
 
     @property
     def most_tokens(self) -> int:
-        """Tokens up to which this is quicker than the vendor's library."""
+        """Tokens of one launch."""
         return max(self.tiles)
 
     def tile(self, tokens: int) -> Tile:
@@ -83,25 +85,25 @@ _HOPPER: Final[Mapping[Kind, Mapping[int, Product]]] = {
         0: Product(columns=128, programs=2, tiles=_tiles((16, 128, 8, 110), (32, 128, 8, 110), (64, 128, 8, 200))),
     },
     "fp8": {0: Product(columns=128, programs=4, tiles=_tiles((32, 32, 2, 55), (64, 32, 4, 75)))},
-    "fp8_blocks": {0: Product(columns=128, programs=4, tiles=_tiles((32, 32, 2, 55), (64, 32, 4, 75)))},
-    "int8": {0: Product(columns=64, programs=4, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
-    "int4": {0: Product(columns=64, programs=4, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
+    "fp8_blocks": {0: Product(columns=128, programs=4, passes=3, tiles=_tiles((32, 32, 2, 55), (64, 32, 4, 75)))},
+    "int8": {0: Product(columns=64, programs=4, passes=3, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
+    "int4": {0: Product(columns=64, programs=4, passes=3, tiles=_tiles((32, 64, 2, 55), (64, 32, 4, 75)))},
 }
 
 # Without wgmma all products take registers; 163 KiB, later 99 KiB, for the programs of a processor together.
 _AMPERE: Final[Mapping[Kind, Mapping[int, Product]]] = {
     "bits16": {0: Product(columns=64, programs=3, tiles=_tiles((32, 64, 4, 50), (64, 64, 4, 75)))},
     "fp8": {0: Product(columns=128, programs=3, tiles=_tiles((32, 32, 2, 40), (64, 32, 4, 75)))},
-    "fp8_blocks": {0: Product(columns=128, programs=3, tiles=_tiles((32, 32, 2, 40), (64, 32, 4, 75)))},
-    "int8": {0: Product(columns=64, programs=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
-    "int4": {0: Product(columns=64, programs=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
+    "fp8_blocks": {0: Product(columns=128, programs=3, passes=3, tiles=_tiles((32, 32, 2, 40), (64, 32, 4, 75)))},
+    "int8": {0: Product(columns=64, programs=3, passes=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
+    "int4": {0: Product(columns=64, programs=3, passes=3, tiles=_tiles((32, 64, 2, 40), (64, 32, 4, 50)))},
 }
 _ADA: Final[Mapping[Kind, Mapping[int, Product]]] = {
     "bits16": {0: Product(columns=64, programs=2, tiles=_tiles((32, 64, 4, 48), (64, 64, 4, 48)))},
     "fp8": {0: Product(columns=128, programs=2, tiles=_tiles((32, 32, 2, 32), (64, 32, 4, 48)))},
-    "fp8_blocks": {0: Product(columns=128, programs=2, tiles=_tiles((32, 32, 2, 32), (64, 32, 4, 48)))},
-    "int8": {0: Product(columns=64, programs=2, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
-    "int4": {0: Product(columns=64, programs=2, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
+    "fp8_blocks": {0: Product(columns=128, programs=2, passes=3, tiles=_tiles((32, 32, 2, 32), (64, 32, 4, 48)))},
+    "int8": {0: Product(columns=64, programs=2, passes=3, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
+    "int4": {0: Product(columns=64, programs=2, passes=3, tiles=_tiles((32, 64, 2, 32), (64, 32, 4, 48)))},
 }
 
 CARDS: Final = (

@@ -7,8 +7,9 @@ of `gpu.numbers` add, are taken off by the sum of x over the group, which a prod
 The builder repacks: what a step reads lies together, step after step, as
     values (steps, rows, bytes): int8 64 columns; int4 64, the first 32 in low halves; e4m3 128
     words  (planes, steps, rows): int8, int4 two float16 scales in an int32, then for int4 two minima; e4m3 a float32
-Float16 scales are relative to a power of two for each row, which wide ones of Q4_K need. Many tokens take the weight
-in their own type, unpacked a piece at a time, and the vendor's library.
+Float16 scales are relative to a power of two for each row, which wide ones of Q4_K need. Somewhat more tokens than a
+launch takes have a few of them; many take the weight in their own type, unpacked a piece at a time, and the vendor's
+library.
 """
 
 from dataclasses import dataclass
@@ -47,9 +48,10 @@ class Grouped:
 
     def __call__(self, x: Tensor) -> Tensor:
         """kernels.linear, or kernels.gated."""
-        if x.shape[0] > self.plan.product.most_tokens or x.dtype == torch.float32:
+        most = self.plan.product.most_tokens
+        if x.shape[0] > most * self.plan.product.passes or x.dtype == torch.float32:
             return many(self, x)
-        return few(self, x)
+        return few(self, x) if x.shape[0] <= most else torch.cat([few(self, part) for part in x.split(most)])
 
 
 def takes(weight: Quantized) -> bool:
