@@ -28,6 +28,8 @@ PATIENCE_S: Final = 120.0
 """So long after a service was first held up for its model it goes on without a forecast."""
 UNBOUND_S: Final = 10.0
 """So long a claim may wait for its volume: a pod that looks at one must not be the one that decides where it lies."""
+UNPLACED_S: Final = 5.0
+"""So long it is waited for a node for the pod: it asks for so little that the replica itself will hardly find one."""
 AGAIN_S: Final = 600.0
 """A refused model is looked at again after so long, since other files may have come to lie there."""
 RESOURCES: Final[Json] = {
@@ -107,6 +109,8 @@ def _trouble(seen: Observed, mine: Inspection | None, waited_s: float) -> str:
     """Why it is not waited for any longer; empty when it is."""
     if not seen.claim_bound and waited_s > UNBOUND_S:
         return "its claim has no volume yet"
+    if mine and mine.unplaced and waited_s > UNPLACED_S:
+        return f"no node takes the pod that reads it: {mine.trouble}"
     if waited_s > PATIENCE_S:
         why = f": {mine.trouble}" if mine and mine.trouble else ""
         return f"no pod has read it within {PATIENCE_S:g} s{why}"

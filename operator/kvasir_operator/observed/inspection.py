@@ -14,12 +14,15 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """One pod. ended: it will not say more. said: its last words, empty when it failed. trouble: why it failed, or why
-    it does not run yet. created: epoch seconds."""
+    """One pod. created: epoch seconds. unplaced: the scheduler finds no node for it. ended: it will not say more.
+
+    said: its last words, empty when it failed. trouble: why it failed, or why it does not run yet.
+    """
 
     name: str
     uid: str = ""
     created: float = 0.0
+    unplaced: bool = False
     ended: bool = False
     leaving: bool = False
     said: str = ""
@@ -33,26 +36,27 @@ def inspection(pod: Json) -> Inspection:
     died = state.get("terminated") or {}
     words = str(died.get("message") or "").strip()
     well = bool(died) and died.get("exitCode") == 0
+    scheduled: Json = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
     return Inspection(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
+        unplaced=scheduled.get("status") == "False",
         ended=bool(died) or status.get("phase") in ("Succeeded", "Failed"),
         leaving=bool(metadata.get("deletionTimestamp")),
         said=words if well else "",
-        trouble="" if well else _trouble(status, state, words),
+        trouble="" if well else _trouble(status, state, scheduled, words),
     )
 
 
-def _trouble(status: Json, state: Json, words: str) -> str:
+def _trouble(status: Json, state: Json, scheduled: Json, words: str) -> str:
     if words:
         return words.splitlines()[-1].strip()[:300]
     waiting = state.get("waiting") or {}
-    unplaced: Json = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
     said = (
         status.get("message")
         or (state.get("terminated") or {}).get("reason")
-        or (unplaced.get("message") if unplaced.get("status") == "False" else "")
+        or (scheduled.get("message") if scheduled.get("status") == "False" else "")
         or ": ".join(str(waiting[part]) for part in ("reason", "message") if waiting.get(part))
     )
     return str(said or "")[:300]

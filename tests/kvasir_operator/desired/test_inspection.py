@@ -10,7 +10,7 @@ from kvasir_api import names
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import choice, forecast, forecasts
 from kvasir_operator.desired.faults import fault
-from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, look, pod_name
+from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, UNPLACED_S, look, pod_name
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import observed
@@ -123,7 +123,7 @@ def test_a_directory_is_looked_at_where_it_lies_and_a_claim_wherever_it_draws_th
 
 
 def test_while_it_runs_replicas_wait():
-    found = step(world(pods=[pod(trouble="0/3 nodes are available")]))
+    found = step(world(pods=[pod(unplaced=True, trouble="0/3 nodes are available")]))
     assert (found.create, found.delete) == (None, ())
     assert found.waiting.endswith("reads the model's config: 0/3 nodes are available")
 
@@ -144,6 +144,7 @@ def test_what_it_says_is_kept():
         (world(pods=[pod(ended=True, said="hello")]), 0.0, "not the facts of a model"),
         (world(pods=[pod(trouble="ErrImagePull")]), PATIENCE_S + 1, "no pod has read it within 120 s: ErrImagePull"),
         (world(bound=False), UNBOUND_S + 1, "its claim has no volume yet"),
+        (world(pods=[pod(unplaced=True, trouble="0/3")]), UNPLACED_S + 1, "no node takes the pod that reads it: 0/3"),
     ],
 )
 def test_what_is_not_known_holds_nothing_up(seen, waited_s, message):

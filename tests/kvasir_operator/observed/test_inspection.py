@@ -37,6 +37,7 @@ def test_what_a_pod_has_to_say(found, over, said, trouble):
     seen = inspection(pod)
     assert (seen.name, seen.uid, seen.created, seen.leaving) == ("p", "u", 60.0, False)
     assert (seen.ended, seen.said, seen.trouble) == (over, said, trouble)
+    assert seen.unplaced is trouble.startswith("0/3 nodes")
 
 
 def test_one_that_leaves():
