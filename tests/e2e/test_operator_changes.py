@@ -118,7 +118,9 @@ async def ending(rig):
     if "Stalled" in conditions:
         return f"Stalled, {conditions['Stalled']['reason']}: {conditions['Stalled']['message']}"
     pods = await rig.all(POD)
-    at_rest = len(pods) == len(rig.kubelet.of()) == status.get("replicas", 0)
+    # A service is ready while pods of before still drain; it has come to rest when their workload is gone.
+    alone = list(await rig.deployments()) == [status.get("rollout", {}).get("currentRevision")]
+    at_rest = alone and len(pods) == len(rig.kubelet.of()) == status.get("replicas", 0)
     ready = conditions.get("Ready", {}).get("reason")
     return ready if ready in ENDS and "Reconciling" not in conditions and at_rest else ""
 
