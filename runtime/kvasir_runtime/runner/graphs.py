@@ -47,7 +47,7 @@ class Graphs:
         self._model, self._ops, self._cache = model, ops, cache
         self._rows, self._queue, self._capturer = rows, queue, capturer
         self._sizes = buckets.sizes(rows.nobody)
-        self._recorded: dict[Key, tuple[Recorded, Inputs]] = {}
+        self._recorded: dict[Key, Recorded] = {}
         self._taking_part = torch.full((self._sizes[-1],), rows.nobody, dtype=torch.int64, device=queue.device)
         self._starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=queue.device)
         self._said: list[int] = []
@@ -73,11 +73,11 @@ class Graphs:
             return None
         self._say([chunk.row for chunk in chunks], key.size)
         self._rows.place(chunks)
-        recorded, inputs = self._recorded[key]
+        recorded = self._recorded[key]
         recorded.replay()
         self.replays[key] = self.replays.get(key, 0) + 1
         count = len(chunks)
-        inputs = Inputs(batch=inputs.batch, rows=self._taking_part[:count], ends=inputs.places()[1][:count])
+        inputs = Inputs(rows=self._taking_part[:count], ends=recorded.outputs[1][:count])
         if key.part == "hidden":
             return Replayed(inputs=inputs, hidden=recorded.outputs[0][:count])
         self._rows.moved(chunks)
@@ -94,22 +94,22 @@ class Graphs:
         """Whether there is a recording, or could be made one."""
         if key in self._recorded:
             return True
-        made: list[Inputs] = []
         self._say([], key.size)
         try:
-            recorded = self._capturer.capture(lambda: self._body(key, made))
+            self._recorded[key] = self._capturer.capture(lambda: self._body(key))
         except Exception as error:  # noqa: BLE001 - whatever a recording does not take, a launch does
             self.failure = " ".join(str(error).split()) or type(error).__name__
             LOG.warning("steps are launched without CUDA graphs: %s", self.failure)
             return False
-        self._recorded[key] = recorded, made[-1]
         return True
 
-    def _body(self, key: Key, made: list[Inputs]) -> tuple[Tensor, ...]:
-        """One step of so many rows, each with one token. made: takes its inputs, whose memory is the recording's."""
+    def _body(self, key: Key) -> tuple[Tensor, ...]:
+        """One step of so many rows, each with one token: ids or hidden states, and where the ids belong in their rows.
+
+        Nothing else is kept: what others may overwrite, the next recording takes its memory from.
+        """
         inputs = self._rows.recorded_batch(self._taking_part[: key.size], self._starts[: key.size + 1])
-        made.append(inputs)
-        hidden = self._model.hidden(inputs.batch, self._cache)
+        hidden = self._model.hidden(inputs.computed(), self._cache)
         ends = inputs.places()[1]
         if key.part == "hidden":
             return hidden, ends

@@ -34,12 +34,18 @@ class Sampling:
 class Inputs:
     """What a step computes, and for device rows where its draws go.
 
-    rows: (samples,) int64 and ends: (samples,) int32, row and place of each token that will be drawn.
+    rows: (samples,) int64 and ends: (samples,) int32, row and place of each token that will be drawn. batch: None of a
+    recorded step, whose memory others may use by then.
     """
 
-    batch: Batch
+    batch: Batch | None = None
     rows: Tensor | None = None
     ends: Tensor | None = None
+
+    def computed(self) -> Batch:
+        """batch, of a step that is not recorded."""
+        assert self.batch is not None
+        return self.batch
 
     def places(self) -> tuple[Tensor, Tensor]:
         """rows and ends, of inputs that were made by device rows."""

@@ -201,7 +201,7 @@ class Runner:
         for start in range(0, len(tokens), self.facts.max_batch_tokens):
             count = min(self.facts.max_batch_tokens, len(tokens) - start)
             inputs = self._rows.batch([Chunk(row=0, start=start, num_tokens=count, samples=False)])
-            batch = replace(inputs.batch, logit_rows=None)
+            batch = replace(inputs.computed(), logit_rows=None)
             parts.append(self._model.forward(batch, self._cache).float())
         return torch.cat(parts)
 
@@ -265,7 +265,7 @@ class Runner:
         else:
             inputs = self._rows.batch(plan.chunks)
             self._watch.lap("batch")
-            hidden = self._model.hidden(inputs.batch, self._cache)
+            hidden = self._model.hidden(inputs.computed(), self._cache)
         self._watch.lap("forward")
         self._watch.parts(self._model.counted())
         if not hidden.shape[0]:
