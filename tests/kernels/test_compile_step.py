@@ -1,0 +1,65 @@
+"""Whole steps of the Triton kernels compile for Hopper as the runner launches them, and nothing in them asks the host."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from fakes import checkpoints  # noqa: E402 -- behind the question whether there is a triton
+from fakes.by_hand import Hand, Stream, runner_of  # noqa: E402
+from fakes.checkpoints import Shape  # noqa: E402
+from fakes.hopper import Hopper  # noqa: E402
+from fakes.overlapping import Overlapping  # noqa: E402
+from fakes.recording import Recordings  # noqa: E402
+from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
+from kvasir_runtime.kernels.ops import REFERENCE  # noqa: E402
+from kvasir_runtime.kernels.sample import Draws  # noqa: E402
+from kvasir_runtime.wire import Sampling  # noqa: E402
+
+SIZES = {"num_heads": 4, "head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 256}
+SHAPES = {
+    "llama": Shape(dtype=torch.bfloat16, **SIZES),
+    "moe": Shape(family="qwen3_moe", dtype=torch.bfloat16, **SIZES),
+}
+
+
+@pytest.fixture(scope="module")
+def hopper() -> Iterator[Hopper]:
+    fake = Hopper()
+    triton.runtime.driver.set_active(fake)
+    yield fake
+    triton.runtime.driver.set_active(None)
+
+
+def drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Kernels that are only compiled leave their outputs as memory was, and ids must be some."""
+    TRITON.sample(logits, draws)
+    return torch.zeros(len(logits), dtype=torch.int64)
+
+
+# What rows and tables hold must be true, or torch's own lookups between the kernels fail.
+OPS = replace(TRITON, step_inputs=REFERENCE.step_inputs, append_ids=REFERENCE.append_ids, sample=drawn)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Path, name: str) -> None:
+    folder = checkpoints.write(tmp_path / name, SHAPES[name])
+    sizes = {"block_size": 16, "max_sequences": 3, "num_blocks": 32}
+    runner = runner_of(folder, ops=OPS, queue=Overlapping(), capturers=Recordings, dtype=torch.bfloat16, **sizes)
+    runner.record()
+    assert (runner.facts.kernels, runner.facts.fallback) == ("triton, graphs", "")
+    wishes = ({"temperature": 0.0}, {"top_k": 4}, {"frequency_penalty": 1.0, "logprobs": 1})
+    streams = [
+        Stream(prompt=tuple(range(3, 40 + number)), sampling=Sampling(max_tokens=9, **wish))  # type: ignore[arg-type]
+        for number, wish in enumerate(wishes)
+    ]
+    hand = Hand(runner)
+    hand.step([(stream, len(stream.prompt)) for stream in streams])
+    hand.step([(stream, 1) for stream in streams])
+    hand.step([(streams[1], 1)])
+    assert {key.part for key in runner._graphs.replays} == {"hidden", "filtered"}
+    assert {"attend", "_split_qkv", "_rms_norm", "_scan", "_gather", "_settle", "_penalise"} <= set(hopper.loaded)
