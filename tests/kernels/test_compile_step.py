@@ -1,4 +1,4 @@
-"""Whole steps of the Triton kernels compile for Hopper as the runner launches them, and nothing in them asks the host."""
+"""Whole steps of the Triton kernels compile for Hopper as the runner launches them; nothing in them asks the host."""
 
 from collections.abc import Iterator
 from dataclasses import replace
