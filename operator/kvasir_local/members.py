@@ -12,7 +12,8 @@ import msgspec
 from kvasir_local.layout import Layout
 
 HOST: Final = "127.0.0.1"
-SERVICE_CIDR: Final = "10.0.0.0/24"
+SERVICE_CIDR: Final = "10.0.0.0/20"
+"""Room for some 4,000 Services: each InferenceService has one, and the benchmark of the operator makes hundreds."""
 SERVICE_ADDRESS: Final = "10.0.0.1"
 """The ClusterIP that the API server gives the Service default/kubernetes: the first of SERVICE_CIDR."""
 
