@@ -13,7 +13,7 @@ import yaml
 from fakes.operator_rig import ROOT, account_kubeconfig, kubectl
 from kvasir_api import names
 from kvasir_kube.errors import NotFoundError
-from kvasir_kube.kinds import CONTROLLER_REVISION, LEASE, POD
+from kvasir_kube.kinds import CLAIM, CONTROLLER_REVISION, LEASE, POD
 from kvasir_local import audit
 from kvasir_operator.desired.revision import KEPT_REVISIONS
 
@@ -73,6 +73,12 @@ async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still
     # As the Deployment of the base runs it: for all namespaces, under a Lease.
     rig.start("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}")
     await rig.claim()
+
+    async def bound():
+        return (await rig.client.get(CLAIM, rig.namespace, "models")).get("status", {}).get("phase") == "Bound"
+
+    # A pod that looks at a model waits for a claim's volume, but not for long.
+    await rig.until(bound, lambda: "the claim has its volume")
     await rig.apply(model={"uri": "pvc://models/tiny", "inspect": "Always"}, replicas=2)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     await overstays(rig)

@@ -187,7 +187,7 @@ def _limit(pod: Json, ended: Json) -> str:
     if ended.get("reason") != OUT_OF_MEMORY:
         return ""
     containers = (pod.get("spec") or {}).get("containers") or ()
-    runtime = next((c for c in containers if c.get("name") == names.CONTAINER_RUNTIME), {})
+    runtime: Json = next((c for c in containers if c.get("name") == names.CONTAINER_RUNTIME), {})
     limit = ((runtime.get("resources") or {}).get("limits") or {}).get("memory")
     return f" at its limit of {limit}" if limit else ""
 
