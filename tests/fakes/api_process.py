@@ -77,10 +77,17 @@ class ApiProcess:
         return self.log.read_text(errors="replace")
 
     def ask(
-        self, path: str, body: Any = None, *, method: str = "", ops: bool = False, headers: Mapping[str, str] = JSON
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        method: str = "",
+        ops: bool = False,
+        headers: Mapping[str, str] = JSON,
+        timeout_s: float = DEADLINE_S,
     ) -> Answer:
         """One request on a connection of its own; a body that is not bytes is sent as JSON."""
-        connection = http.client.HTTPConnection(*(self.ops if ops else self.http), timeout=DEADLINE_S)
+        connection = http.client.HTTPConnection(*(self.ops if ops else self.http), timeout=timeout_s)
         raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         try:
             connection.request(method or ("GET" if body is None else "POST"), path, raw, dict(headers))

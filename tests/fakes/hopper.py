@@ -4,6 +4,7 @@ What the interpreter cannot see, the compiler does: types that do not agree, til
 Results stay what memory held, so nothing is to be read from outputs.
 """
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -36,8 +37,11 @@ class Utils:
 class Hopper:
     """`triton.runtime.driver.set_active(Hopper())`; `loaded` has the binaries of every compiled kernel by name."""
 
+    _numbers = itertools.count()
+
     def __init__(self) -> None:
         self.utils = Utils()
+        self._device = next(self._numbers)  # Triton keeps what it compiled by device: each fake sees all of its own
 
     @property
     def loaded(self) -> dict[str, list[bytes]]:
@@ -59,7 +63,7 @@ class Hopper:
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self._device
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -94,15 +94,24 @@ def served(
     return {name: events for name, events in story.items() if name not in gone}
 
 
+class Near(list[float]):
+    """Numbers that equal others which differ by no more than the order of sums explains."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Near) and len(self) == len(other) and bool(np.allclose(self, other, rtol=0, atol=1e-3))
+
+    __hash__ = None
+
+
 def told(events: list[Event]) -> tuple[object, ...]:
-    """All that a client hears but for how it was cut into events; logprobs to four places."""
+    """All that a client hears but for how it was cut into events; logprobs and vectors but for their last places."""
     return (
         [token for event in events for token in event.token_ids],
         [event.finish_reason for event in events][-1],
         [event.stop_token_id for event in events][-1],
-        [round(one.logprob, 3) for event in events for one in event.logprobs],
+        Near(one.logprob for event in events for one in event.logprobs),
         [one.top_ids for event in events for one in event.logprobs],
-        [round(one.logprob, 3) for event in events for one in event.prompt_logprobs],
+        Near(one.logprob for event in events for one in event.prompt_logprobs),
         [one.rank for event in events for one in event.prompt_logprobs],
-        np.frombuffer(b"".join(event.pooled for event in events), dtype="<f4").round(3).tolist(),
+        Near(np.frombuffer(b"".join(event.pooled for event in events), dtype="<f4").tolist()),
     )
