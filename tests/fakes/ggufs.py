@@ -96,7 +96,7 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
     reader = gguf.GGUFReader(path)
     keys = {key: reader.fields[key].contents() for key in reader.fields}
     arch = keys["general.architecture"]
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         rows = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         rows = rows.reshape(tuple(reversed([int(size) for size in tensor.shape])))

@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from kvasir_runtime.runner.runner import Runner
 from kvasir_runtime.wire import Beam, Event, Pooling, Request, Sampling
 
 VOCAB = 320
-WISHES = (
+WISHES: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1.0, "seed": 3},
     {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 2**64 - 5},
@@ -44,7 +45,7 @@ def request(number: int, **wishes: object) -> Request:
 def mixed() -> list[Request]:
     """Every wish twice, and prompts to be pooled, and searches."""
     requests = [request(number, **WISHES[number % len(WISHES)]) for number in range(2 * len(WISHES))]
-    requests += [request(50 + number, pooling=Pooling(kind=kind)) for number, kind in enumerate(("mean", "last"))]
+    requests += [request(50, pooling=Pooling(kind="mean")), request(51, pooling=Pooling(kind="last"))]
     searched = [request(60, beam=Beam(width=3, answers=("60", "60b", "60c"), early_stopping=False), max_tokens=9)]
     return [*requests[:9], *searched, *requests[9:]]
 
@@ -74,7 +75,8 @@ def served(
         )
     )
     story: Story = {}
-    waiting, flying, gone = deque(requests), deque(), set()
+    waiting, gone = deque(requests), set()
+    flying: deque[Any] = deque()
     for step in range(10_000):
         if waiting and step % every == 0:
             assert scheduler.submit(waiting.popleft(), 0.0) is None

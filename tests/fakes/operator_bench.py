@@ -1,5 +1,7 @@
 """The whole operator on a fake cluster and a fake clock, and what surrounds it; the test turns it round by round."""
 
+from typing import Any
+
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
@@ -17,14 +19,14 @@ FILE = {"model": {"uri": "file:///srv/tiny"}}
 class Bench:
     """An operator, and what surrounds it. Pods are put in by the test, since nobody runs them here."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.cluster, self.reader, self.clock = FakeCluster(), FakeReader(), FakeClock()
         self.operator = self.started()
 
-    def started(self):
+    def started(self) -> Operator:
         return Operator(
             self.cluster,
-            self.reader,
+            self.reader,  # type: ignore[arg-type]  # what the operator asks of one
             settings=Settings(model_dirs=("/srv",), gateway_url="http://gw"),
             namespace="",
             interval_s=2.0,
@@ -32,7 +34,7 @@ class Bench:
             clock=self.clock,
         )
 
-    async def turn(self, seconds=2.0):
+    async def turn(self, seconds: float = 2.0) -> None:
         """Let the watches catch up, tick, and reconcile everything once."""
         self.clock.advance(seconds)
         await self.operator.resync.once()
@@ -40,7 +42,7 @@ class Bench:
         for found in list(self.cluster.objects.get(INFERENCE_SERVICE.plural, {})):
             await self.operator.reconciler.reconcile(found)
 
-    async def put_service(self, **spec):
+    async def put_service(self, **spec: Any) -> None:
         given = {**FILE, **spec}
         old = self.cluster.objects.get(INFERENCE_SERVICE.plural, {}).get(KEY)
         obj = service(**given)
@@ -48,7 +50,7 @@ class Bench:
             obj = {**old, "spec": obj["spec"]}
         await self.cluster.put(INFERENCE_SERVICE, obj)
 
-    async def put_pods(self, count, *, ready=True, **says):
+    async def put_pods(self, count: int, *, ready: bool = True, **says: Any) -> None:
         """Pods of the current revision, each saying what is given."""
         (workload,) = self.cluster.objects[DEPLOYMENT.plural].values()
         revision = workload["metadata"]["labels"][names.LABEL_REVISION]
@@ -57,23 +59,23 @@ class Bench:
             await self.cluster.put(POD, pod(f"p{number}", revision=revision, ready=ready, ip=ip))
             self.say(number, **says)
 
-    def say(self, number, *, pinned=0, **fields):
+    def say(self, number: int, *, pinned: int = 0, **fields: Any) -> None:
         kv = Kv(capacity_tokens=1000, pinned_tokens=pinned)
         self.reader.says[f"http://10.0.0.{number + 1}:8001"] = State(**{"phase": "ready", "kv": kv, **fields})
 
-    def status(self):
+    def status(self) -> Any:
         return self.cluster.stored(INFERENCE_SERVICE, *KEY)["status"]
 
-    def reason(self):
+    def reason(self) -> Any:
         return next(c["reason"] for c in self.status()["conditions"] if c["type"] == "Ready")
 
-    def replicas(self):
+    def replicas(self) -> list[int]:
         return [d["spec"]["replicas"] for d in self.cluster.objects[DEPLOYMENT.plural].values()]
 
-    def events(self, reason=None):
+    def events(self, reason: str | None = None) -> list[str]:
         found = list(self.cluster.objects.get(EVENT.plural, {}).values())
         return [e["note"] for e in found if reason in (None, e["reason"])]
 
-    def writes(self):
+    def writes(self) -> list[tuple[str, str]]:
         written, self.cluster.writes = self.cluster.writes, []
         return [(verb, plural) for verb, plural, _ in written]

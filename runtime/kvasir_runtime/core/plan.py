@@ -110,11 +110,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 class Sampled(msgspec.Struct, frozen=True):
     """Tokens that one sampling chunk gave, in order: one, and those that a grammar forces after it, which the runner
-    knows and has not computed. logprobs: one each, or none. Samples of the sequence in later plans that were launched by
-    then bring no tokens: they were drawn for places that forced tokens took.
+    knows and has not computed. logprobs: one each, or none.
 
-    ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why the sequence, and it
-    alone, cannot go on after these tokens.
+    Samples of the sequence in later plans that were launched by then bring no tokens: they were drawn for places that
+    forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why
+    the sequence, and it alone, cannot go on after these tokens.
     """
 
     row: int
