@@ -289,6 +289,11 @@ class TopologySpread(Part):
 class Pod(Part):
     """The few knobs of a pod that a user may turn."""
 
+    model_config = rules(
+        ("self.labels.all(key, !key.contains('/'))", "labels are named without a prefix", ".labels"),
+        ("self.annotations.all(key, !key.contains('/'))", "annotations are named without a prefix", ".annotations"),
+    )
+
     labels: dict[ShortName, LabelValue] = option(
         {},
         "Labels of the pods, under user.serving.kvasir.dev/, so that no foreign selector can be made to match.",
