@@ -278,7 +278,10 @@ async def standing(control: ControlPlane, tmp: Path) -> AsyncGenerator[Rig]:
             found = Rig(control, client, kubelet, namespace=namespace, tmp=tmp)
             yield found
             found.stop()
-            await client.delete(INFERENCE_SERVICE, namespace, "tiny")
+            # At once: the namespace goes later, and until then others would find their names taken.
+            services = await client.list(INFERENCE_SERVICE, namespace)
+            for service in services.items:
+                await client.delete(INFERENCE_SERVICE, namespace, service["metadata"]["name"])
             kubectl(control, "delete", "node", namespace, "--wait=false")
             kubectl(control, "delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
