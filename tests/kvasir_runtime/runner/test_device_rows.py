@@ -11,7 +11,7 @@ from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.mixtures import WISHES, mixed, request, served, told
 from fakes.overlapping import Overlapping
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Insert, Join, Plan
 from kvasir_runtime.runner.devicerows import DeviceRows
 from kvasir_runtime.wire import Sampling
 
@@ -82,3 +82,30 @@ def test_a_launch_waits_for_nothing_and_sends_one_packet(folder: Path) -> None:
     stream = Stream(prompt=(5, 6, 7), sampling=Sampling(temperature=1.0, top_k=9, seed=1, max_tokens=9))
     Hand(runner_of(folder)).run([stream], 8)
     assert drawn == stream.answer
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_what_is_handed_in_is_read_behind_what_was_drawn(folder: Path, in_flight: bool) -> None:
+    """A result of a call is inserted behind a token that only the device knows by then, and the answer goes on."""
+    sampling = Sampling(temperature=1.0, seed=5, max_tokens=30)
+    join = Join(
+        row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, blocks=(4, 9), sampling=sampling
+    )
+    plans = [Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))]
+    insert = Insert(row=0, position=4, tokens=(11, 12, 13))
+    plans.append(Plan(step=2, inserts=(insert,), chunks=(Chunk(row=0, start=3, num_tokens=4, samples=True),)))
+    plans += [Plan(step=s, chunks=(Chunk(row=0, start=s + 4, num_tokens=1, samples=True),)) for s in range(3, 9)]
+    answers = []
+    for queue in (None, Overlapping()):
+        runner = runner_of(folder, queue=queue)
+        flying, drawn = [], []
+        for plan in plans:
+            flying.append(runner.launch(plan))
+            if queue is None or not in_flight:
+                drawn.append(runner.collect(flying.pop()))
+        drawn += [runner.collect(one) for one in flying]
+        answers.append([token for results in drawn for sampled in results.sampled for token in sampled.tokens])
+    assert answers[0] == answers[1]
+    told = Stream(prompt=(5, 6, 7, answers[0][0], 11, 12, 13), sampling=sampling)
+    Hand(runner_of(folder)).run([told], 7)
+    assert told.answer == answers[0][1:]
