@@ -5,10 +5,10 @@ The bucket holds a burst and refills at a steady rate, as in Kubernetes' own cli
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
-from kvasir_kube.cluster import Cluster, Listing, WatchEvent
-from kvasir_kube.kinds import Json, Kind
+from kvasir_kube.cluster import Cluster
+from kvasir_kube.passing import Passing
 
 
 class Bucket:
@@ -34,44 +34,12 @@ class Bucket:
             await self._sleep(-self._tokens / self._qps)
 
 
-class Throttled:
+class Throttled(Passing):
     """As `Cluster`, at the pace of a bucket."""
 
     def __init__(self, cluster: Cluster, bucket: Bucket) -> None:
-        self._cluster, self._bucket = cluster, bucket
+        super().__init__(cluster)
+        self._bucket = bucket
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """As of `Cluster`."""
+    async def _before(self, *, writes: bool) -> None:  # noqa: ARG002 -- reads cost a token as writes do
         await self._bucket.take()
-        return await self._cluster.get(kind, namespace, name)
-
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
-        """As of `Cluster`."""
-        await self._bucket.take()
-        return await self._cluster.list(kind, namespace, selector)
-
-    def watch(
-        self, kind: Kind, namespace: str = "", selector: str = "", *, resource_version: str
-    ) -> AsyncGenerator[WatchEvent, None]:
-        """As of `Cluster`."""
-        return self._cluster.watch(kind, namespace, selector, resource_version=resource_version)
-
-    async def create(self, kind: Kind, obj: Json) -> Json:
-        """As of `Cluster`."""
-        await self._bucket.take()
-        return await self._cluster.create(kind, obj)
-
-    async def apply(self, kind: Kind, obj: Json, *, manager: str, subresource: str = "") -> Json:
-        """As of `Cluster`."""
-        await self._bucket.take()
-        return await self._cluster.apply(kind, obj, manager=manager, subresource=subresource)
-
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
-        """As of `Cluster`."""
-        await self._bucket.take()
-        return await self._cluster.merge(kind, namespace, name, patch, manager=manager)
-
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:
-        """As of `Cluster`."""
-        await self._bucket.take()
-        await self._cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)

@@ -7,12 +7,12 @@ of a candidate that waits go on, so that it acts at once when its turn comes.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator
 from typing import Final
 
-from kvasir_kube.cluster import Cluster, Listing, WatchEvent
+from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
-from kvasir_kube.kinds import LEASE, Json, Kind
+from kvasir_kube.kinds import LEASE, Json
+from kvasir_kube.passing import Passing
 from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Record, decide, valid
 from kvasir_operator.loop.clock import Clock, rfc3339_micro
 
@@ -141,46 +141,13 @@ class Leader:
         await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.1))
 
 
-class Fenced:
-    """A cluster that refuses to be written to by a process that does not lead. Reads pass."""
+class Fenced(Passing):
+    """A cluster that refuses to be written to by a process that does not lead, with LeaseLostError. Reads pass."""
 
     def __init__(self, cluster: Cluster, leader: Leader) -> None:
-        self._cluster, self._leader = cluster, leader
+        super().__init__(cluster)
+        self._leader = leader
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """As of `Cluster`."""
-        return await self._cluster.get(kind, namespace, name)
-
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
-        """As of `Cluster`."""
-        return await self._cluster.list(kind, namespace, selector)
-
-    def watch(
-        self, kind: Kind, namespace: str = "", selector: str = "", *, resource_version: str
-    ) -> AsyncGenerator[WatchEvent, None]:
-        """As of `Cluster`."""
-        return self._cluster.watch(kind, namespace, selector, resource_version=resource_version)
-
-    async def create(self, kind: Kind, obj: Json) -> Json:
-        """As of `Cluster`. Raises LeaseLostError."""
-        self._check()
-        return await self._cluster.create(kind, obj)
-
-    async def apply(self, kind: Kind, obj: Json, *, manager: str, subresource: str = "") -> Json:
-        """As of `Cluster`. Raises LeaseLostError."""
-        self._check()
-        return await self._cluster.apply(kind, obj, manager=manager, subresource=subresource)
-
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
-        """As of `Cluster`. Raises LeaseLostError."""
-        self._check()
-        return await self._cluster.merge(kind, namespace, name, patch, manager=manager)
-
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:
-        """As of `Cluster`. Raises LeaseLostError."""
-        self._check()
-        await self._cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)
-
-    def _check(self) -> None:
-        if not self._leader.held:
+    async def _before(self, *, writes: bool) -> None:
+        if writes and not self._leader.held:
             raise LeaseLostError("this operator does not lead")
