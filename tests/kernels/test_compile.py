@@ -1,29 +1,20 @@
 """Every kernel compiles for Hopper at the shapes of real models, in the dtypes that the interpreter cannot compute."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from fakes.hopper import Hopper  # noqa: E402 -- behind the question whether there is a triton
-from kvasir_runtime.kernels import cache_rows  # noqa: E402
-from kvasir_runtime.kernels.cache_rows import FLOAT8  # noqa: E402
-from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
-from kvasir_runtime.kernels.sample import Draws  # noqa: E402
-from kvasir_runtime.kernels.spans import Spans  # noqa: E402
+from fakes.hopper import Hopper
+from kvasir_runtime.kernels import cache_rows
+from kvasir_runtime.kernels.cache_rows import FLOAT8
+from kvasir_runtime.kernels.gpu.table import TRITON
+from kvasir_runtime.kernels.sample import Draws
+from kvasir_runtime.kernels.spans import Spans
 
 BFLOAT16 = torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def hopper() -> Iterator[Hopper]:
-    fake = Hopper()
-    triton.runtime.driver.set_active(fake)
-    yield fake
-    triton.runtime.driver.set_active(None)
 
 
 @dataclass(frozen=True, kw_only=True)

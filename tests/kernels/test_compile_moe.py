@@ -1,19 +1,18 @@
 """The products of experts compile for Hopper at the shapes of real models: they fit, and nothing spills."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from fakes.hopper import SHARED_BYTES, Hopper  # noqa: E402 -- behind the question whether there is a triton
-from kvasir_runtime.kernels import quantized  # noqa: E402
-from kvasir_runtime.kernels.gpu import moe_tiles  # noqa: E402
-from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
-from kvasir_runtime.kernels.quantized import Format, Quantized  # noqa: E402
+from fakes.hopper import SHARED_BYTES, Hopper
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.gpu import moe_tiles
+from kvasir_runtime.kernels.gpu.table import TRITON
+from kvasir_runtime.kernels.quantized import Format, Quantized
 
 READS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.bincount, torch.ops.aten.item}
 
@@ -24,14 +23,6 @@ class Unread(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.overloadpacket not in READS, func
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(scope="module")
-def hopper() -> Iterator[Hopper]:
-    fake = Hopper()
-    triton.runtime.driver.set_active(fake)
-    yield fake
-    triton.runtime.driver.set_active(None)
 
 
 # tokens, experts, top_k, hidden, inner, dtype

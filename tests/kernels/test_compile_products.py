@@ -1,14 +1,13 @@
 """Products and changes of logits compile for Hopper at the shapes of real models; no product spills registers."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-# ruff: noqa: E402 -- behind the question whether there is a triton
+
 from fakes.hopper import Hopper
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import fp8, grouped, linear
@@ -17,14 +16,6 @@ from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.quantized import FP8, Format
 
 VOCAB = 128_256
-
-
-@pytest.fixture(scope="module")
-def hopper() -> Iterator[Hopper]:
-    fake = Hopper()
-    triton.runtime.driver.set_active(fake)
-    yield fake
-    triton.runtime.driver.set_active(None)
 
 
 def test_changes_of_logits_compile(hopper: Hopper) -> None:

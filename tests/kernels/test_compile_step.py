@@ -1,38 +1,29 @@
 """Whole steps of the Triton kernels compile for Hopper as the runner launches them; nothing in them asks the host."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-from fakes import checkpoints  # noqa: E402 -- behind the question whether there is a triton
-from fakes.by_hand import Hand, Stream, runner_of  # noqa: E402
-from fakes.checkpoints import Shape  # noqa: E402
-from fakes.hopper import Hopper  # noqa: E402
-from fakes.overlapping import Overlapping  # noqa: E402
-from fakes.recording import Recordings  # noqa: E402
-from kvasir_runtime.kernels.gpu.table import TRITON  # noqa: E402
-from kvasir_runtime.kernels.ops import REFERENCE  # noqa: E402
-from kvasir_runtime.kernels.sample import Draws  # noqa: E402
-from kvasir_runtime.wire import Sampling  # noqa: E402
+from fakes import checkpoints
+from fakes.by_hand import Hand, Stream, runner_of
+from fakes.checkpoints import Shape
+from fakes.hopper import Hopper
+from fakes.overlapping import Overlapping
+from fakes.recording import Recordings
+from kvasir_runtime.kernels.gpu.table import TRITON
+from kvasir_runtime.kernels.ops import REFERENCE
+from kvasir_runtime.kernels.sample import Draws
+from kvasir_runtime.wire import Sampling
 
 SIZES = {"num_heads": 4, "head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 256}
 SHAPES = {
     "llama": Shape(dtype=torch.bfloat16, **SIZES),
     "moe": Shape(family="qwen3_moe", dtype=torch.bfloat16, **SIZES),
 }
-
-
-@pytest.fixture(scope="module")
-def hopper() -> Iterator[Hopper]:
-    fake = Hopper()
-    triton.runtime.driver.set_active(fake)
-    yield fake
-    triton.runtime.driver.set_active(None)
 
 
 def drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
