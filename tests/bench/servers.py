@@ -51,7 +51,7 @@ def serving(command: Sequence[str], ready_url: str, log: Path, env: dict[str, st
             time.sleep(0.02)
         yield Running(process=process, start_s=time.monotonic() - started)
     finally:
-        _end(process)
+        end_group(process)
 
 
 @contextmanager
@@ -149,9 +149,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The group is the server's own: it got a session at its start."""
-    for one, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
+def end_group(process: subprocess.Popen[bytes], patience_s: float = 20.0) -> None:
+    """Ask a process and all it started to end, then kill them. The group is its own: it got a session at its start."""
+    for one, patience in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, one)
         except ProcessLookupError:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from fakes.fault_proxy import FaultProxy
+from fakes import operator_rig
 from fakes.operator_rig import Rig, kubectl
 from kvasir_kube.kinds import CONTROLLER_REVISION, NAMESPACE, POD
 
@@ -57,13 +57,8 @@ async def passed(seconds):
 @pytest.fixture
 async def proxied(still):
     """A rig behind a proxy, with a service of two replicas."""
-    async with FaultProxy(still.control.kubeconfig, lambda: None) as proxy:
-        still.through(proxy.url)
-        still.start(*FLAGS)
-        await still.apply(replicas=2)
-        await still.until_condition("Ready", reason="AllReplicasReady")
+    async with operator_rig.proxied(still, *FLAGS, replicas=2) as proxy:
         yield still, proxy
-        still.stop()
 
 
 AWAY_S = 6.0

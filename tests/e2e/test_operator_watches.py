@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fakes.fault_proxy import Fault, FaultProxy
+from fakes import operator_rig
+from fakes.fault_proxy import Fault
 from fakes.operator_rig import ROOT, kubectl
 from kvasir_api import names
 from kvasir_kube.kinds import ACCELERATOR_CLASS
@@ -18,13 +19,8 @@ CLASSES = f"{names.ACCELERATOR_PLURAL}.{names.GROUP}"
 @pytest.fixture
 async def proxied(still):
     """A rig that has one service, and a proxy that can cut its watches."""
-    async with FaultProxy(still.control.kubeconfig, lambda: None) as proxy:
-        still.through(proxy.url)
-        still.start(*FLAGS)
-        await still.apply(replicas=1)
-        await still.until_condition("Ready", reason="AllReplicasReady")
+    async with operator_rig.proxied(still, *FLAGS, replicas=1) as proxy:
         yield still, proxy
-        still.stop()
 
 
 async def said(rig, words):

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from kvasir_api.options import Quantization
+from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Chunk, Copy, Grow, Join, Plan
+from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.kernels.ops import CPU, Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -72,6 +74,22 @@ def runner_of(
         num_labels=spec.num_labels,
     )
     return assemble(model, ops, facts, device, cache_dtype or dtype, queue=queue, capturers=capturers)
+
+
+def scheduler_of(runner: Runner, *, budget: int, prefix_cache: bool = True) -> Scheduler:
+    """For all that a runner has, with at most budget tokens a step."""
+    facts = runner.facts
+    return Scheduler(
+        Limits(
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            max_batch_tokens=budget,
+            max_sequences=facts.max_sequences,
+            max_model_len=facts.max_model_len,
+            eos_token_ids=facts.eos_token_ids,
+            prefix_cache=prefix_cache,
+        )
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.scheduler import Scheduler
+from fakes.by_hand import scheduler_of
 from kvasir_runtime.runner.runner import Runner
 from kvasir_runtime.wire import Beam, Event, Pooling, Request, Sampling
 
@@ -63,17 +62,7 @@ def served(
     aborts: Collection[int] = (),
 ) -> Story:
     """Events by request, aborted ones left out. every: steps between arrivals. aborts: places of requests and steps."""
-    facts = runner.facts
-    scheduler = Scheduler(
-        Limits(
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
-            max_batch_tokens=budget,
-            max_sequences=facts.max_sequences,
-            max_model_len=facts.max_model_len,
-            eos_token_ids=facts.eos_token_ids,
-        )
-    )
+    scheduler = scheduler_of(runner, budget=budget)
     story: Story = {}
     waiting, gone = deque(requests), set()
     flying: deque[Any] = deque()
@@ -92,7 +81,7 @@ def served(
         elif not waiting:
             break
     assert not scheduler.has_work
-    assert scheduler.pool.num_free + scheduler.pool.num_cached == facts.num_blocks
+    assert scheduler.pool.num_free + scheduler.pool.num_cached == runner.facts.num_blocks
     return {name: events for name, events in story.items() if name not in gone}
 
 

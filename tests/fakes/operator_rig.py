@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import yaml
 
+from fakes.fault_proxy import FaultProxy
 from fakes.kubelet import FakeKubelet, StubPod
 from kvasir_api import names
 from kvasir_kube.client import Client, configuration
@@ -284,6 +285,18 @@ async def standing(control: ControlPlane, tmp: Path) -> AsyncGenerator[Rig]:
                 await client.delete(INFERENCE_SERVICE, namespace, service["metadata"]["name"])
             kubectl(control, "delete", "node", namespace, "--wait=false")
             kubectl(control, "delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+
+
+@contextlib.asynccontextmanager
+async def proxied(rig: Rig, *flags: str, replicas: int) -> AsyncGenerator[FaultProxy]:
+    """A proxy before the API server, behind it the rig's operator with these flags and one service that is ready."""
+    async with FaultProxy(rig.control.kubeconfig, lambda: None) as proxy:
+        rig.through(proxy.url)
+        rig.start(*flags)
+        await rig.apply(replicas=replicas)
+        await rig.until_condition("Ready", reason="AllReplicasReady")
+        yield proxy
+        rig.stop()
 
 
 async def make_namespace(client: Client, name: str) -> None:

@@ -1,13 +1,14 @@
 """Runs one section as a process: reads its cells from a pipe as they come, and ends it when its time is over."""
 
 import os
-import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
+
+from bench.servers import end_group
 
 PIPE: Final = "KVASIR_BENCH_PIPE"
 GRACE_S: Final = 15.0
@@ -55,7 +56,7 @@ def ended(
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end_group(process)
+            end_group(process, PATIENCE_S)
         reader.join(5)
         errors.seek(0)
         said = " ".join(errors.read().decode(errors="replace").split())[-500:]
@@ -67,16 +68,3 @@ def ended(
 def _read(lines: TextIO, on_line: Callable[[str], None]) -> None:
     for line in lines:
         on_line(line)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """The session is the child's own; its servers too get a moment before they are killed."""
-    for one, patience in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, one)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue

@@ -145,12 +145,8 @@ def _decoded(context: Context, served: Served, cell: tuple[int, int], name: str,
     if batch * (longest + facts.block_size) > facts.num_blocks * facts.block_size:
         return skipped("decode", name, f"the cache holds {facts.num_blocks * facts.block_size:,} tokens")
     script = Steady(prompts, facts.max_batch_tokens, sizes.warm_steps, sizes.steps)
-    try:
-        served.run(script, context.left_s)
-    except Late as error:
-        return skipped("decode", name, f"{NO_TIME}: {error}")
-    except RuntimeError as error:
-        return failed("decode", name, str(error))
+    if said := _without(context, served, script, name):
+        return said
     mean = sum(script.contexts) / len(script.contexts)
     kv_bytes = facts.kv_bytes_per_token / context.work.kv_width
     top = context.ceilings(facts.quantization)
@@ -158,6 +154,17 @@ def _decoded(context: Context, served: Served, cell: tuple[int, int], name: str,
     seconds = script.seconds
     note = f"{batch * len(seconds) / sum(seconds):,.0f} tokens/s"
     return measured("decode", name, seconds, floor=floor, goal=goal, note=note)
+
+
+def _without(context: Context, served: Served, script: Steady, name: str) -> Cell | None:
+    """Run a script: the cell that says why there is no figure, or None where there is one."""
+    try:
+        served.run(script, context.left_s)
+    except Late as error:
+        return skipped("decode", name, f"{NO_TIME}: {error}")
+    except RuntimeError as error:
+        return failed("decode", name, str(error))
+    return None
 
 
 def _waste(context: Context, served: Served) -> Cell:
@@ -168,10 +175,6 @@ def _waste(context: Context, served: Served) -> Cell:
     lengths = [least + (most - least) * n // max(1, count - 1) for n in range(count)]
     prompts = [prompt(length, context.sizes.shape.vocab_size, ("waste", n)) for n, length in enumerate(lengths)]
     script = Steady(prompts, served.runner.facts.max_batch_tokens, context.sizes.warm_steps, context.sizes.steps)
-    try:
-        served.run(script, context.left_s)
-    except Late as error:
-        return skipped("decode", name, f"{NO_TIME}: {error}")
-    except RuntimeError as error:
-        return failed("decode", name, str(error))
+    if said := _without(context, served, script, name):
+        return said
     return measured("decode", name, script.wasted, unit="fraction", goal=Goal(sense="at most", value=WASTE))

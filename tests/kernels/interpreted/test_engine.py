@@ -12,11 +12,9 @@ DEVICE = triton_device.device()
 
 # ruff: noqa: E402 -- behind the question where it can run
 from fakes import checkpoints
-from fakes.by_hand import Hand, Stream, runner_of
+from fakes.by_hand import Hand, Stream, runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.overlapping import Overlapping
-from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.kernels.cache_rows import FLOAT8
 from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
 from kvasir_runtime.wire import Request, Sampling
@@ -70,12 +68,7 @@ def answers(folder: Path, ops: Ops, cached: torch.dtype | None) -> dict[str, lis
     # Interpreted kernels make the inputs of steps too, from rows that lie on a device, as they do on a card.
     queue = Overlapping() if DEVICE.type == "cpu" and ops is not REFERENCE else None
     runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE, cache_dtype=cached, queue=queue)
-    facts = runner.facts
-    limits = Limits(
-        num_blocks=facts.num_blocks, block_size=facts.block_size, max_batch_tokens=16,
-        max_sequences=facts.max_sequences, max_model_len=facts.max_model_len, eos_token_ids=facts.eos_token_ids,
-    )  # fmt: skip
-    scheduler, found = Scheduler(limits), dict[str, list[int]]()
+    scheduler, found = scheduler_of(runner, budget=16), dict[str, list[int]]()
     for index, sampling in enumerate(samplings):
         prompt = (*common, *chooser.choices(range(3, 320), k=1 + 3 * index))
         assert scheduler.submit(Request(request_id=str(index), prompt=prompt, sampling=sampling), 0.0) is None

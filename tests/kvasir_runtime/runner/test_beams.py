@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of
+from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.runner.runner import Runner
 from kvasir_runtime.wire import Beam, Event, Request, Sampling
 
@@ -51,16 +49,7 @@ def searching(
 
 def run(runner: Runner, requests: list[Request], *, budget: int = 256, depth: int = 1) -> tuple[dict[str, Event], int]:
     """The last events by id, and how many joins there were."""
-    facts = runner.facts
-    limits = Limits(
-        num_blocks=facts.num_blocks,
-        block_size=facts.block_size,
-        max_batch_tokens=budget,
-        max_sequences=facts.max_sequences,
-        max_model_len=facts.max_model_len,
-        eos_token_ids=facts.eos_token_ids,
-    )
-    scheduler = Scheduler(limits)
+    scheduler = scheduler_of(runner, budget=budget)
     ended: dict[str, Event] = {}
     flying, joins = deque(), 0
     for request in requests:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of
+from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.core.limits import Limits
@@ -56,16 +56,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 def draws(runner: Runner, settings: dict[str, Any]) -> Counter[int]:
     """How often each token was drawn, by as many requests as there are draws, each with a seed of its own."""
-    facts = runner.facts
-    limits = Limits(
-        num_blocks=facts.num_blocks,
-        block_size=facts.block_size,
-        max_batch_tokens=256,
-        max_sequences=facts.max_sequences,
-        max_model_len=facts.max_model_len,
-        eos_token_ids=facts.eos_token_ids,
-    )
-    scheduler, found, flying = Scheduler(limits), Counter[int](), deque[Any]()
+    scheduler, found, flying = scheduler_of(runner, budget=256), Counter[int](), deque[Any]()
     for seed in range(NUM_DRAWS):
         sampling = Sampling(max_tokens=1, ignore_eos=True, seed=seed, **{"temperature": 1.0, **settings})
         assert scheduler.submit(Request(request_id=str(seed), prompt=PROMPT, sampling=sampling), 0.0) is None

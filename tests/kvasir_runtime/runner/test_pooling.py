@@ -10,11 +10,9 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of
+from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.wire import Pooling, Request, Sampling
 
@@ -46,18 +44,7 @@ def prompts_of(seed: int, *lengths: int) -> list[tuple[int, ...]]:
 
 def vectors(runner, requests, *, budget, depth=1, prefix_cache=True):
     """The vector of each request by its id, the cached tokens, and how often a sequence was preempted."""
-    facts = runner.facts
-    scheduler = Scheduler(
-        Limits(
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
-            max_batch_tokens=budget,
-            max_sequences=facts.max_sequences,
-            max_model_len=facts.max_model_len,
-            eos_token_ids=facts.eos_token_ids,
-            prefix_cache=prefix_cache,
-        )
-    )
+    scheduler = scheduler_of(runner, budget=budget, prefix_cache=prefix_cache)
     found, cached, flying, joins = {}, {}, deque(), 0
     for request in requests:
         assert scheduler.submit(request, 0.0) is None

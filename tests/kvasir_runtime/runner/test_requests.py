@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of
+from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import TIE, oracle_of
-from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.runner.runner import Runner
 from kvasir_runtime.wire import Event, Logprobs, Request, Sampling
 
@@ -36,17 +34,7 @@ def request(name: str, tokens: tuple[int, ...], **sampling: object) -> Request:
 
 def serve(runner: Runner, *requests: Request, budget: int = 64, depth: int = 1) -> tuple[dict[str, list[Event]], int]:
     """The events of each request, and how many preemptions there were."""
-    facts = runner.facts
-    scheduler = Scheduler(
-        Limits(
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
-            max_batch_tokens=budget,
-            max_sequences=facts.max_sequences,
-            max_model_len=facts.max_model_len,
-            eos_token_ids=facts.eos_token_ids,
-        )
-    )
+    scheduler = scheduler_of(runner, budget=budget)
     events: dict[str, list[Event]] = {item.request_id: [] for item in requests}
     flying, joins = deque(), 0
     for item in requests:

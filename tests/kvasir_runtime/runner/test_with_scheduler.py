@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of
+from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.runner.runner import Runner
 from kvasir_runtime.wire import Request, Sampling
 
@@ -38,17 +36,7 @@ def answers(
 ) -> tuple[dict[str, list[int]], int]:
     """All answers by request id, and how many sequences were preempted on the way. handed: ids that the first request
     is handed after some steps; they are put into its answer where they came."""
-    facts = runner.facts
-    scheduler = Scheduler(
-        Limits(
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
-            max_batch_tokens=budget,
-            max_sequences=facts.max_sequences,
-            max_model_len=facts.max_model_len,
-            eos_token_ids=facts.eos_token_ids,
-        )
-    )
+    scheduler = scheduler_of(runner, budget=budget)
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
     ended, flying, joins = set(), deque(), 0
     for request in requests:
