@@ -5,7 +5,7 @@ addresses, and a body that reads a number back cannot be recorded.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ from torch.utils._pytree import tree_flatten
 
 from kvasir_runtime.kernels import attention as operation
 from kvasir_runtime.kernels import rms_norm, rope
+from kvasir_runtime.kernels.ops import REFERENCE
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.runner.capture import Body, Recorded
 
-READS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten.is_nonzero.default"}
+_NONZERO = ("aten.nonzero.default", "aten.nonzero_numpy.default", "aten.is_nonzero.default")
+READS = {"aten._local_scalar_dense.default", "aten.equal.default", *_NONZERO}
 
 
 @dataclass(slots=True)
@@ -113,3 +115,7 @@ def attention(
     weights = torch.where(seen, scores, float("-inf")).softmax(dim=-1)
     values = torch.where(seen.transpose(1, 2)[..., None], values, 0.0)
     return torch.einsum("shp,sphd->shd", weights, values).flatten(1).to(query.dtype)
+
+
+# All of it asks the host for nothing, as a recording wants.
+OPS = replace(REFERENCE, attention=attention, split_qkv=split_qkv)

@@ -49,11 +49,12 @@ def build(
     on_progress: OnProgress,
     queue: Queue | None = None,
     capturers: Callable[[], Capturer] | None = None,
+    ops: Ops | None = None,
 ) -> Runner:
     """A runner that is ready for its first plan. on_progress is called often and must be quick.
 
-    queue: that of the chosen device where None is given. capturers: makes what records steps, CUDA's on CUDA; it is
-    used unless the options say no.
+    queue, ops: those of the chosen device where None is given. capturers: makes what records steps, CUDA's on CUDA; it
+    is used unless the options say no.
     """
     start = time.monotonic()
     folder = source.resolve(options.model)
@@ -65,7 +66,7 @@ def build(
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
     if device.type == "cpu":
         host.use(host.num_threads())
-    shapes, ops = parameter_shapes(spec), ops_for(device)
+    shapes, ops = parameter_shapes(spec), ops or ops_for(device)
     places, kinds = family.places(spec), stored_kinds(folder)
     on_card = device.type == "cuda"
     formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_card)

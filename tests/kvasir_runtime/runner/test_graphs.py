@@ -1,30 +1,26 @@
 """Recorded decode steps say what launched ones say, whoever takes part, however they are drawn, padded as they are."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fakes import checkpoints, recording
+from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.mixtures import mixed, served, told
 from fakes.overlapping import Overlapping
-from fakes.recording import Recordings
+from fakes.recording import OPS, Recordings
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.ops import REFERENCE
 from kvasir_runtime.runner import warmup
 from kvasir_runtime.runner.buckets import Key
 from kvasir_runtime.runner.build import assemble, build
 from kvasir_runtime.runner.runner import Facts, Runner
 from kvasir_runtime.wire import Sampling
 
-# All of it asks the host for nothing, as a recording wants.
-OPS = replace(REFERENCE, attention=recording.attention, split_qkv=recording.split_qkv)
 DRAWS = {
     "greedy": {"temperature": 0.0},
     "plain": {"temperature": 1.0},
