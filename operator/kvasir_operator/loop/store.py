@@ -31,8 +31,10 @@ class Store:
         """Remember an object. False when it is older than what is known, or the same."""
         objects = self._objects.setdefault(kind.plural, {})
         known = objects.get(key(obj))
-        if known is not None and uid(known) == uid(obj) and resource_version(obj) <= resource_version(known):
-            return False
+        if known is not None and resource_version(obj) <= resource_version(known):
+            return False  # also where it is another object of the same name: versions count for the whole kind
+        if known is not None:
+            self._unlist(kind, known)
         objects[key(obj)] = slim(obj)
         self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
         return True
@@ -43,7 +45,7 @@ class Store:
         if known is None or (uid_ and uid(known) != uid_):
             return False
         del self._objects[kind.plural][name]
-        self._children[kind.plural].get(parent(known), set()).discard(name)
+        self._unlist(kind, known)
         return True
 
     def get(self, kind: Kind, name: Key) -> Json | None:
@@ -68,6 +70,14 @@ class Store:
                     yield key(service)
         elif (service_key := parent(obj))[1]:
             yield service_key
+
+    def _unlist(self, kind: Kind, known: Json) -> None:
+        """Its label may change, so an object leaves the index of the service that it named last."""
+        children = self._children[kind.plural]
+        named = children[parent(known)]
+        named.discard(key(known))
+        if not named:
+            del children[parent(known)]
 
 
 def parent(obj: Json) -> Key:
