@@ -46,6 +46,10 @@ class Announcer:
         await self._failures(seen, service)
         await self._by_hand(seen, service, status)
 
+    def forget(self, name: Key) -> None:
+        """The service is gone."""
+        self._failed.pop(name, None)
+
     async def _course(self, seen: Observed, service: Json, status: Status) -> None:
         before, after = seen.status.rollout, status.rollout
         if after.full_classes and after.full_classes != before.full_classes:

@@ -76,8 +76,8 @@ class Reconciler:
         if service is None or service["metadata"].get("deletionTimestamp"):
             # Children go by garbage collection; there is nothing of ours to undo.
             self._memory.pop(name, None)
-            self._scaler.forget(name)
-            self._inspector.forget(name)
+            for part in (self._scaler, self._inspector, self._writer, self._announcer):
+                part.forget(name)
             return
         started = self._clock.steady()
         try:

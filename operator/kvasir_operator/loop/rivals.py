@@ -36,6 +36,10 @@ class Rivals:
         self._restored[where] = (*self._recent(where), self._clock.steady())
         return len(self._restored[where]) == MOST_AT_ONCE
 
+    def forget(self, where: Where) -> None:
+        """The object is gone with its service."""
+        self._restored.pop(where, None)
+
     def _recent(self, where: Where) -> tuple[float, ...]:
         now = self._clock.steady()
         times = tuple(at for at in self._restored.get(where, ()) if now - at < WINDOW_S)

@@ -30,7 +30,7 @@ from kvasir_operator.diff import Write
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.recorder import Recorder
-from kvasir_operator.loop.rivals import PAUSE_S, Rivals, others
+from kvasir_operator.loop.rivals import PAUSE_S, Rivals, Where, others
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replica
@@ -61,7 +61,7 @@ class Writer:
         self._cluster, self._store, self._reader, self._dirty = cluster, store, reader, dirty
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
         self._rivals = Rivals(clock)
-        self._applied: dict[tuple[str, Key], tuple[str, int]] = {}
+        self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
 
     async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> tuple[str, ...]:
         """Apply and delete. Returns objects that carry a child's name but belong to somebody else, as kind/name.
@@ -80,6 +80,11 @@ class Writer:
         if refused is not None:
             raise refused
         return tuple(foreign)
+
+    def forget(self, name: Key) -> None:
+        """The service is gone."""
+        for where in self._applied.pop(name, ()):
+            self._rivals.forget(where)
 
     async def _child(self, seen: Observed, service: Json, write: Write) -> list[str]:
         kind = KINDS[write.kind]
@@ -138,7 +143,8 @@ class Writer:
         race."""
         where = (kind.plural, key(manifest))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        known, before = self._store.get(kind, where[1]), self._applied.get(where)
+        applied = self._applied.setdefault(key(service), {})
+        known, before = self._store.get(kind, where[1]), applied.get(where)
         if known is not None and before == (digest, resource_version(known)):
             return
         restores = known is not None and before is not None and before[0] == digest
@@ -149,7 +155,7 @@ class Writer:
             await self._tell_of_rival(kind, service, where[1])
         written = await self._cluster.apply(kind, manifest, manager=names.MANAGER)
         self._telemetry.wrote(kind.kind)
-        self._applied[where] = (digest, resource_version(written))
+        applied[where] = (digest, resource_version(written))
         self._store.put(kind, written)
 
     async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:

@@ -2,7 +2,9 @@
 
 import ast
 import asyncio
+import gc
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -159,14 +161,42 @@ async def test_a_jumping_wall_clock_scales_nothing(bench):
 
 
 async def test_deleted_service_is_forgotten(bench):
-    await bench.put_service()
+    await bench.put_service(autoscaling={"maxReplicas": 2})
     await bench.turn()
-    await bench.cluster.drop(INFERENCE_SERVICE, *KEY)
+    await bench.put_pods(1)
+    await bench.turn()
+    for _ in range(7):  # somebody else keeps changing a child
+        workload = next(iter(bench.cluster.objects[DEPLOYMENT.plural].values()))
+        await bench.cluster.put(DEPLOYMENT, {**workload, "spec": {**workload["spec"], "replicas": 7}})
+        await bench.turn()
+    await bench.cluster.put(POD, pod("p0", container={"restartCount": 9, "lastState": {"terminated": {"exitCode": 3}}}))
+    await bench.turn()
+    assert "tiny" in " ".join(words(bench.operator, bench.cluster))
+    for kind in (INFERENCE_SERVICE, *(kind for kind, _ in WATCHED)):
+        for name in list(bench.cluster.objects.get(kind.plural, {})):
+            await bench.cluster.drop(kind, *name)
     bench.writes()
     await bench.turn()
     await bench.operator.reconciler.reconcile(KEY)
     assert bench.writes() == []
     assert b'service="tiny"' not in bench.operator.telemetry.text()
+    # The watches owe what only lists have told, until they begin again; dirty names are forgotten when it is their turn.
+    bench.operator.resync.began()
+    assert [word for word in words(bench.operator, bench.cluster, bench.operator.dirty) if "tiny" in word] == []
+
+
+def words(root, *others):
+    """Every string that can be reached from root, but not through the others, classes, modules or functions."""
+    seen, heap, found = {id(other) for other in others}, [root], []
+    while heap:
+        obj = heap.pop()
+        if id(obj) in seen or isinstance(obj, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(obj))
+        if isinstance(obj, str):
+            found.append(obj)
+        heap += gc.get_referents(obj)
+    return found
 
 
 async def test_metrics_show_wanted_and_ready(bench):
