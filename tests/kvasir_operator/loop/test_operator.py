@@ -180,7 +180,7 @@ async def test_deleted_service_is_forgotten(bench):
     await bench.operator.reconciler.reconcile(KEY)
     assert bench.writes() == []
     assert b'service="tiny"' not in bench.operator.telemetry.text()
-    # The watches owe what only lists have told, until they begin again; dirty names are forgotten when it is their turn.
+    # The watches owe what only lists have told, until they begin again; a dirty name is forgotten at its turn.
     bench.operator.resync.began()
     assert [word for word in words(bench.operator, bench.cluster, bench.operator.dirty) if "tiny" in word] == []
 
