@@ -44,14 +44,12 @@ class Asked:
 
 
 class _Body(msgspec.Struct):
-    model: str
-    previous_response_id: str | None = None
+    """Untyped, since a field of a wrong type is for the pod to judge, which knows the route. name: the model, as older
+    clients of Ollama write it."""
 
-
-class _OldBody(msgspec.Struct):
-    """As older clients of Ollama write it."""
-
-    name: str
+    model: object = None
+    name: object = None
+    previous_response_id: object = None
 
 
 def refusal(error: ApiError, path: str = "") -> Answer:
@@ -70,33 +68,27 @@ def enter(method: str, path: str, headers: Mapping[str, str], *, table: Table, m
     if method not in (STORED_METHODS if surfaces.named_response(path) else {"POST"}):
         return refusal(openai_errors.method_not_allowed(method, path), path)
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length) > max_body_bytes:
+    if length.isdecimal() and int(length) > max_body_bytes:
         return refusal(openai_errors.body_too_large(max_body_bytes), path)
     return None
 
 
 def asked(body: bytes, path: str = "") -> Asked | ApiError:
     """What a body asks for. All of it is checked to be JSON; nothing of it but this is kept."""
-    surface = surfaces.of(path)
     try:
         found = msgspec.json.decode(body, type=_Body)
-        return Asked(model=surfaces.model_name(found.model, surface), response=found.previous_response_id or "")
-    except msgspec.ValidationError:
-        old = _old_name(body) if surface == "ollama" else None
-        if old is not None:
-            return Asked(model=surfaces.model_name(old, surface))
-        return openai_errors.invalid("The field `model` is needed: a string that names a model.", param="model")
+    except msgspec.ValidationError:  # JSON, but no object
+        found = _Body()
     except (msgspec.DecodeError, UnicodeDecodeError):
         return openai_errors.invalid("The request body is not valid JSON.", code="invalid_json")
     except RecursionError:
         return openai_errors.invalid("The request body is nested too deeply.", code="invalid_json")
-
-
-def _old_name(body: bytes) -> str | None:
-    try:
-        return msgspec.json.decode(body, type=_OldBody).name
-    except msgspec.ValidationError:
-        return None
+    surface, name, response = surfaces.of(path), found.model, found.previous_response_id
+    if surface == "ollama" and not isinstance(name, str):
+        name = found.name
+    if not isinstance(name, str):
+        return openai_errors.invalid("The field `model` is needed: a string that names a model.", param="model")
+    return Asked(model=surfaces.model_name(name, surface), response=response if isinstance(response, str) else "")
 
 
 def _own(path: str, table: Table) -> Answer | None:

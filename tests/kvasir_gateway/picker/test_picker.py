@@ -92,7 +92,7 @@ def test_a_body_is_refused_by_its_announced_length(picker, length):
     assert refusal(answer) == (413, "body_too_large")
 
 
-@pytest.mark.parametrize("length", ["1000", "0", "", "-1", "x"])
+@pytest.mark.parametrize("length", ["1000", "0", "", "-1", "x", "9999²"])
 def test_other_lengths_are_for_envoy_to_judge(picker, length):
     assert picker.enter("POST", "/v1/completions", {"content-length": length}) is None
 
@@ -184,6 +184,31 @@ def test_routes_outside_of_v1_name_their_model(picker, path):
 def test_other_surfaces_name_their_model_too(picker, path, body, found):
     assert picker.enter("POST", path, {}) is None
     assert isinstance(picker.pick(json.dumps(body).encode(), "t", path), Forward) == found
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat", "/v1/messages"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"model": 5, ',
+        b'{"model": 5, "x": ' + b"[" * 100_000,
+        b'{"name": "m", ',
+        b"\xff",
+        b'{"model": "m"} x',
+    ],
+    ids=["nothing", "cut", "cut after a wrong type", "deep after a wrong type", "cut name", "no text", "more"],
+)
+def test_what_is_no_json_is_told_on_every_surface(picker, path, body):
+    answer = picker.pick(body, "t", path)
+    assert (answer.status, answer.details) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("value", [5, ["x"], {}, True, ""])
+def test_a_wrong_field_besides_the_model_is_for_the_pod_to_judge(picker, value):
+    body = json.dumps({"model": "m", "name": value, "previous_response_id": value}).encode()
+    assert isinstance(picker.pick(body, "t", "/v1/responses"), Forward)
 
 
 @pytest.mark.parametrize(
