@@ -94,6 +94,9 @@ def _goal(
             return state.wanted, "capacity"
         most = _most(policy, state, now)
         return (upper.replicas, "") if upper.replicas <= most else (max(most, state.wanted), "rate")
+    if state.wanted <= policy.min_replicas:
+        # None may leave, however long is waited: the bound says why, from the first tick on.
+        return min(state.wanted, lower.replicas), ""
     level = max((replicas for _, replicas in state.levels), default=lower.replicas)
     if level >= state.wanted:
         # Above the release edge nothing is released; only a lower present demand makes that a matter of waiting.

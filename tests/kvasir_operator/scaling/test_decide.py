@@ -106,6 +106,20 @@ def test_nothing_is_removed_before_a_whole_window_was_watched():
     assert (decision.replicas, decision.limited_by) == (3, "window")
 
 
+@pytest.mark.parametrize("wanted", [1, 2, 3])
+def test_time_alone_changes_nothing_where_none_may_leave(wanted):
+    """Or the status would be written once more when a whole window has been watched."""
+    quiet, rules = steady(pinned_tokens=0), Policy(min_replicas=3, max_replicas=8)
+    fresh = State(wanted=wanted, since=NOW, levels=((NOW - 1, wanted),))
+    told = [decide(rules, quiet, unplaced_s=0.0, state=fresh, now=NOW + later)[0] for later in (0, 299, 301, 9_000)]
+    assert {(d.replicas, d.raw, d.law, d.limited_by) for d in told} == {(3, 0, "floor", "floor")}
+
+
+@pytest.mark.parametrize("missing", [(), ("pod-b",)])
+def test_silence_holds_nothing_where_none_may_leave(missing):
+    assert decided(steady(pinned_tokens=0, missing=missing), 1).limited_by == "floor"
+
+
 @pytest.mark.parametrize(
     ("changes", "replicas"),
     [
