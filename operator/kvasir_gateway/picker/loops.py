@@ -119,7 +119,9 @@ class Loops:
             current = self._notice(status)
             soon_s = ENVOY_PERIOD_S if current or not self.health.synced else min(soon_s * 1.5, ENVOY_PERIOD_S)
             try:
-                await asyncio.wait_for(self._asked.wait(), timeout=soon_s)
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a write.
+                async with asyncio.timeout(soon_s):
+                    await self._asked.wait()
                 soon_s = ASK_SOON_S
             except TimeoutError:
                 continue

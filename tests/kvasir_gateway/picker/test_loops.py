@@ -1,0 +1,76 @@
+"""The loops: they end when they are told to, whatever happens at that moment."""
+
+import asyncio
+import time
+
+import pytest
+
+from fakes.gateway import FakeObjects
+from kvasir_gateway.choose import Policy
+from kvasir_gateway.picker.instruments import Instruments
+from kvasir_gateway.picker.loops import Loops
+from kvasir_gateway.picker.picker import Picker
+
+
+class SilentEnvoy:
+    """asked: how often its status was."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def status(self):
+        self.asked += 1
+
+
+class SilentPods:
+    async def states(self, _targets, *, deadline_s):
+        assert deadline_s > 0
+        return {}
+
+
+class Told(FakeObjects):
+    """Calls `look` whenever services are read."""
+
+    look = staticmethod(lambda: None)
+
+    def services(self):
+        self.look()
+        return super().services()
+
+
+@pytest.fixture
+def objects():
+    return Told()
+
+
+@pytest.fixture
+def envoy():
+    return SilentEnvoy()
+
+
+@pytest.fixture
+def loops(objects, envoy, tmp_path):
+    picker = Picker(
+        instruments=Instruments(), clock=time.monotonic, draw=lambda: 0, policy=Policy(), max_body_bytes=1000
+    )
+    return Loops(
+        picker=picker,
+        objects=objects,
+        states=SilentPods(),
+        admin=envoy,
+        directory=tmp_path,
+        clock=time.monotonic,
+        reading_period_s=0.05,
+    )
+
+
+async def test_told_to_end_while_clusters_are_written_they_end(loops, objects, envoy):
+    """The write wakes the loop that asks Envoy, in the very round in which it is cancelled."""
+    running = asyncio.create_task(loops.run())
+    async with asyncio.timeout(5):
+        while envoy.asked < 2:  # noqa: ASYNC110 - a look at plain data
+            await asyncio.sleep(0.005)
+    objects.look = running.cancel
+    objects.serve("new")
+    ended, _ = await asyncio.wait({running}, timeout=5)
+    assert ended == {running}
