@@ -1,7 +1,7 @@
 """A mirror of one kind of object: list, then watch, for ever. The gateway keeps its table from mirrors.
 
 Level-triggered: a reader looks at `objects` and is told by `on_change` that a key may differ; a missed or doubled call
-changes nothing. Decides nothing about the objects.
+changes nothing, and what the projection leaves out wakes nobody. Decides nothing about the objects.
 """
 
 import asyncio
@@ -95,5 +95,8 @@ class Mirror:
         if event.verb == "DELETED":
             self.objects.pop(name, None)
         else:
-            self.objects[name] = self._project(event.obj)
+            found = self._project(event.obj)
+            if self.objects.get(name) == found:
+                return
+            self.objects[name] = found
         self._on_change(name)

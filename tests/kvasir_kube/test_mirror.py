@@ -47,6 +47,23 @@ async def test_mirror_follows_list_and_watch():
     assert changes == [("a", "one"), ("a", "two"), ("a", "one")]
 
 
+async def test_what_the_projection_leaves_out_wakes_nobody():
+    cluster, changes = FakeCluster(), []
+
+    def of_interest(obj):
+        found = obj["metadata"]
+        return {"metadata": {name: found[name] for name in ("namespace", "name", "labels")}}
+
+    await cluster.put(POD, pod("one"))
+    mirror = Mirror(cluster, POD, project=of_interest, on_change=changes.append)
+    async with running(mirror):
+        await mirror.synced.wait()
+        await cluster.put(POD, pod("one"))
+        await cluster.put(POD, pod("one", app="x"))
+        await until(lambda: mirror.objects["a", "one"]["metadata"]["labels"])
+    assert changes == [("a", "one"), ("a", "one")]
+
+
 async def test_mirror_lists_again_when_its_place_is_too_old():
     cluster, changes = FakeCluster(), []
     await cluster.put(POD, pod("one"))
