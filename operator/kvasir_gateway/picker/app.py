@@ -1,6 +1,7 @@
 """Wires the picker: streams from Envoy, pages, loops. Called by the command, and by tests with sources of theirs."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -66,18 +67,24 @@ async def run(settings: Settings, *, objects: Objects, states: States, stop: asy
         port=settings.state_port,
         drain_settle_s=settings.drain_settle_s,
     )
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(admin.close)
+        stack.push_async_callback(pages.stop)
         await pages.start()
         await streams.start()
+        # Only now, since stopping removes the socket: where starting failed, it is another picker's.
+        stack.push_async_callback(streams.stop, STOP_GRACE_S)
         LOG.info("picker at %s, its pages on %s:%d", settings.directory, settings.address, settings.state_port)
-        running, stopping = asyncio.create_task(loops.run()), asyncio.create_task(stop.wait())
+        await _until(stop, loops)
+
+
+async def _until(stop: asyncio.Event, loops: Loops) -> None:
+    running, stopping = asyncio.create_task(loops.run()), asyncio.create_task(stop.wait())
+    try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
         if running.done():
             running.result()
-        running.cancel()
-        await asyncio.gather(running, stopping, return_exceptions=True)
     finally:
-        await streams.stop(STOP_GRACE_S)
-        await pages.stop()
-        await admin.close()
+        for task in (running, stopping):
+            task.cancel()
+        await asyncio.gather(running, stopping, return_exceptions=True)
