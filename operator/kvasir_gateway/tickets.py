@@ -64,12 +64,12 @@ class Tickets:
         self.count(ticket.service).inflight -= 1
         return ticket
 
-    def close_all(self) -> int:
-        """Envoy started anew, so nothing that it forwarded before is alive; the number of tickets closed."""
-        closed = list(self._open)
-        for ticket_id in closed:
-            self.close(ticket_id)
-        return len(closed)
+    def close_before(self, moment_s: float) -> list[Ticket]:
+        """Close what was opened before a moment: whoever forwarded it then is gone, and nobody will tell of its end."""
+        closed = [ticket for ticket in self._open.values() if ticket.opened_s < moment_s]
+        for ticket in closed:
+            self.close(ticket.id)
+        return closed
 
     def inflight(self, address: str) -> int:
         """Open requests at an address."""
@@ -92,7 +92,3 @@ class Tickets:
     def count(self, service: str) -> Count:
         """The counts of a service, beginning at zero."""
         return self._counts.setdefault(service, Count())
-
-    def counts(self) -> dict[str, Count]:
-        """All counts by service."""
-        return self._counts

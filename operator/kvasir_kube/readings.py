@@ -72,14 +72,14 @@ class Reader:
             async with self._session.get(base + names.PATH_STATE, allow_redirects=False) as response:
                 if response.status != 200:
                     return None
-                body = await _bounded(response)
+                body = await bounded(response)
                 return None if body is None else decode(body)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
             return None
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes | None:
-    """The whole body, or None when it is longer than MAX_BYTES, so that no pod can fill our memory."""
+async def bounded(response: aiohttp.ClientResponse) -> bytes | None:
+    """The whole body, or None when it is longer than MAX_BYTES, so that nobody who is asked can fill our memory."""
     body = bytearray()
     async for piece in response.content.iter_chunked(65536):
         body += piece

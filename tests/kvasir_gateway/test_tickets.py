@@ -45,12 +45,14 @@ def test_what_was_opened_since_a_moment():
     assert tickets.since("nowhere", 0.0) == (0, 0)
 
 
-def test_all_tickets_end_with_their_envoy():
+def test_what_was_opened_before_a_moment_is_closed():
     tickets = Tickets()
-    tickets.open(ticket("x"))
-    tickets.open(ticket("y", service="ns.t", address="b:1"))
-    assert tickets.close_all() == 2
-    assert (tickets.total(), tickets.count("ns.s").inflight, tickets.count("ns.t").inflight) == (0, 0, 0)
+    old = [ticket("x", opened_s=1.0), ticket("y", service="ns.t", address="b:1", opened_s=2.0)]
+    for found in (*old, ticket("z", opened_s=3.0)):
+        tickets.open(found)
+    assert tickets.close_before(3.0) == old
+    assert (tickets.total(), tickets.count("ns.s").inflight, tickets.count("ns.t").inflight) == (1, 1, 0)
+    assert tickets.close("z") is not None
 
 
 @given(

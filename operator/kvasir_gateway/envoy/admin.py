@@ -3,6 +3,7 @@
 Called by the picker's loop. Its answers are bounded and have a deadline; a silent Envoy is None, never an error.
 """
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import aiohttp
 import msgspec
 
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
+from kvasir_kube.readings import bounded
 
 VERSION = "cluster_manager.cds.version_text"
 REJECTED = "cluster_manager.cds.update_rejected"
-MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,18 @@ class Status:
     """live: the listener takes requests. clusters_version: the last one accepted, or empty.
 
     incarnation: differs for every process, since each makes the socket anew; Envoy's own uptime is in whole seconds.
+    age_s: since it made that socket, which is before its first request.
     """
 
     live: bool
     incarnation: tuple[int, int]
+    age_s: float
     clusters_version: str
     rejected_updates: int
+
+
+class _Server(msgspec.Struct):
+    state: str
 
 
 class Admin:
@@ -44,16 +51,18 @@ class Admin:
         """What Envoy says now; None when it does not answer."""
         try:
             made = self._socket.stat()
-            server = msgspec.json.decode(await self._get("/server_info"))
+            server = msgspec.json.decode(await self._get("/server_info"), type=_Server)
             stats = (await self._get("/stats?filter=^cluster_manager.cds.(version_text|update_rejected)$")).decode()
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+            values = dict(line.split(": ", 1) for line in stats.splitlines() if ": " in line)
+            rejected = int(values.get(REJECTED, "0"))
+        except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError):
             return None
-        values = dict(line.split(": ", 1) for line in stats.splitlines() if ": " in line)
         return Status(
-            live=server.get("state") == "LIVE",
+            live=server.state == "LIVE",
             incarnation=(made.st_ino, made.st_mtime_ns),
+            age_s=time.time() - made.st_mtime,
             clusters_version=values.get(VERSION, "").strip('"'),
-            rejected_updates=int(values.get(REJECTED, "0")),
+            rejected_updates=rejected,
         )
 
     async def drain(self) -> bool:
@@ -61,13 +70,16 @@ class Admin:
         try:
             async with self._session.post("/drain_listeners?graceful&skip_exit") as response:
                 return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, OSError):
             return False
 
     async def _get(self, path: str) -> bytes:
         async with self._session.get(path) as response:
             response.raise_for_status()
-            return await response.content.read(MAX_BYTES)
+            body = await bounded(response)
+            if body is None:
+                raise ValueError(f"Envoy's answer to {path} is too long")
+            return body
 
     async def close(self) -> None:
         """Give the connections back."""

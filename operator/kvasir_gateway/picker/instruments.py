@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics import MetricWrapperBase
 
 from kvasir_api.metrics import GATEWAY, Metric
-from kvasir_gateway.table import Service, Table
+from kvasir_gateway.table import Table
 from kvasir_gateway.tickets import Tickets
 
 
@@ -36,9 +36,10 @@ class Instruments:
         """A choice was made in so long."""
         self._choice.observe(seconds)
 
-    def ended(self, service: Service, outcome: str) -> None:
-        """A request of a service ended."""
-        self._requests.labels(namespace=service.namespace, service=service.name, outcome=outcome).inc()
+    def ended(self, service: str, outcome: str) -> None:
+        """A request of a service, named by its key, ended."""
+        namespace, _, name = service.partition(".")
+        self._requests.labels(namespace=namespace, service=name, outcome=outcome).inc()
 
     def text(self, table: Table, tickets: Tickets) -> bytes:
         """The metrics page. Gauges are written anew, so that a deleted service leaves none behind."""

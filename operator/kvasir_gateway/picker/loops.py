@@ -132,11 +132,13 @@ class Loops:
         if status is None:
             return False
         if self._envoy not in {None, status.incarnation}:
-            # A new Envoy knows nothing of what the old one forwarded, so those requests are over.
-            LOG.warning("Envoy started anew; %d requests ended with the old one", self._picker.tickets.close_all())
+            # A new Envoy knows nothing of what the old one forwarded; it may have forwarded some of its own by now.
+            broken = self._picker.lost(before_s=self._clock() - status.age_s)
+            LOG.warning("Envoy started anew; %d requests broke with the old one", broken)
         self._envoy = status.incarnation
         if status.rejected_updates > self._rejected:
-            LOG.error("Envoy rejected %d updates of the clusters; its log says why", status.rejected_updates)
+            rejected = status.rejected_updates - self._rejected
+            LOG.error("Envoy rejected %d updates of the clusters; its log says why", rejected)
         self._rejected = status.rejected_updates
         if not self.health.synced or status.clusters_version != self._written.version:
             return False

@@ -79,14 +79,12 @@ class Picker:
         service = self.table.by_model.get(asked.model)
         if service is None:
             return door.refusal(openai_errors.model_not_found(asked.model), path)
-        count = self.tickets.count(service.key)
-        count.requests += 1
-        count.last_request_s = started_s
+        self._seen(service, started_s)
         prompt_tokens = math.ceil(len(body) / BYTES_PER_TOKEN)
         choice = self._choose(service, prompt_tokens, started_s)
         if choice is None:
-            count.refused += 1
-            self._instruments.ended(service, "refused")
+            self.tickets.count(service.key).refused += 1
+            self._instruments.ended(service.key, "refused")
             return door.refusal(_nothing_ready(service), path)
         holder = self._holder(asked.response) if asked.response else None
         addresses = (holder[1],) if holder is not None and holder[0] is service else choice.addresses
@@ -99,10 +97,13 @@ class Picker:
             return door.refusal(missing, path)
         service, address = holder
         now_s = self._clock()
+        self._seen(service, now_s)
+        return self._forward(service, (address,), ticket_id, 0, now_s)
+
+    def _seen(self, service: Service, now_s: float) -> None:
         count = self.tickets.count(service.key)
         count.requests += 1
         count.last_request_s = now_s
-        return self._forward(service, (address,), ticket_id, 0, now_s)
 
     def _holder(self, held_id: str) -> tuple[Service, str] | None:
         """Who holds a response or a running answer, as far as it takes requests."""
@@ -136,33 +137,31 @@ class Picker:
     def ended(self, ticket_id: str, *, status: int, client_left: bool) -> None:
         """Envoy is done with a request."""
         ticket = self.tickets.close(ticket_id)
-        if ticket is None:
-            return
-        namespace, _, name = ticket.service.partition(".")
-        service = Service(namespace=namespace, name=name, model="", created="")
-        self._instruments.ended(service, outcome(status, client_left=client_left))
+        if ticket is not None:
+            self._instruments.ended(ticket.service, outcome(status, client_left=client_left))
+
+    def lost(self, *, before_s: float) -> int:
+        """Another Envoy stands there, which began at before_s: how many requests broke with the one before it."""
+        broken = self.tickets.close_before(before_s)
+        for ticket in broken:
+            self._instruments.ended(ticket.service, outcome(0, client_left=False))
+        return len(broken)
 
     def state(self) -> GatewayState:
         """The document that the autoscaler reads."""
         now_s = self._clock()
-        counts = self.tickets.counts()
-        demands = []
-        for service in self.table.services:
-            count = counts.get(service.key)
-            if count is None:
-                demands.append(ServiceDemand(namespace=service.namespace, name=service.name))
-                continue
-            demands.append(
-                ServiceDemand(
-                    namespace=service.namespace,
-                    name=service.name,
-                    inflight=count.inflight,
-                    requests=count.requests,
-                    refused=count.refused,
-                    last_request_age_s=-1.0 if count.last_request_s is None else now_s - count.last_request_s,
-                )
-            )
-        return GatewayState(services=tuple(demands))
+        return GatewayState(services=tuple(self._demand(service, now_s) for service in self.table.services))
+
+    def _demand(self, service: Service, now_s: float) -> ServiceDemand:
+        count = self.tickets.count(service.key)
+        return ServiceDemand(
+            namespace=service.namespace,
+            name=service.name,
+            inflight=count.inflight,
+            requests=count.requests,
+            refused=count.refused,
+            last_request_age_s=-1.0 if count.last_request_s is None else now_s - count.last_request_s,
+        )
 
 
 def outcome(status: int, *, client_left: bool) -> str:

@@ -30,8 +30,13 @@ def clock():
 
 
 @pytest.fixture
-def picker(clock):
-    made = Picker(instruments=Instruments(), clock=clock, draw=lambda: 0, policy=Policy(), max_body_bytes=1000)
+def instruments():
+    return Instruments()
+
+
+@pytest.fixture
+def picker(clock, instruments):
+    made = Picker(instruments=instruments, clock=clock, draw=lambda: 0, policy=Policy(), max_body_bytes=1000)
     pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
     made.table = tables.table([service("s", model="m"), service("empty")], pods)
     made.accepted = frozenset({"default.s", "default.empty"})
@@ -62,6 +67,16 @@ def test_a_request_is_in_flight_until_it_ended(picker, clock):
     assert picker.state().services[1].inflight == 0
     picker.ended("t", status=200, client_left=False)
     assert picker.state().services[1].inflight == 0
+
+
+def test_requests_of_an_envoy_that_is_gone_are_over(picker, clock, instruments):
+    picker.pick(BODY, "old")
+    clock.now = 107.0
+    picker.pick(BODY, "new")
+    assert picker.lost(before_s=106.0) == 1
+    assert picker.state().services[1].inflight == 1
+    page = instruments.text(picker.table, picker.tickets).decode()
+    assert 'kvasir_gateway_requests_total{namespace="default",outcome="server_error",service="s"} 1.0' in page
 
 
 def test_no_endpoint_is_refused_and_counted(picker):
