@@ -1,6 +1,7 @@
 """Asks every runtime pod and gateway for its state, all under one deadline, and remembers what each said last."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,7 @@ class Hearing:
         self._store, self._reader, self._clock = store, reader, clock
         self._heard: dict[str, Heard] = {}
         self._gateways: dict[str, tuple[float, tuple[ServiceDemand, ...]]] = {}
+        self._began = math.inf
         self.missing_gateways: tuple[str, ...] = ()
 
     async def listen(self) -> None:
@@ -46,6 +48,7 @@ class Hearing:
             self._reader.gateway_states(gateways, deadline_s=DEADLINE_S),
         )
         now = self._clock.steady()
+        self._began = min(self._began, now)
         self._heard.update({id_: Heard(state=state, at=now) for id_, state in states.items()})
         self._heard = {id_: heard for id_, heard in self._heard.items() if id_ in pods}
         # A gateway that has just become ready counts as heard, and says nothing yet.
@@ -57,6 +60,15 @@ class Hearing:
         """The pods of a service with what they said lately; not those that only look at its model."""
         pods = [pod for pod in self._store.of(POD, service) if names.LABEL_SERVICE in labels(pod)]
         return tuple(replica(pod, self.reading(uid(pod))) for pod in pods)
+
+    def incomplete(self, service: Key) -> bool:
+        """Whether a ready pod of the service has said nothing since this operator began, and is not silent for it yet.
+
+        What it said to the operator before is not known, so nothing may be decided that depends on it.
+        """
+        if self._clock.steady() - self._began > STALE_S:
+            return False
+        return any(r.phase == "ready" and r.uid not in self._heard for r in self.replicas(service))
 
     def reading(self, uid_: str) -> State | None:
         """What a pod said within STALE_S."""

@@ -37,6 +37,9 @@ COUNTERS_S: Final = 5.0
 FAULT_RETRY_S: Final = 5.0
 """A fault may be cured by something that nobody tells us of, such as a claim that appears."""
 
+FIRST_WORDS_S: Final = 0.5
+"""A new operator looks this often whether pods have said what the one before knew of them."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
@@ -78,6 +81,9 @@ class Reconciler:
             self._memory.pop(name, None)
             for part in (self._scaler, self._inspector, self._writer, self._announcer):
                 part.forget(name)
+            return
+        if self._scaler.incomplete(name):
+            self._dirty.mark(name, FIRST_WORDS_S)
             return
         started = self._clock.steady()
         try:

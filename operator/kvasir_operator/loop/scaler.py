@@ -73,13 +73,13 @@ class Scaler:
             await asyncio.sleep(max(0.1, self._interval_s - (self._clock.steady() - started)))
 
     async def tick(self) -> None:
-        """Listen to everybody, then decide for each service."""
+        """Listen to everybody, then decide for each service whose pods have all been heard."""
         await self._hearing.listen()
         services = {key(service): service for service in self._store.all(INFERENCE_SERVICE)}
         for gone in set(self._memory) - set(services):
             self.forget(gone)
         for name, service in services.items():
-            if not service["metadata"].get("deletionTimestamp"):
+            if not service["metadata"].get("deletionTimestamp") and not self._hearing.incomplete(name):
                 await self._look(name, service)
         for name in list(self.attention):
             self._dirty.mark(name, 0.0, news=False)
@@ -109,6 +109,10 @@ class Scaler:
             message=memory.decisions[0].reason if memory.decisions else "",
             decisions=memory.decisions,
         )
+
+    def incomplete(self, name: Key) -> bool:
+        """Whether to wait for the first words of a pod of the service: soon after the operator's start only."""
+        return self._hearing.incomplete(name)
 
     def missing(self, name: Key) -> tuple[str, ...]:
         """Pods and gateways that should have answered and did not."""

@@ -68,6 +68,55 @@ async def test_restarted_operator_writes_nothing(bench):
     assert bench.writes() == []
 
 
+@pytest.mark.parametrize("scaling", [{"replicas": 2}, {"autoscaling": {"minReplicas": 2, "maxReplicas": 3}}])
+async def test_restarted_operator_gives_pods_time_for_their_first_words(bench, scaling):
+    await bench.put_service(**scaling)
+    await bench.turn()
+    await bench.put_pods(2)
+    for _ in range(4):
+        await bench.turn()
+    bench.writes()
+    bench.operator, before = bench.started(), bench.status()
+    late = bench.reader.says.pop("http://10.0.0.2:8001")
+    await bench.turn()
+    await bench.turn()
+    bench.reader.says["http://10.0.0.2:8001"] = late
+    for _ in range(4):
+        await bench.turn()
+    assert (bench.writes(), bench.status()) == ([], before)
+
+
+async def test_restarted_operator_tells_of_a_pod_that_stays_silent(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    await bench.turn()
+    bench.operator = bench.started()
+    del bench.reader.says["http://10.0.0.2:8001"]
+    for _ in range(3):
+        await bench.turn()
+    assert "MetricsStale" not in [c["type"] for c in bench.status()["conditions"]]
+    await bench.turn()
+    await bench.turn()
+    stale = next(c for c in bench.status()["conditions"] if c["type"] == "MetricsStale")
+    assert stale["message"] == "no answer from p1"
+
+
+async def test_restarted_operator_takes_away_none_that_it_has_not_heard(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    bench.say(1, running=8, remaining_tokens=9000)
+    await bench.turn()
+    bench.operator = bench.started()
+    busy = bench.reader.says.pop("http://10.0.0.2:8001")
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    bench.reader.says["http://10.0.0.2:8001"] = busy
+    await bench.turn()
+    assert bench.reader.drains == [("http://10.0.0.1:8001", True)]
+
+
 async def test_drained_victim_is_marked_then_counted_down(bench):
     await bench.put_service(replicas=2)
     await bench.turn()
