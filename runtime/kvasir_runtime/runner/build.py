@@ -66,6 +66,7 @@ def build(
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
     if device.type == "cpu":
         host.use(host.num_threads())
+        host.return_library_pages()  # after the last library was loaded, before weights take their place
     shapes, ops = parameter_shapes(spec), ops or ops_for(device)
     places, kinds = family.places(spec), stored_kinds(folder)
     on_card = device.type == "cuda"

@@ -5,10 +5,13 @@ Called once by `build`. Reads /proc and the control groups of both versions.
 
 import contextlib
 import ctypes
+import mmap
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from kvasir_api import names
@@ -16,6 +19,10 @@ from kvasir_runtime.kernels.native.library import library
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
+_LIBRARY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-([x-])p .*\.so[^/\n]*$", re.MULTILINE)
+"""Of /proc/self/maps: a part of a shared library that cannot be written; from, to, "x" for code."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_IN_MEMORY, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # of an entry of /proc/self/pagemap
 
 
 def num_threads(environment: Mapping[str, str] = os.environ) -> int:
@@ -46,7 +53,7 @@ def memory_available_bytes() -> int:
 
 def resident_bytes() -> int:
     """Memory that this process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 
 def peak_resident_bytes() -> int:
@@ -83,6 +90,26 @@ def return_memory() -> None:
     """Give what was freed since the start back to the kernel: `use` keeps it, which pays during steps only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def return_library_pages() -> None:
+    """Let go of the pages of shared libraries that starting them touched; the next use takes them from the file cache.
+
+    With torch's CUDA build these are 220 MiB of code and tables, most of it CUDA's own, which a CPU never uses again.
+    Parts in which the loader wrote addresses stay: they are nowhere else. Not to be called while libraries are loaded.
+    """
+    with contextlib.suppress(OSError, AttributeError), Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
+        libc = ctypes.CDLL(None)
+        for found in _LIBRARY.finditer(Path("/proc/self/maps").read_text(errors="replace")):
+            start, end = int(found[1], 16), int(found[2], 16)
+            if found[3] == "x" or as_in_file(os.pread(pages.fileno(), (end - start) // _PAGE * 8, start // _PAGE * 8)):
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def as_in_file(entries: bytes) -> bool:
+    """Whether none of these pages was ever written: then it would be in memory or swapped, and not of the file."""
+    flags = np.frombuffer(entries, dtype=np.uint64)
+    return not ((flags & (_IN_MEMORY | _SWAPPED) != 0) & (flags & _OF_FILE == 0)).any()
 
 
 def _physical_cores() -> int:

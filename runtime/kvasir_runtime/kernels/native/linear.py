@@ -7,6 +7,7 @@ a moment.
 
 import ctypes
 import mmap
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -256,13 +257,20 @@ def tiled(values: Tensor, tiles: int, *, gated: bool) -> Tensor:
 def storage(num_bytes: int) -> Tensor:
     """Room for a packed weight, aligned to a cache line; large ones are offered to the kernel for huge pages.
 
-    A stream over 4 KiB pages misses the translation cache once a page, and prefetchers stop at each border.
+    A stream over 4 KiB pages misses the translation cache once a page, and prefetchers stop at each border. The C
+    library keeps what lies before an aligned piece for others: a tensor that begins somewhere would waste 2 MiB each.
     """
-    align = _HUGE if num_bytes >= _HUGE else 64
-    room = torch.empty(num_bytes + align, dtype=torch.uint8)
-    start = -room.data_ptr() % align
-    if align == _HUGE:
-        libc = ctypes.CDLL(None)
-        whole = num_bytes // _HUGE * _HUGE
-        libc.madvise(_POINTER(room.data_ptr() + start), ctypes.c_size_t(whole), mmap.MADV_HUGEPAGE)
-    return room[start : start + num_bytes]
+    if num_bytes < _HUGE:
+        room = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        start = -room.data_ptr() % 64
+        return room[start : start + num_bytes]
+    libc = ctypes.CDLL(None)
+    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = _POINTER, (ctypes.c_size_t, ctypes.c_size_t)
+    libc.free.argtypes = (_POINTER,)
+    address = libc.aligned_alloc(_HUGE, num_bytes)
+    if not address:
+        raise MemoryError(f"no room for {num_bytes:,} bytes of a packed weight")
+    held = (ctypes.c_uint8 * num_bytes).from_address(address)
+    weakref.finalize(held, libc.free, address).atexit = False
+    libc.madvise(_POINTER(address), ctypes.c_size_t(num_bytes // _HUGE * _HUGE), mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(held, dtype=torch.uint8)
