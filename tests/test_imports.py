@@ -99,7 +99,7 @@ def foreign(python: Path, unwanted: str) -> list[str]:
     ("packages", "unwanted"),
     [
         (["kvasir_api"], "torch,kubernetes,kopf,aiohttp,fastapi,zmq,grpc"),
-        (["kvasir_runtime.server", "kvasir_runtime.client", "kvasir_runtime.wire"], "torch,triton,transformers"),
+        (["kvasir_runtime.server", "kvasir_runtime.client", "kvasir_runtime.wire"], "torch,triton,transformers,numpy"),
         (
             ["kvasir_runtime.commands", "kvasir_runtime.bench", "kvasir_runtime.offline"],
             "torch,triton,transformers,fastapi",

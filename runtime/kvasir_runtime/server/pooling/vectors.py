@@ -1,29 +1,40 @@
 """What is made of the engine's vectors: shortened, normalised, compared, written as base64. Pure.
 
-Vectors are numpy arrays of float32; arithmetic on them is in float64, so that lengths of 1 are 1.
+Vectors are numpy arrays of float32; arithmetic on them is in float64, so that lengths of 1 are 1. numpy is imported by
+the first: it is 12 MiB, and most servers answer with text only.
 """
 
 import base64
 import math
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+    Vector = NDArray[np.float32]
+else:
+    Vector = Any
 
 
 def read(pooled: bytes) -> Vector:
     """The vector of an event."""
+    import numpy as np
+
     return np.frombuffer(pooled, "<f4")
 
 
 def is_finite(vector: Vector) -> bool:
     """Whether all its numbers are numbers."""
+    import numpy as np
+
     return bool(np.isfinite(vector).all())
 
 
 def embedding(vector: Vector, *, dimensions: int | None, normalize: bool) -> Vector:
     """The first so many numbers (all for None), scaled to length 1 where wanted; a vector of zeros stays."""
+    import numpy as np
+
     shortened = vector[:dimensions].astype(np.float64)
     length = float(np.sqrt(shortened @ shortened)) if normalize else 1.0
     return (shortened / (length or 1.0)).astype(np.float32)
@@ -31,6 +42,8 @@ def embedding(vector: Vector, *, dimensions: int | None, normalize: bool) -> Vec
 
 def similarity(one: Vector, other: Vector) -> float:
     """The cosine of the angle between two vectors, -1..1; 0 where one of them is zero."""
+    import numpy as np
+
     first, second = one.astype(np.float64), other.astype(np.float64)
     lengths = math.sqrt(float(first @ first) * float(second @ second))
     return float(first @ second) / lengths if lengths else 0.0
