@@ -114,6 +114,7 @@ EVENTS: Final = {
     "ScalingHeld": "A change of replicas was held back because readings are missing.",
     "RevisionCreated": "The spec asks for new pods; the note names the revision.",
     "CanaryStep": "A step of the canary has its replicas, or ended; the note says which.",
+    "RollingInPlace": "No accelerator could be spared for a new replica, so that old ones leave first although the strategy is Surge.",
     "RolledBack": "The spec's revision was given up for the last good one; the note says why.",
     "ClassPassedOver": "An accelerator class found no node for any replica in time, so that the next one is tried.",
     "RolloutComplete": "Every replica runs the current revision.",

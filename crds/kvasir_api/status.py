@@ -146,6 +146,9 @@ class RolloutStatus(Part):
     phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(
         "", "Where the rollout stands; empty when there is none."
     )
+    strategy: Literal["", "Surge", "InPlace", "BlueGreen"] = option(
+        "", "How replicas are replaced now: InPlace under the strategy Surge while no accelerator can be spared."
+    )
     step: int = option(0, "Step of the canary, from 1.", ge=0, le=MOST)
     step_since: str = option("", "When the replicas of the step were ready, RFC 3339.", max_length=64)
     message: str = option("", "Why the rollout stands where it does.", max_length=1024)

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "rollout.maxSurge": (1, 3),
     "rollout.strategy": ("Surge", "InPlace"),
     "rollout.maxUnavailable": (_rollout_of("InPlace", 1), _rollout_of("InPlace", 2)),
+    "rollout.inPlaceAfterSeconds": (240, 0),
     "rollout.steps[].replicaPercent": ([{"replicaPercent": 25}], [{"replicaPercent": 50}]),
     "rollout.steps[].pauseSeconds": (
         [{"replicaPercent": 25, "pauseSeconds": 60}],

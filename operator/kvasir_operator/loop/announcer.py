@@ -56,6 +56,8 @@ class Announcer:
             waited = seen.spec.resources.accelerator.fallback_seconds
             note = f"{after.full_classes[-1]} found no node for any replica in {waited} s; the next class is tried"
             await self._recorder.say(service, "ClassPassedOver", note, kind="Warning")
+        if after.strategy == "InPlace" and seen.spec.rollout.strategy != "InPlace" and before.strategy != "InPlace":
+            await self._recorder.say(service, "RollingInPlace", after.message)
         if after.rolled_back_revision and after.rolled_back_revision != before.rolled_back_revision:
             note = f"{after.rolled_back_revision} was given up for {after.last_good_revision}: {after.message}"
             await self._recorder.say(service, "RolledBack", note, kind="Warning")

@@ -76,6 +76,7 @@ def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
         update={
             "rolled_back_revision": head.rolled_back,
             "phase": head.phase,
+            "strategy": head.strategy,
             "step": head.step,
             "step_since": "" if head.since is None else _when(found, head),
             "message": head.why[:1024],

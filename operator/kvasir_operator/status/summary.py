@@ -122,8 +122,13 @@ def _rolling_out(found: Findings) -> Summary | None:
     return _reconciling(
         "RollingOut",
         f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}, "
-        f"{found.outdated} still of an older one{_obstacle(found)}",
+        f"{found.outdated} still of an older one{_obstacle(found)}{_way(found)}",
     )
+
+
+def _way(found: Findings) -> str:
+    """Why the rollout does not go as the spec says, if it does not."""
+    return f"; {found.course.why}" if found.course is not None and found.course.why else ""
 
 
 def _obstacle(found: Findings) -> str:
