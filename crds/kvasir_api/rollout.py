@@ -57,6 +57,11 @@ class Rollout(Part):
             "rollout.promote and rollout.abort name the same revision",
             ".abort",
         ),
+        (
+            "self.strategy != 'InPlace' || self.maxUnavailable > 0",
+            "rollout.maxUnavailable must be above 0 with the strategy InPlace, or no replica could ever be replaced",
+            ".maxUnavailable",
+        ),
     )
 
     strategy: Literal["Surge", "InPlace", "BlueGreen"] = option(
@@ -67,7 +72,18 @@ class Rollout(Part):
         1, "Surge: replicas above the wanted number while a revision is replaced.", unit="replicas", ge=1, le=100
     )
     max_unavailable: int = option(
-        1, "InPlace: replicas that may be missing while a revision is replaced.", unit="replicas", ge=1, le=100
+        1,
+        "Replicas that may be missing while a revision is replaced: with InPlace, and with Surge while no accelerator can be spared, where 0 waits for one instead.",
+        unit="replicas",
+        ge=0,
+        le=100,
+    )
+    in_place_after_seconds: int = option(
+        240,
+        "Surge: when a new replica found no accelerator for so long, old ones leave first, at most maxUnavailable at a time and never the last one, until there is room again; 0 never does.",
+        unit="seconds",
+        ge=0,
+        le=86_400,
     )
     steps: list[CanaryStep] = option(
         [], "Shares of the new revision on its way to all replicas; none goes straight there.", max_length=10

@@ -31,7 +31,7 @@ async def phase(rig, wanted):
 
 async def new_pods(rig, old, count):
     async def look():
-        found = [p for p in rig.kubelet.of() if p.revision != old]
+        found = [p for p in rig.kubelet.of() if p.revision != old and p.name.startswith("tiny-")]
         return found if len(found) == count else None
 
     return await rig.until(look, lambda: f"{count} new pods, have {[(p.name, p.revision) for p in rig.kubelet.of()]}")
@@ -140,3 +140,60 @@ async def test_each_strategy_keeps_its_promise_at_every_moment(rig, strategy, mo
     if strategy == "BlueGreen":
         # the old ones leave only when all new ones serve
         assert all(pods.count(False) == 3 for pods in seen if pods.count(True) < 3)
+
+
+async def test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_again(rig):
+    """Four devices: three of the service, one of another. The new replica waits; nothing leaves until that is allowed,
+    then one; when the other service gives its device back, nothing more."""
+    device = {"resources": {"accelerator": {"count": 1}}, "model": {"uri": "file:///srv/tiny", "inspect": "Never"}}
+    await rig.apply("other", **{**device, "model": {"uri": "file:///srv/other", "inspect": "Never"}})
+    await rig.until_condition("Ready", name="other", reason="AllReplicasReady")
+    await rig.apply(replicas=3, **device)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    old = (await rig.status())["rollout"]["currentRevision"]
+    fewest, watcher = watched(rig)
+    rig.kubelet.hold = True
+    rules = {"inPlaceAfterSeconds": 1, "maxUnavailable": 0}
+    await rig.apply(replicas=3, runtime=EDIT, rollout=rules, **device)
+    await strategy(rig, "Surge", "maxUnavailable 0 lets no old one leave")
+    assert len(rig.kubelet.of(old)) == 3
+    await rig.apply(replicas=3, runtime=EDIT, rollout={**rules, "maxUnavailable": 1}, **device)
+    told = await strategy(rig, "InPlace", "old ones leave first, at most 1 at a time")
+    assert await rig.events("RollingInPlace") == [told["message"]]
+    await rig.until_condition("Reconciling", reason="RollingOut")
+    (first,) = await new_pods(rig, old, 1)
+    await rig.heard()
+    assert len(rig.kubelet.of(old)) == 2, "the promise: none more before the first new one serves"
+    await rig.apply("other", **{**device, "replicas": 0, "model": {"uri": "file:///srv/other", "inspect": "Never"}})
+    await new_pods(rig, old, 2)
+    await strategy(rig, "Surge", "")
+    rig.kubelet.hold = False
+    for pod in rig.kubelet.of(first.revision):
+        await rig.kubelet.ready(pod.name)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    assert {p.revision for p in await rig.until_pods(3)} == {first.revision}
+    watcher.cancel()
+    assert min(fewest) >= 2
+    assert (await strategy(rig, "", ""))["lastGoodRevision"] == first.revision
+
+
+async def strategy(rig, wanted, words):
+    """The rollout of the status once it goes that way and says so."""
+
+    async def look():
+        found = (await rig.status()).get("rollout", {})
+        return found if found.get("strategy") == wanted and words in found["message"] else None
+
+    return await rig.until(look, lambda: f"strategy {wanted!r}, {words!r}: {rig.dump('tiny')}")
+
+
+def watched(rig):
+    """How many replicas served, again and again, and the task that looks."""
+    seen = []
+
+    async def watch():
+        while True:
+            seen.append(sum(p.says.phase == "ready" for p in rig.kubelet.of() if p.name.startswith("tiny-")))
+            await asyncio.sleep(0.02)
+
+    return seen, asyncio.create_task(watch())

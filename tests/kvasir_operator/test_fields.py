@@ -40,7 +40,13 @@ SERVED = {
     "new": Served(answered=100, failed=4, ttft_s=99.0, first_tokens=99),
 }
 REFUSED = {"phase": "failed", "refusal": "no config.json"}
-ROLLOUTS: tuple[tuple[list[dict[str, Any]], int], ...] = (([], 0), ([{"phase": "ready"}], 1), ([REFUSED], 0))
+FULL = {"phase": "unschedulable", "assigned": False, "last_words": "0/1 nodes: 1 Insufficient nvidia.com/gpu"}
+ROLLOUTS: tuple[tuple[list[dict[str, Any]], int], ...] = (
+    ([], 0),
+    ([{"phase": "ready"}], 1),
+    ([REFUSED], 0),
+    ([FULL], 0),
+)
 """Replicas of the new revision beside four of the old one, and the step that status tells of."""
 OF_THE_CLUSTER = {
     "replicas": "tests/e2e/test_operator_life.py::test_scale_subresource_rules_without_autoscaling",
@@ -84,7 +90,8 @@ def _workload(revision: str, replicas: int) -> dict[str, Any]:
 
 
 def _revision(revision: str, number: int) -> dict[str, Any]:
-    return {"metadata": _owned(revision), "revision": number, "data": {"inputs": {}, "template": {}}}
+    template = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+    return {"metadata": _owned(revision), "revision": number, "data": {"inputs": {}, "template": template}}
 
 
 def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"]
+Strategy = Literal["", "Surge", "InPlace", "BlueGreen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,8 +12,8 @@ class Course:
     """target: the revision to bring to the wanted number. cap: most replicas of it for now, None for no bound.
 
     step: of the canary, from 1; 0 outside of one. since: epoch seconds at which the step's replicas were ready, None
-    before. rolled_back: the revision that was given up, empty when none was. why: for people, empty when nothing is
-    held.
+    before. rolled_back: the revision that was given up, empty when none was. strategy: how replicas are replaced now,
+    which is not always as the spec says; empty while none are. why: for people, empty when nothing is held.
     """
 
     target: str
@@ -21,6 +22,7 @@ class Course:
     step: int = 0
     since: float | None = None
     rolled_back: str = ""
+    strategy: Strategy = ""
     why: str = ""
 
     @property

@@ -5,11 +5,16 @@ Stateless but for what status says: the step of a canary, since when it holds, a
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kvasir_api.rollout import Analysis, CanaryStep
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.world import Observed
+from kvasir_operator.rollout.room import way
+
+MOVING: Final = ("Progressing", "Canary", "RolledBack")
+"""Phases in which replicas are replaced; in the others they stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,17 @@ class Sample:
 
 
 def course(seen: Observed, *, current: str, wanted: int, now: float) -> Course:
-    """What to head for. current: the revision that the spec asks for. now: epoch seconds."""
+    """What to head for, and how. current: the revision that the spec asks for. now: epoch seconds."""
+    head = _heading(seen, current, wanted, now)
+    if head.phase not in MOVING or not _others(seen, head.target):
+        return head
+    strategy, why = way(seen, asked=current, target=head.target, wanted=wanted, now=now)
+    # Why it was rolled back is told for as long as it is, so nothing is added to it.
+    told = head.why if head.rolled_back else "; ".join(part for part in (head.why, why) if part)
+    return replace(head, strategy=strategy, why=told)
+
+
+def _heading(seen: Observed, current: str, wanted: int, now: float) -> Course:
     rules = seen.spec.rollout
     if rules.promote == current:
         return Course(target=current, phase="Progressing" if _others(seen, current) else "")

@@ -56,6 +56,7 @@ def _bounds(seen: Observed, course: Course) -> Bounds:
         max_surge=rules.max_surge,
         max_unavailable=rules.max_unavailable,
         cap=course.cap,
+        yields=rules.strategy == "Surge" and course.strategy == "InPlace",
         keep=1 if comparing else 0,
     )
 

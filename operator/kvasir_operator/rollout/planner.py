@@ -2,6 +2,7 @@
 
 What each strategy promises at every step, however many replicas fail meanwhile:
 - Surge: no ready replica leaves unless those that stay make up the wanted number; never more than wanted + max_surge.
+  A surge that yields, since its new replicas find no place, lets max_unavailable be missing, but never the last one.
 - InPlace: at most max_unavailable fewer ready ones than wanted; never more than wanted.
 - BlueGreen: as Surge with a surge of all; the old ones leave together, when all new ones are ready.
 """
@@ -27,13 +28,15 @@ class Group:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """What a step may do. cap: the current revision grows to no more than this for now, None for no bound; none leaves
-    for it. keep: old replicas that stay although they are not needed, so that there is something to compare with."""
+    for it. keep: old replicas that stay although they are not needed, so that there is something to compare with.
+    yields: with Surge, old replicas leave first."""
 
     strategy: Strategy = "Surge"
     max_surge: int = 1
     max_unavailable: int = 1
     cap: int | None = None
     keep: int = 0
+    yields: bool = False
 
 
 def next_counts(current: Group, old: Sequence[Group], *, wanted: int, bounds: Bounds) -> dict[str, int]:
@@ -46,7 +49,7 @@ def next_counts(current: Group, old: Sequence[Group], *, wanted: int, bounds: Bo
     most = wanted if bounds.cap is None else min(wanted, max(bounds.cap, current.count))
     count = min(most, max(current.count, _ceiling(wanted, bounds) - sum(group.count for group in old)))
     ready = min(current.ready, count)
-    needed = max(_needed(ready, wanted, bounds), min(bounds.keep, wanted))
+    needed = max(_needed(ready, most, wanted, bounds), min(bounds.keep, wanted))
     return {current.revision: count, **_kept(old, needed)}
 
 
@@ -56,15 +59,19 @@ def _ceiling(wanted: int, bounds: Bounds) -> int:
     return wanted + (surge if wanted else 0)
 
 
-def _needed(ready: int, wanted: int, bounds: Bounds) -> int:
-    """Old replicas that must stay. ready: of the current revision."""
-    match bounds.strategy:
-        case "Surge":
-            return max(0, wanted - ready)
-        case "InPlace":
-            return max(0, wanted - bounds.max_unavailable - ready)
-        case "BlueGreen":
-            return wanted if ready < wanted else 0
+def least(wanted: int, bounds: Bounds) -> int:
+    """Ready replicas below which no step goes, if there are so many."""
+    if bounds.strategy == "InPlace":
+        return max(0, wanted - bounds.max_unavailable)
+    return max(min(1, wanted), wanted - bounds.max_unavailable) if bounds.yields else wanted
+
+
+def _needed(ready: int, most: int, wanted: int, bounds: Bounds) -> int:
+    """Old replicas that must stay. ready, most: of the current revision, now and for now."""
+    if bounds.strategy == "BlueGreen":
+        return wanted if ready < wanted else 0
+    # Where the current revision may not grow yet, an old one that left would be missing for nothing.
+    return max(least(wanted, bounds) - ready, wanted - most)
 
 
 def _kept(old: Sequence[Group], needed: int) -> dict[str, int]:

@@ -57,8 +57,16 @@ def test_whole_rollout_step_by_step(old, wanted, max_surge, sequence):
         (4, 4, {"cap": 1, "keep": 1}, [(1, 4), (1, 3)]),
         (1, 1, {"cap": 1, "keep": 1}, [(1, 1)]),
         (4, 4, {"cap": 2, "max_surge": 2, "keep": 1}, [(2, 4), (2, 2)]),
-        (4, 4, {"cap": 1, "strategy": "InPlace"}, [(0, 3), (1, 3), (1, 2)]),
+        # nothing leaves that nothing may replace yet
+        (4, 4, {"cap": 1, "strategy": "InPlace"}, [(0, 3), (1, 3)]),
+        (4, 4, {"cap": 0, "strategy": "InPlace"}, []),
         (4, 4, {"cap": 0}, []),
+        (4, 4, {"cap": 0, "yields": True}, []),
+        (4, 4, {"cap": 1, "keep": 1, "yields": True}, [(1, 3)]),
+        (3, 3, {"yields": True}, [(1, 2), (2, 1), (3, 0)]),
+        (3, 3, {"yields": True, "max_unavailable": 0}, [(1, 3), (1, 2), (2, 2), (2, 1), (3, 1), (3, 0)]),
+        (2, 2, {"yields": True, "max_unavailable": 9}, [(1, 1), (2, 0)]),
+        (1, 1, {"yields": True}, [(1, 1), (1, 0)]),
     ],
 )
 def test_whole_rollout_of_each_strategy(old, wanted, bounds, sequence):
@@ -107,12 +115,15 @@ def bounds(draw):
         max_unavailable=draw(st.integers(1, 3)),
         cap=draw(st.none() | st.integers(0, 6)),
         keep=draw(st.integers(0, 1)),
+        yields=draw(st.booleans()),
     )
 
 
 def promised(wanted, rules):
     """Ready replicas that a strategy leaves standing, and the most that it asks for."""
     surge = {"Surge": rules.max_surge, "InPlace": 0, "BlueGreen": wanted}[rules.strategy]
+    if rules.strategy == "Surge" and rules.yields:
+        return min(wanted, max(1, wanted - rules.max_unavailable)), wanted + surge
     return wanted - (rules.max_unavailable if rules.strategy == "InPlace" else 0), wanted + surge
 
 
