@@ -61,6 +61,7 @@ PATH_LIVEZ: Final = "/livez"
 PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"
 MODEL_MOUNT: Final = "/models"
+KEYS_MOUNT: Final = "/keys"
 PATH_LAST_WORDS: Final = "/dev/termination-log"
 ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 """The container's memory limit, where no control group enforces it."""
@@ -90,6 +91,7 @@ REASONS: Final = {
     "InvalidSpec": "A field of the spec cannot be honoured; the message names it.",
     "TooSmall": "The model's weights and the least KV cache do not fit the memory that was asked for.",
     "NameConflict": "Another service already serves the same model name.",
+    "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that no client is let in.",
     "RollingOut": "Replicas of a new revision replace those of the old one.",
     "RolloutPaused": "The rollout stands still because spec.rollout.paused says so.",
     "RolloutHeld": "The new revision is worse than spec.rollout.analysis allows; the rollout stands still.",
@@ -126,6 +128,7 @@ EVENTS: Final = {
     "ForecastUnknown": "The model's config could not be read before replicas start, or says too little; they start all the same.",
     "ModelLoadFailed": "The runtime refused the model.",
     "TooSmall": "The model does not fit the memory that was asked for; the note has the numbers.",
+    "KeysMissing": "Replicas found no key by which to let a client in.",
     "Refused": "The API server refuses an object of the service, which no retry cures; the note quotes it.",
     "ConflictingWriter": "Somebody else keeps changing an object of the service; it is restored less often from now on.",
     "Ready": "The service became ready.",
@@ -136,5 +139,7 @@ EXIT_REFUSED: Final = 1
 """Exit code of `kvasir serve` when the model or the options are refused: a retry cannot cure it."""
 TOO_SMALL: Final = "TooSmall: "
 """A refusal for want of memory starts with this; the operator makes it the reason TooSmall."""
+KEYS_MISSING: Final = "KeysMissing: "
+"""A refusal for want of API keys starts with this; the operator makes it the reason KeysMissing."""
 REFUSAL_PREFIX: Final = "kvasir: "
 """The one line that explains EXIT_REFUSED starts with this; it reaches the operator as the container's termination message."""

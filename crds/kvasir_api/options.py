@@ -201,6 +201,11 @@ class ServeOptions(RuntimeOptions):
         "Key that clients must send as a bearer token; may be repeated. Prefer the variable KVASIR_API_KEY.",
         metavar="KEY",
     )
+    api_key_file: str = option(
+        "",
+        "File with keys that clients must send as a bearer token, one per line, or a directory of such files, as a mounted Secret is. It is read again when it changes; without any key in it nobody is let in.",
+        metavar="PATH",
+    )
     cors_origin: tuple[str, ...] = option(
         (), "Origin that browsers may call from; may be repeated, * allows all.", metavar="ORIGIN"
     )

@@ -314,6 +314,17 @@ class Pod(Part):
     )
 
 
+class Auth(Part):
+    """Who may ask the service."""
+
+    secret_name: str = option(
+        "",
+        "Secret whose values are keys, one per line, of which a client must send one as bearer token; read again as it changes. While it has none, nobody is let in.",
+        max_length=253,
+        pattern=OPTIONAL_NAME,
+    )
+
+
 class Observability(Part):
     """What can be seen of requests besides metrics, which are always there."""
 
@@ -352,6 +363,7 @@ class Spec(Part):
     runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")
     drain: Drain = option(Drain(), "How a replica leaves.")
+    auth: Auth = option(Auth(), "Who may ask the service.")
     observability: Observability = option(Observability(), "What can be seen of requests besides metrics.")
     pod: Pod = option(Pod(), "Where the pods may run and how their image is pulled.")
 

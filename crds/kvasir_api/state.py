@@ -88,7 +88,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     found, which would have to be computed again elsewhere: what the cache is worth.
     prefix_digest: hex route hashes of resident prefixes, most recently used first, bounded.
     device, kernels: what really serves, for example cpu and reference. fallback: why slower kernels serve than the device
-    has, empty when they are its own. message: why the phase is what it is.
+    has, empty when they are its own. message: why the phase is what it is. locked: why no client is let in whatever the
+    phase is, empty when some are.
     instance: names this process among all, also after a restart; ids of what only it holds begin with it.
     """
 
@@ -101,6 +102,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     progress_fraction: float = 0.0
     eta_s: float = -1.0
     message: str = ""
+    locked: str = ""
     step: int = 0
     heartbeat_age_s: float = 0.0
     kv: Kv = Kv()

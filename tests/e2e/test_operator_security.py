@@ -51,6 +51,8 @@ def strict(control, spec):
         ({"runtime": {"trustRemoteCode": True}}, 'unknown field "spec.runtime.trustRemoteCode"'),
         ({"pod": {"imagePullSecrets": [{"name": "a", "namespace": "b"}]}}, 'imagePullSecrets[0].namespace"'),
         ({"pod": {"imagePullSecrets": [{"name": "../other"}]}}, "spec.pod.imagePullSecrets[0].name"),
+        ({"auth": {"secretName": "a", "namespace": "b"}}, 'unknown field "spec.auth.namespace"'),
+        ({"auth": {"secretName": "../other"}}, "spec.auth.secretName"),
         ({"model": {"uri": "pvc://models/$(id)"}}, "a path of letters, digits"),
         ({"model": {"uri": "pvc://models/a b"}}, "a path of letters, digits"),
         ({"model": {"uri": "pvc://models/x;reboot"}}, "a path of letters, digits"),

@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "rollout.abort": ("", "new"),
     "rollout.progressDeadlineSeconds": (1800, 60),
     "drain.timeoutSeconds": (600, 30),
+    "auth.secretName": ("", "keys"),
     "observability.traceSamplePercent": (0, 5),
     "pod.labels": ({}, {"team": "a"}),
     "pod.annotations": ({}, {"owner": "a@b.c"}),

@@ -35,6 +35,10 @@ class Life:
     def kubectl(self, *arguments: str) -> str:
         return kubectl.run(self._program, *arguments)
 
+    def put(self, manifest: dict[str, Any]) -> None:
+        """An object of any kind, as it is."""
+        kubectl.apply(self._program, yaml.safe_dump(manifest))
+
     def items(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-ojson", *arguments))["items"]
         return found

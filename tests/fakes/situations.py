@@ -16,7 +16,12 @@ from kvasir_operator.status.findings import Findings
 NOW = "2026-01-01T12:00:00Z"
 ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 PHASES = ("starting", "loading", "ready", "draining", "failed", "unschedulable")
-READINGS = (None, State(device="cpu", kernels="cpu"), State(device="cpu", kernels="cpu", fallback="no compiler"))
+READINGS = (
+    None,
+    State(device="cpu", kernels="cpu"),
+    State(device="cpu", kernels="cpu", fallback="no compiler"),
+    State(locked="no key"),
+)
 FORECASTS = (
     None,
     Prediction(verdict="Fits", kv_tokens=64, requests=1, weights_bytes=9, message="weights"),
@@ -53,7 +58,7 @@ def situations(draw: Any) -> Findings:
             revision=draw(st.sampled_from(["new", "old"])),
             phase=draw(st.sampled_from(PHASES)),
             terminating=draw(st.booleans()),
-            refusal=draw(st.sampled_from(["", "no config.json", "TooSmall: 9 GiB"])),
+            refusal=draw(st.sampled_from(["", "no config.json", "TooSmall: 9 GiB", "KeysMissing: no key"])),
             reading=draw(st.sampled_from(READINGS)),
         )
         for i in range(draw(st.integers(0, 4)))

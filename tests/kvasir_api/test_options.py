@@ -33,6 +33,7 @@ CHANGED = {
     "ops_port": 9001,
     "device": "cpu",
     "api_key": ("k",),
+    "api_key_file": "/keys",
     "cors_origin": ("*",),
     "max_body_bytes": 2048,
     "stored_response_bytes": 4096,

@@ -12,7 +12,7 @@ from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.observed.world import Observed
 
 Json = dict[str, Any]
-PARTS: Final = {"model", "resources", "runtime", "drain", "observability", "pod"}
+PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
 OF_A_CLASS: Final = {"resource_name", "runtime_image", "pod"}
 OF_A_CHOICE: Final = ("classes", "minMemory", "spot", "fallbackSeconds")

@@ -50,7 +50,7 @@ def template(seen: Observed, revision: str, settings: Settings) -> Json:
         "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
         "securityContext": pod_security(),
         "containers": [_container(seen, revision, where, settings)],
-        "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}],
+        "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}, *_keys(seen)],
     }
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
@@ -88,6 +88,7 @@ def _container(seen: Observed, revision: str, where: Source, settings: Settings)
         "volumeMounts": [
             {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH},
+            *({"name": key["name"], "mountPath": names.KEYS_MOUNT, "readOnly": True} for key in _keys(seen)),
         ],
         # A refusal is one line on stderr; it reaches us as the container's last words.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -115,6 +116,8 @@ def _args(seen: Observed, revision: str, where: Source, settings: Settings) -> t
         "log_format": "json",
         "revision": revision,
     }
+    if seen.spec.auth.secret_name:
+        given["api_key_file"] = names.KEYS_MOUNT
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
     aliases = [part for alias in seen.spec.model.aliases for part in (flag("served_model_name"), alias)]
     return (where.path, *flags, *aliases, *_tracing(seen, settings), *arguments(seen.spec.runtime))
@@ -191,6 +194,15 @@ def pod_security() -> Json:
 def container_security() -> Json:
     """Of every container that we make: no capability, nothing to write but its volumes."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+
+
+def _keys(seen: Observed) -> list[Json]:
+    """The Secret with the keys of clients, if there is one. The kubelet reads it, and writes it anew when it changes.
+
+    Optional: a pod without it would wait in silence, while the runtime says what is missing and lets nobody in.
+    """
+    secret = seen.spec.auth.secret_name
+    return [{"name": "keys", "secret": {"secretName": secret, "optional": True}}] if secret else []
 
 
 def volume(where: Source) -> Json:

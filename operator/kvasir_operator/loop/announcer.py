@@ -14,6 +14,7 @@ STALLED_EVENTS = {
     "Forbidden": "Refused",
     "Rejected": "Refused",
     "TooSmall": "TooSmall",
+    "KeysMissing": "KeysMissing",
 }
 
 

@@ -46,6 +46,10 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
     worse = []
     if failed and serving:
         worse.append(("ReplicasFailing", f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
+    locked = [r for r in serving if r.reading is not None and r.reading.locked]
+    if locked and (said := locked[0].reading):
+        how_many = f"{len(locked)} of {len(serving)} ready replicas let nobody in"
+        worse.append(("KeysMissing", f"{how_many}: {said.locked} (Secret {found.secret})"))
     slow = [r for r in serving if r.reading is not None and r.reading.fallback]
     if slow and (said := slow[0].reading):
         message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"

@@ -71,6 +71,12 @@ class Findings:
         """Why the cluster does not create pods of the current revision, as it says; empty when it does."""
         return next((w.failure for w in self.seen.workloads if w.failure and w.revision == self.current), "")
 
+    @property
+    def secret(self) -> str:
+        """Where the keys of clients are: namespace and name of the Secret, empty when none is asked for."""
+        name = self.seen.spec.auth.secret_name
+        return f"{self.seen.namespace}/{name}" if name else ""
+
     def first(self, phase: Phase) -> Replica | None:
         """A live replica in that phase; one of the current revision if there is one."""
         found = [r for r in self.seen.replicas if r.live and r.phase == phase]

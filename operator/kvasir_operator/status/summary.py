@@ -77,8 +77,17 @@ def _refused(found: Findings) -> Summary | None:
     refusal = next((r.refusal for r in found.updated if r.refusal), "")
     if not refusal or found.updated_ready:
         return None
-    reason = "TooSmall" if refusal.startswith(names.TOO_SMALL) else "ModelLoadFailed"
+    reason = next((reason for prefix, reason in REFUSALS.items() if refusal.startswith(prefix)), "ModelLoadFailed")
     return Summary(mode="stalled", reason=reason, message=refusal)
+
+
+def _locked(found: Findings) -> Summary | None:
+    """Replicas that wait for the first key of clients."""
+    waits = next((r for r in found.updated if r.phase != "ready" and r.reading is not None and r.reading.locked), None)
+    if waits is None or waits.reading is None or found.updated_ready:
+        return None
+    message = f"{waits.name} lets nobody in: {waits.reading.locked} (Secret {found.secret})"
+    return Summary(mode="stalled", reason="KeysMissing", message=message)
 
 
 def _all_ready(found: Findings) -> Summary | None:
@@ -162,6 +171,8 @@ def _why_not_ready(found: Findings) -> Summary:
 
 
 OUT_OF_MEMORY_TIMES: Final = 3
+REFUSALS: Final = {names.TOO_SMALL: "TooSmall", names.KEYS_MISSING: "KeysMissing"}
+"""What a refusal that is not for the model's sake starts with."""
 HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "RolloutPaused"}
 
 CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
@@ -173,6 +184,7 @@ CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
     _held,
     _zero,
     _refused,
+    _locked,
     _all_ready,
     _out_of_memory,
     _overdue,

@@ -54,7 +54,7 @@ def http_app(pod: Pod) -> ASGIApp:
     app.openapi = lambda: described(app, pod.names)  # type: ignore[method-assign]
     edged: ASGIApp = Edge(
         app,
-        api_keys=pod.options.api_key,
+        lets_in=pod.keys.let_in,
         snapshot=pod.snapshot,
         measure=pod.metrics.http,
         tracing=lambda: pod.tracing,

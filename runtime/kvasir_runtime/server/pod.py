@@ -18,6 +18,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import Start, State
 from kvasir_api.surfaces import INSTANCE_CHARACTERS
 from kvasir_runtime.client.engine import EngineClient
+from kvasir_runtime.server.keys import Keys
 from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.metrics import RuntimeMetrics
 from kvasir_runtime.server.prepare import Served
@@ -59,6 +60,7 @@ class Pod:
     opened: Opened | None = None
     instance: str = field(init=False, default_factory=lambda: secrets.token_hex(INSTANCE_CHARACTERS // 2))
     lifecycle: Lifecycle = field(init=False)
+    keys: Keys = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
     idle: asyncio.Event = field(init=False)
@@ -70,6 +72,7 @@ class Pod:
     def __post_init__(self) -> None:
         """Parts that are the pod's own."""
         self.lifecycle = Lifecycle(self.clock)
+        self.keys = Keys(self.options.api_key, self.options.api_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
         self.threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
         self.idle = asyncio.Event()
@@ -111,5 +114,6 @@ class Pod:
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,
             message=lifecycle.message,
+            locked=self.keys.locked,
             heartbeat_age_s=round(age_s, 3),
         )

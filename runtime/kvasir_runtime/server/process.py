@@ -18,7 +18,7 @@ from kvasir_runtime import source
 from kvasir_runtime.client.child import EngineChild
 from kvasir_runtime.client.engine import EngineClient, EngineGone
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import listen, tokenizer, tracing
+from kvasir_runtime.server import keys, listen, tokenizer, tracing
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.banner import Start
 from kvasir_runtime.server.calling import formats_of
@@ -33,7 +33,7 @@ from kvasir_runtime.wire import Progress, Ready
 
 LAST_WORDS_S: Final = 0.2
 FLUSH_S: Final = 5.0
-SECRET_OPTIONS: Final = frozenset({"api_key", "model"})
+SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
 
 
 class ServeProcess:
@@ -118,6 +118,9 @@ class ServeProcess:
         console.show("starting", 0.0, message="finding the model")
         given = self._options
         pod.tracing = tracing.opened(given.otlp_traces_endpoint, pod.names[0], given.otlp_sample_percent)
+        await asyncio.to_thread(pod.keys.load, may_come=bool(given.revision))
+        if pod.keys.watched:
+            self._tasks.append(asyncio.create_task(keys.watch(pod.keys)))
         folder = await asyncio.to_thread(source.resolve, self._options.model)
         find_s = time.monotonic() - self._began
         said = await asyncio.to_thread(defaults, folder, self._options)
@@ -156,6 +159,14 @@ class ServeProcess:
             ready,
             Start(names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=find_s),
         )
+
+    async def _unlocked(self) -> None:
+        """A replica of a service that has no key yet is not ready: it would take the place of one that serves."""
+        if why := self._pod.keys.locked:
+            self._pod.lifecycle.advance("warming", 1.0, message=why)
+            self._console.show("waiting for keys", 1.0, message=why)
+        while self._pod.keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
+            await asyncio.sleep(keys.LOOK_EVERY_S)
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""

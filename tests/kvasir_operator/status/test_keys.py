@@ -1,0 +1,48 @@
+"""Keys of clients: how pods get them, and what is said while there is none."""
+
+from fakes.manifests import service
+from fakes.situations import findings, replica
+from kvasir_api.state import State
+from kvasir_operator.desired.template import template
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.status.conditions import conditions
+from kvasir_operator.status.summary import summary
+
+CLOSED = service(generation=3, auth={"secretName": "team"})
+
+
+def test_the_kubelet_mounts_the_secret_and_the_runtime_reads_it_there():
+    pod = template(findings(obj=CLOSED).seen, "rev", Settings())["spec"]
+    (container,) = pod["containers"]
+    assert {"name": "keys", "secret": {"secretName": "team", "optional": True}} in pod["volumes"]
+    # The whole directory: a subPath would keep the first version for ever.
+    assert {"name": "keys", "mountPath": "/keys", "readOnly": True} in container["volumeMounts"]
+    assert container["args"][container["args"].index("--api-key-file") + 1] == "/keys"
+    assert not any("valueFrom" in env and "secretKeyRef" in env["valueFrom"] for env in container["env"])
+
+
+def test_without_a_secret_nothing_of_it_is_in_the_pod():
+    text = str(template(findings().seen, "rev", Settings()))
+    assert "keys" not in text
+    assert "--api-key-file" not in text
+
+
+def test_a_missing_secret_is_stalled_with_its_name():
+    waits = replica("loading", name="a", reading=State(phase="warming", locked="there is no key in /keys"))
+    answer = summary(findings(waits, obj=CLOSED))
+    assert (answer.mode, answer.reason) == ("stalled", "KeysMissing")
+    assert answer.message == "a lets nobody in: there is no key in /keys (Secret default/team)"
+    assert summary(findings(waits, replica("ready", name="b"), obj=CLOSED, wanted=2)).mode == "reconciling"
+
+
+def test_keys_that_cannot_be_read_are_stalled_too():
+    answer = summary(findings(replica("failed", refusal="KeysMissing: keys cannot be read: too long"), obj=CLOSED))
+    assert (answer.mode, answer.reason) == ("stalled", "KeysMissing")
+
+
+def test_a_secret_that_lost_its_keys_degrades_those_that_serve():
+    locked = replica("ready", name="a", reading=State(locked="there is no key in /keys"))
+    found = findings(locked, replica("ready", name="b", reading=State()), obj=CLOSED, wanted=2)
+    (degraded,) = [c for c in conditions(found, summary(found)) if c.type == "Degraded"]
+    assert degraded.reason == "KeysMissing"
+    assert degraded.message == ("1 of 2 ready replicas let nobody in: there is no key in /keys (Secret default/team)")
