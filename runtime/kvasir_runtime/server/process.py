@@ -152,6 +152,7 @@ class ServeProcess:
         pod.metrics.opened(ready, self._options)
         gc.collect()
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
+        await self._unlocked()
         pod.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
         total_s = time.monotonic() - self._began
