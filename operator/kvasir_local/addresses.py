@@ -5,8 +5,10 @@ moment it is found free and the moment its member listens.
 """
 
 import contextlib
+import os
 import random
 import socket
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,11 @@ def free_ports(count: int, *, seed: int | None = None) -> list[int]:
             if len(found) == count:
                 return found
     raise LocalClusterError(f"only {len(found)} free ports between {_LOWEST} and {_HIGHEST}, {count} are needed")
+
+
+def lock_file() -> Path:
+    """To be held by whoever chooses, until its members listen: before that nobody sees that their ports are taken."""
+    return Path(tempfile.gettempdir()) / f"kvasir-addresses-{os.getuid()}.lock"
 
 
 def choose(*, apiserver: int | None = None, node_address: str | None = None) -> Network:

@@ -3,22 +3,19 @@
 Called by `stack` and by the tests' fixtures. Two that need a build at once do not build twice: the second waits.
 """
 
-import fcntl
 import os
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kvasir_local import buildplan, gobuild
+from kvasir_local import buildplan, gobuild, locks
 from kvasir_local.errors import MissingToolError
 from kvasir_local.members import BINARIES
 from kvasir_local.say import Say
 
 ASSETS: Final = "KUBEBUILDER_ASSETS"
-_POLL_S: Final = 0.2
 
 
 def provide(*, say: Say, environment: Mapping[str, str] = os.environ) -> Path:
@@ -53,15 +50,9 @@ def cache_root(environment: Mapping[str, str]) -> Path:
 
 def _build_once(wanted: Path, say: Say) -> None:
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    with (wanted.parent / f".{wanted.name}.lock").open("a") as lock:
-        started = time.monotonic()
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:  # ends with the other one, who has a deadline for each step
-                say.waiting(f"another process builds {wanted.name}… {time.monotonic() - started:.0f} s")
-                time.sleep(_POLL_S)
+    # Without a deadline: the other one has one for each of its steps.
+    lock = wanted.parent / f".{wanted.name}.lock"
+    with locks.held(lock, say=say, waiting=f"another process builds {wanted.name}"):
         if not missing(wanted):
             return
         work = wanted.parent / f".{wanted.name}.work"

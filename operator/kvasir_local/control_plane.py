@@ -5,7 +5,6 @@ decided in `members`, what a recorded state means in `record.examine`.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from kvasir_local import access, addresses, credentials, kubectl, members, probe, processes, record
+from kvasir_local import access, addresses, credentials, kubectl, locks, members, probe, processes, record
 from kvasir_local.errors import LocalClusterError, MemberFailedError, StaleStateError
 from kvasir_local.layout import Layout
 from kvasir_local.probe import Answer
@@ -168,6 +167,10 @@ class ControlPlane:
             raise LocalClusterError("a control plane cannot be started without its binaries")
         for line in _stop_stragglers(self.layout.root):
             self._say.done(f"stopped a process left behind: {line}")
+        with self._alone(addresses.lock_file(), "another cluster starts", "starting a cluster"):
+            self._begin(self._binaries)
+
+    def _begin(self, binaries: Path) -> None:
         network = addresses.choose(apiserver=self._apiserver_port, node_address=self._node_address)
         _clear(self.layout)
         _put_aside(self.layout.logs)
@@ -178,7 +181,7 @@ class ControlPlane:
             State(
                 schema=record.SCHEMA,
                 boot_id=processes.boot_id(),
-                binaries=str(self._binaries),
+                binaries=str(binaries),
                 network=network,
                 owner=owner,
             ),
@@ -258,20 +261,20 @@ class ControlPlane:
                 "choose another --state-dir"
             )
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        deadline = time.monotonic() + LOCK_TIMEOUT_S + self._ready_timeout_s
-        with self.layout.lock.open("a") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise StaleStateError(
-                            f"another process has been starting or stopping the cluster in {self.layout.root} for "
-                            f"{LOCK_TIMEOUT_S + self._ready_timeout_s:.0f} s; see who holds {self.layout.lock}"
-                        ) from None
-                    self._say.waiting(f"another process starts or stops the cluster in {self.layout.root}…")
-                    time.sleep(_POLL_S)
+        where = f"the cluster in {self.layout.root}"
+        with self._alone(self.layout.lock, f"another process starts or stops {where}", f"starting or stopping {where}"):
+            yield
+
+    @contextlib.contextmanager
+    def _alone(self, lock: Path, waiting: str, busy: str) -> Iterator[None]:
+        timeout_s = LOCK_TIMEOUT_S + self._ready_timeout_s
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locks.held(lock, say=self._say, waiting=waiting, timeout_s=timeout_s))
+            except TimeoutError:
+                raise StaleStateError(
+                    f"another process has been {busy} for {timeout_s:.0f} s; see who holds {lock}"
+                ) from None
             yield
 
 

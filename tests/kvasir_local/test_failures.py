@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from kvasir_local import members, processes, record
+from kvasir_local import addresses, locks, members, processes, record
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.errors import LocalClusterError, MemberFailedError, PortTakenError, StaleStateError
 from kvasir_local.layout import Layout
+from kvasir_local.say import Quiet
 
 DIES = "#!/bin/sh\necho I cannot do this >&2\nexit 7\n"
 HANGS = "#!/bin/sh\necho hanging about\nexec sleep 600\n"
@@ -65,6 +66,19 @@ def test_a_file_that_is_no_record_does_not_hinder_the_end(tmp_path):
         cluster.start()
     assert cluster.stop() == []
     assert not layout.state.exists()
+
+
+def test_addresses_are_chosen_while_no_other_cluster_starts(tmp_path):
+    class Impatient(Quiet):
+        def waiting(self, text):
+            raise InterruptedError(text)
+
+    cluster = ControlPlane(state_dir=tmp_path / "state", binaries=tmp_path, say=Impatient())
+    with (
+        locks.held(addresses.lock_file(), say=Quiet(), waiting=""),
+        pytest.raises(InterruptedError, match="another cluster starts"),
+    ):
+        cluster.start()
 
 
 def test_processes_left_behind_are_stopped(tmp_path):
