@@ -135,6 +135,9 @@ EVENTS: Final = {
 }
 """Reasons of the events that the operator emits (events.k8s.io/v1), each with what it tells."""
 
+EXIT_DEVICE: Final = 3
+"""Exit code of `kvasir serve` when its device failed; the line that says so starts with REFUSAL_PREFIX and DEVICE_FAULT."""
+DEVICE_FAULT: Final = "DeviceFault: "
 EXIT_REFUSED: Final = 1
 """Exit code of `kvasir serve` when the model or the options are refused: a retry cannot cure it."""
 TOO_SMALL: Final = "TooSmall: "

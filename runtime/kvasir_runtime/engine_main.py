@@ -14,10 +14,12 @@ import threading
 import msgspec
 from pydantic import ValidationError
 
+from kvasir_api import names
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.engine.link import Link
 from kvasir_runtime.engine.loop import EngineError, one_line
 from kvasir_runtime.engine.start import Build, Lobby, Stopped, started
+from kvasir_runtime.engine.xids import Xids
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.loglines import JsonFormatter
 from kvasir_runtime.wire import Failed, Launch
@@ -26,8 +28,8 @@ LOG = logging.getLogger("kvasir_runtime.engine")
 STDIN = 0
 
 
-def main(build: Build | None = None) -> int:
-    """Runs the process; build is replaced by tests. Returns the exit code."""
+def main(build: Build | None = None, xids: Xids | None = None) -> int:
+    """Runs the process; build and xids are replaced by tests. Returns the exit code."""
     gc.disable()  # importing torch makes a million objects that stay: looking at them costs a sixth of that time
     build = build or _real_build()  # takes a second or two, while whoever started us finds the model
     try:
@@ -44,13 +46,15 @@ def main(build: Build | None = None) -> int:
     threading.Thread(target=_die_with_parent, daemon=True, name="parent").start()
     link = Link(launch.address)
     try:
-        return _serve(options, build, link)
+        return _serve(options, build, link, xids or Xids())
     finally:
         link.close()
 
 
-def _serve(options: ServeOptions, build: Build, link: Link) -> int:
+def _serve(options: ServeOptions, build: Build, link: Link, xids: Xids) -> int:
     lobby = Lobby(link)
+    if options.device != "cpu":
+        xids.begin()
     try:
         engine = started(options, build, link, lobby)
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
@@ -63,12 +67,14 @@ def _serve(options: ServeOptions, build: Build, link: Link) -> int:
         return 0
     except (StartError, EngineError) as error:
         # Who hears it says it to people; twice would be once too often.
-        if not lobby.say_last(Failed(one_line(error), isinstance(error, StartError))):
-            LOG.error("%s", one_line(error))  # noqa: TRY400 - one line for a person, the cause is in it
+        words = xids.words(one_line(error))
+        incurable = isinstance(error, StartError) and not words.startswith(names.DEVICE_FAULT)
+        if not lobby.say_last(Failed(words, incurable)):
+            LOG.error("%s", words)  # noqa: TRY400 - one line for a person, the cause is in it
         return 1
     except Exception as error:
         LOG.exception("the engine failed")
-        lobby.say_last(Failed(f"the engine failed: {type(error).__name__}: {one_line(error)}"))
+        lobby.say_last(Failed(xids.words(f"the engine failed: {type(error).__name__}: {one_line(error)}")))
         return 1
     return 0
 

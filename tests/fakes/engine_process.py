@@ -1,7 +1,8 @@
 """The real engine process with a fake runner: python -m fakes.engine_process, as kvasir_runtime.engine_main.
 
 The name of the model says what happens: `broken` cannot be loaded, `crash` fails while loading, `slow` reports progress
-twenty times, `poison` fails every step, `endless` never says EOS; any other works.
+twenty times, `poison` fails every step, `ecc` does so as a device would that is broken, `endless` never says EOS; any
+other works.
 """
 
 import sys
@@ -34,7 +35,8 @@ def build(options: ServeOptions, progress: Callable[[Progress], None]) -> FakeRu
         max_model_len=options.max_model_len or 256,
         max_rows=options.max_sequences,
         max_batch_tokens=options.max_batch_tokens or 512,
-        fail_steps=frozenset(range(1000)) if name == "poison" else frozenset(),
+        fail_steps=frozenset(range(1000)) if name in ("poison", "ecc") else frozenset(),
+        fail_words="CUDA error: uncorrectable ECC error encountered" if name == "ecc" else "",
     )
 
 

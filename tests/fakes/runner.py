@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class FakeRunner:
-    """fail_steps: steps whose collection raises. vector_size: of pooled vectors; 0 for the pooled tokens themselves."""
+    """fail_steps: steps whose collection raises, with fail_words if there are any. vector_size: of pooled vectors; 0 for the pooled tokens themselves."""
 
     model: FakeModel = field(default_factory=FakeModel)
     num_blocks: int = 64
@@ -67,6 +67,7 @@ class FakeRunner:
     max_rows: int = 256
     max_batch_tokens: int = 1 << 20
     fail_steps: frozenset[int] = frozenset()
+    fail_words: str = ""
     vector_size: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class FakeRunner:
         assert handle.step == self.launched[-self.in_flight].step
         self.in_flight -= 1
         if handle.step in self.fail_steps:
-            raise RuntimeError(f"step {handle.step} was told to fail")
+            raise RuntimeError(self.fail_words or f"step {handle.step} was told to fail")
         sampled = list(handle.sampled)
         for place, row, length in self.guided.pop(handle.step):
             if (handle.step, place) in self.void:

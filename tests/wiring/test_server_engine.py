@@ -1,6 +1,8 @@
 """The real server with the real engine: on a fake runner for load and faults, on a tiny real model for what is said."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -14,7 +16,7 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import HERE, ApiProcess, api_process
-from kvasir_api.names import REFUSAL_PREFIX
+from kvasir_api.names import DEVICE_FAULT, EXIT_DEVICE, REFUSAL_PREFIX
 
 FAKE = (sys.executable, str(HERE / "serve_fake.py"))
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("server-engine")  # its processes are share
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for name in ("endless", "poison", "broken"):
+    for name in ("endless", "poison", "ecc", "broken"):
         checkpoints.write(folder / name)
     return folder
 
@@ -117,6 +119,17 @@ def test_a_step_that_fails_is_an_error_and_then_the_end(models):
             server.ask("/v1/completions", body) if server.process.poll() is None else None
         assert server.wait() == 1
         assert "steps failed in a row" in server.output()
+
+
+def test_a_failed_device_is_named_in_the_last_words(models):
+    with api_process(models / "ecc", "--log-format", "json", command=FAKE) as server:
+        while server.process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                server.ask("/v1/completions", {"model": "ecc", "prompt": [5], "max_tokens": 5})
+        assert server.wait() == EXIT_DEVICE
+        (line,) = [line for line in server.output().splitlines() if line.startswith(REFUSAL_PREFIX)]
+        assert line.startswith(f"{REFUSAL_PREFIX}{DEVICE_FAULT}3 steps failed in a row")
+        assert line.endswith("uncorrectable ECC error encountered")
 
 
 def test_a_killed_engine_ends_streams_with_an_error(models):

@@ -80,13 +80,18 @@ class Console:
         elif num_requests:
             self._say(f"draining: {num_requests} requests, at most {timeout_s:g} s; once more to stop at once")
 
-    def failed(self, message: str) -> None:
-        """The one line that says why the process ends."""
+    def failed(self, message: str) -> int:
+        """The one line that says why the process ends; its exit code. A device's fault is plain in every form of log,
+        as a refusal is."""
         self.close()
+        of_device = message.startswith(names.DEVICE_FAULT)
         if self._form == "json":
             log.error("failed", extra={"error": message})
-        else:
+        if of_device:
+            self._say(f"{names.REFUSAL_PREFIX}{message}")
+        elif self._form != "json":
             self._say(f"error: {message}")
+        return names.EXIT_DEVICE if of_device else 1
 
     def refused(self, message: str) -> None:
         """The one line with which model or options are refused. It is plain in every form of log: the operator finds it

@@ -1,7 +1,8 @@
 """The life of the API process: open the ports, find the model, start the engine, serve, drain, end with a code.
 
 Started by the command. It is the only place that knows signals and both the apps and the engine's child process.
-Exit codes: 0 after a drain, 1 when the start or the engine failed or when it was told twice to stop.
+Exit codes: 0 after a drain, 1 when the start or the engine failed or when it was told twice to stop, 3 when the device
+failed.
 """
 
 import asyncio
@@ -99,8 +100,7 @@ class ServeProcess:
             if isinstance(error, ModelError) or error.refusal:
                 self._console.refused(str(error))
                 return names.EXIT_REFUSED
-            self._console.failed(str(error))
-            return 1
+            return self._console.failed(str(error))
         if not started:
             return 0  # told to stop while loading: nothing is running
         leave = asyncio.create_task(self._leave.wait())
@@ -200,7 +200,7 @@ class ServeProcess:
     async def _engine_died(self) -> int:
         """Open requests have their error events by now; give them the time to be written."""
         self._pod.lifecycle.failed = True
-        self._console.failed(self._dead.result())
+        code = self._console.failed(self._dead.result())
         await self._settle(FLUSH_S)
         return 1
 

@@ -110,3 +110,13 @@ def test_json_start_has_no_loose_lines(logged):
     assert [line["message"] for line in lines] == ["listening", "starting", "ready", "draining", "failed"]
     assert lines[2]["capacity_tokens"] == 40_000
     assert lines[4]["error"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "line"),
+    [("broken", 1, "error: broken\n"), ("DeviceFault: Xid 79: x", 3, "kvasir: DeviceFault: Xid 79: x\n")],
+)
+def test_a_failed_device_ends_with_a_code_of_its_own(message, code, line):
+    stream = io.StringIO()
+    assert Console("text", stream=stream).failed(message) == code
+    assert stream.getvalue() == line

@@ -1,0 +1,118 @@
+"""Hears from the driver which Xids its devices report, so that a failure can be called by its name.
+
+NVML tells whoever asks, without a right to read the kernel's log. A thread of the engine process waits for it; where
+there is no driver it ends at once. What a number means is said in `kvasir_api.devicefaults`.
+"""
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvasir_api import devicefaults
+
+LOG: Final = logging.getLogger(__name__)
+LIBRARY: Final = "libnvidia-ml.so.1"
+SUCCESS: Final = 0
+TIMEOUT: Final = 10
+"""NVML_ERROR_TIMEOUT: nothing happened meanwhile."""
+XID_CRITICAL: Final = 0x8
+"""nvmlEventTypeXidCriticalError."""
+WAIT_MS: Final = 1000
+RECENT_S: Final = 60.0
+"""An Xid that is older is not why a step fails now."""
+LATE_S: Final = 1.0
+"""The driver may report a moment after the program has seen its error."""
+
+
+class EventData(ctypes.Structure):
+    """nvmlEventData_t, in the form that nvmlEventSetWait_v2 fills."""
+
+    _fields_ = (
+        ("device", ctypes.c_void_p),
+        ("event_type", ctypes.c_ulonglong),
+        ("event_data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class Xids:
+    """load: gives NVML, or raises OSError where there is none. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        load: Callable[[], Any] = lambda: ctypes.CDLL(LIBRARY),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load, self._clock = load, clock
+        self._last: tuple[float, int] | None = None
+        self._heard = threading.Event()
+        self._listening = False
+
+    def begin(self) -> None:
+        """Listen on a thread of its own for the life of the process."""
+        self._listening = True
+        threading.Thread(target=self.listen, daemon=True, name="xids").start()
+
+    def words(self, text: str) -> str:
+        """What to say of a failure: with its Xid if it is a device's, else the text as it is. Waits a moment for one
+        that is reported late."""
+        if not devicefaults.last_words(text, None):
+            return text
+        if self._listening and self._recent() is None:
+            self._heard.clear()
+            self._heard.wait(LATE_S)
+        return devicefaults.last_words(text, self._recent())
+
+    def listen(self) -> None:
+        """Wait for events until NVML has none to give any more."""
+        try:
+            nvml = self._load()
+            events = _registered(nvml)
+        except (OSError, AttributeError) as error:
+            LOG.debug("no driver to hear Xids from: %s", error)
+            self._listening = False
+            return
+        data = EventData()
+        while (code := nvml.nvmlEventSetWait_v2(events, ctypes.byref(data), WAIT_MS)) in (SUCCESS, TIMEOUT):
+            if code == SUCCESS and data.event_type & XID_CRITICAL:
+                self._hear(int(data.event_data))
+        LOG.warning("the driver tells of no Xid any more: NVML error %d", code)
+        self._listening = False
+
+    def _hear(self, xid: int) -> None:
+        LOG.warning("the device reports Xid %d (%s)", xid, devicefaults.XIDS.get(xid, "no common one"))
+        self._last = self._clock(), xid
+        self._heard.set()
+
+    def _recent(self) -> int | None:
+        known = self._last
+        return known[1] if known is not None and self._clock() - known[0] <= RECENT_S else None
+
+
+def _registered(nvml: Any) -> ctypes.c_void_p:
+    """A set of the Xids of all devices that this process can see: in a container those are its own.
+
+    Raises OSError when NVML refuses.
+    """
+    _check(nvml.nvmlInit_v2(), "nvmlInit_v2")
+    count, events, device = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount_v2")
+    _check(nvml.nvmlEventSetCreate(ctypes.byref(events)), "nvmlEventSetCreate")
+    for index in range(count.value):
+        _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)), "nvmlDeviceGetHandleByIndex_v2")
+        # ctypes would hand a number of 64 bits over as an int.
+        mask = ctypes.c_ulonglong(XID_CRITICAL)
+        _check(nvml.nvmlDeviceRegisterEvents(device, mask, events), "nvmlDeviceRegisterEvents")
+    if not count.value:
+        raise OSError("NVML sees no device")
+    return events
+
+
+def _check(code: int, what: str) -> None:
+    if code != SUCCESS:
+        raise OSError(f"{what}: NVML error {code}")
