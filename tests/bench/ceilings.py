@@ -1,5 +1,6 @@
 """Measures what this machine's memory and processors can do, in the run whose figures are divided by it."""
 
+import ctypes
 import functools
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from kvasir_runtime.kernels.quantized import Format
 ROWS: Final = (1, 2, 4, 8, 16, 32, 128, 512)
 INNER, OUTER = 1024, 4096
 BYTES: Final = 512 << 20
+PIECE: Final = 1 << 17
+"""Bytes that plain loads take at a time."""
 REPEATS: Final = 5
 
 
@@ -25,16 +28,39 @@ def measured(dtype: torch.dtype) -> Ceilings:
 
 
 def read_rate() -> float:
-    """Bytes a second: the best of sums over more than the caches hold."""
-    data = torch.ones(BYTES // 4, dtype=torch.float32)
-    return data.nbytes / _best(data.sum)
+    """Bytes a second from memory, by whoever is quickest.
+
+    None always is: which way reaches most depends on how many streams a machine's memory likes to have at a time.
+    """
+    return max(num_bytes / _best(read) for num_bytes, read in ways_to_read(BYTES).values())
+
+
+def ways_to_read(num_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
+    """By name: how many bytes it reads, about num_bytes, and the call. Torch's sum; plain loads and our own product of
+    one row after another, where this processor has them.
+    """
+    data = torch.ones(num_bytes // 4, dtype=torch.float32)
+    ways: dict[str, tuple[int, Callable[[], object]]] = {"sum": (data.nbytes, data.sum)}
+    found = library()
+    if found is None:
+        return ways
+    found.start(torch.get_num_threads())
+    if found.has("ceiling_read"):
+        loads = found.function("ceiling_read", ctypes.c_void_p, ctypes.c_int64)
+        pieces = data.nbytes // PIECE
+        ways["loads"] = pieces * PIECE, lambda: loads(data.data_ptr(), pieces)
+    weight, x = torch.ones(OUTER, INNER).bfloat16(), torch.ones(1, INNER).bfloat16()
+    if takes(found, weight):
+        layers = [packed(found, weight, None) for _ in range(max(1, num_bytes // weight.nbytes))]
+        ways["products"] = len(layers) * weight.nbytes, lambda: [layer(x) for layer in layers]
+    return ways
 
 
 def _products(rows: int, dtype: torch.dtype) -> float:
     """Multiplications and additions a second with a weight that the caches hold, by whoever is quicker: torch or we."""
     torchs = _torchs_int8 if dtype == torch.int8 else _torchs
     candidates = [torchs(rows), *_ours(rows, dtype)]
-    count = max(1, int(4e9 / (2 * rows * INNER * OUTER)))
+    count = max(1, int(1e9 / (2 * rows * INNER * OUTER)))
     seconds = min(_best(functools.partial(_repeat, call, count)) for call in candidates)
     return 2 * rows * INNER * OUTER * count / seconds
 

@@ -1,13 +1,14 @@
 """How fast the engine is on this machine's processors, alone or beside its peers: `make bench`, `make bench-peers`.
 
 Writes a random model of each shape that is asked for, starts each engine in turn (A B A B, a round at a time), and
-sends the four workloads of `kvasir bench` through the HTTP API; divides every figure by what the same run's memory and
-processors allow. `--write` puts tables and a plot into docs/benchmarks.
+sends the four workloads of `kvasir bench` through the HTTP API; divides every figure by what memory and processors
+allow, measured before and after that engine's turn. `--write` puts tables and a plot into docs/benchmarks.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ WORKLOADS: Final = ("w1", "w2", "w3", "w4")
 PORT: Final = 18600
 SEQUENCES: Final = 32
 NOISE_CORES: Final = 0.3
+DTYPES: Final = {2: torch.bfloat16, 1: torch.int8}
+"""By the bytes of a weight, whose products are the limit; fewer than 8 bits are multiplied as 8."""
 
 
 def main() -> int:
@@ -57,12 +60,13 @@ def measured(
     shape: str, chosen: Sequence[Engine], asked: argparse.Namespace, folder: Path
 ) -> tuple[dict[str, Any], bool]:
     """Rounds of all engines on one model; and whether one failed."""
-    model = written(folder / shape, SHAPES[shape])
-    tops = {2.0: ceilings.measured(torch.bfloat16), 1.0: ceilings.measured(torch.int8)}
-    print(f"{shape}: memory read {tops[2.0].read / 1e9:.1f} GB/s; products of 512 rows {_rates(tops)}", flush=True)
+    model, cost = written(folder / shape, SHAPES[shape]), work(SHAPES[shape])
+    tops = {size: ceilings.measured(dtype) for size, dtype in DTYPES.items()}
+    print(f"{shape}: memory read {tops[2].read / 1e9:.1f} GB/s; products of 512 rows {_rates(tops)}", flush=True)
     rounds: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in chosen}
+    limits: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in chosen}
     ready = {engine.name: engine.prepared(model, folder) for engine in chosen}
-    failed = set()
+    failed, reads = set(), []
     for number in range(asked.rounds):
         for engine in chosen:
             if engine.name in failed:
@@ -73,15 +77,17 @@ def measured(
                 print(f"{engine.name}: {error}", file=sys.stderr, flush=True)
                 failed.add(engine.name)
                 continue
+            size = 2 if engine.weight_bytes == 2 else 1
+            before, tops[size] = tops[size], ceilings.measured(DTYPES[size])
+            top = before.or_better(tops[size])
             rounds[engine.name].append(figures)
-            print(f"[{number + 1}] {engine.name}: {_line(figures)}", flush=True)
+            limits[engine.name].append(limits_of(cost, engine, top))
+            reads.append(top.read)
+            print(f"[{number + 1}] {engine.name}: {_line(figures)}; memory {top.read / 1e9:.1f} GB/s", flush=True)
     rounds = {name: own for name, own in rounds.items() if own}
-    limits = {
-        engine.name: limits_of(work(SHAPES[shape]), engine, tops[2.0 if engine.weight_bytes == 2 else 1.0])
-        for engine in chosen
-    }
-    print("\n" + results.side_by_side(rounds, limits))
-    return {"read": tops[2.0].read, "rounds": rounds, "limits": limits}, bool(failed)
+    typical = {name: results.medians(limits[name]) for name in rounds}
+    print("\n" + results.side_by_side(rounds, typical))
+    return {"read": statistics.median(reads or [tops[2].read]), "rounds": rounds, "limits": typical}, bool(failed)
 
 
 def one_round(engine: Engine, model: Path, number: int, workloads: Sequence[str], folder: Path) -> dict[str, float]:
@@ -189,8 +195,8 @@ def _chosen(names: str) -> list[Engine]:
     return chosen
 
 
-def _rates(tops: Mapping[float, Ceilings]) -> str:
-    return f"{tops[2.0].rate(512) / 1e9:.0f} GFLOP/s in bf16, {tops[1.0].rate(512) / 1e9:.0f} GOP/s in int8"
+def _rates(tops: Mapping[int, Ceilings]) -> str:
+    return f"{tops[2].rate(512) / 1e9:.0f} GFLOP/s in bf16, {tops[1].rate(512) / 1e9:.0f} GOP/s in int8"
 
 
 def _line(figures: Mapping[str, float]) -> str:

@@ -24,6 +24,14 @@ class Ceilings:
         at = max((known for known in self.products if known <= rows), default=min(self.products))
         return self.products[at]
 
+    def or_better(self, other: "Ceilings") -> "Ceilings":
+        """The better of two measurements, each rate by itself: what a busy machine showed once, it can do.
+
+        Both with the same numbers of rows.
+        """
+        products = {rows: max(rate, other.products[rows]) for rows, rate in self.products.items()}
+        return Ceilings(read=max(self.read, other.read), products=products)
+
 
 def prefill(tokens: int, before: int, work: Work, ceilings: Ceilings) -> float:
     """Seconds for a prompt's tokens behind others that are cached: products of all, attention of each to all before."""

@@ -2,7 +2,8 @@
 
 Each point is that many streams at once, a prompt of 64 and 128 tokens each; the rate is that of decode: streams over
 the median time per token. The ceiling of a point is its step read at memory speed or multiplied at the measured rate,
-whichever takes longer. Writes docs/benchmarks/scaling.{json,svg} and the table in cpu.md with --write.
+whichever takes longer, at the better rate of those before and after the point. Writes
+docs/benchmarks/scaling.{json,svg} and the table in cpu.md with --write.
 """
 
 import argparse
@@ -50,13 +51,16 @@ def main() -> int:
 def measured(shape: str, engine_name: str, folder: Path) -> list[dict[str, Any]]:
     """A point for each number of streams."""
     engine, cost = ENGINES[engine_name], work(SHAPES[shape])
-    top = ceilings.measured(torch.bfloat16 if engine.weight_bytes == 2 else torch.int8)
+    dtype = torch.bfloat16 if engine.weight_bytes == 2 else torch.int8
+    after = ceilings.measured(dtype)
     model = engine.prepared(written(folder / shape, SHAPES[shape]), folder)
     points = []
     ready = f"http://127.0.0.1:{PORT}{engine.ready}"
     with serving(engine.command(model, PORT), ready, folder / "server.log", dict(engine.env)):
         for streams in STREAMS:
             tpot = _tpot(streams, folder / "figures.json")
+            before, after = after, ceilings.measured(dtype)
+            top = before.or_better(after)
             limit = step(streams, cost, engine.weight_bytes, top, kv_bytes=_kv_bytes(streams, cost))
             point = {"streams": streams, "rate": streams / tpot, "ceiling": streams / limit}
             points.append(point | _bound(streams, top, cost))

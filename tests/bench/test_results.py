@@ -2,10 +2,11 @@
 
 import pytest
 
-from bench import limits, results
+from bench import ceilings, limits, results
 from bench.limits import Ceilings
 from bench.shapes import SHAPES, Work, work
 from kvasir_runtime.bench.workload import Task
+from kvasir_runtime.kernels.native.library import library
 
 TOP = Ceilings(read=1e9, products={1: 1e9, 32: 4e9, 512: 8e9})
 
@@ -19,6 +20,24 @@ def test_work_of_the_small_shape() -> None:
 @pytest.mark.parametrize(("rows", "rate"), [(1, 1e9), (31, 1e9), (32, 4e9), (511, 4e9), (4096, 8e9)])
 def test_rate_is_of_the_nearest_measured_rows(rows: int, rate: float) -> None:
     assert TOP.rate(rows) == rate
+
+
+def test_of_two_measurements_the_better_rate_counts_each_by_itself() -> None:
+    slow_memory = Ceilings(read=1.0, products={1: 5.0, 32: 9.0})
+    slow_products = Ceilings(read=3.0, products={1: 4.0, 32: 10.0})
+    better = Ceilings(read=3.0, products={1: 5.0, 32: 10.0})
+    assert slow_memory.or_better(slow_products) == slow_products.or_better(slow_memory) == better
+
+
+def test_memory_is_read_in_every_way_that_the_processor_has() -> None:
+    """Four weights of 8 MiB, as many bytes of numbers; every way runs."""
+    found, ways = library(), ceilings.ways_to_read(32 << 20)
+    ours = {"ceiling_read": "loads", "pack_bf16": "products"}
+    own = {way for function, way in ours.items() if found is not None and found.has(function)}
+    assert {name: num_bytes for name, (num_bytes, _) in ways.items()} == dict.fromkeys({"sum", *own}, 32 << 20)
+    assert float(ways["sum"][1]()) == 8 << 20  # type: ignore[arg-type]
+    for _, read in ways.values():
+        read()
 
 
 def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
