@@ -10,8 +10,19 @@ from kvasir_runtime.kernels.native.library import Library
 from kvasir_runtime.kernels.quantized import Format, Quantized
 
 CPU = torch.device("cpu")
-# rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row
-SHAPES = [(16, 32, 32), (7, 64, 8), (33, 96, 32), (100, 80, 16), (20, 24, 24), (130, 2048, 64), (1, 768, 768)]
+# rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row, groups of 32 in
+# whole panels (which are in assembly) and more of them than a block of columns holds
+SHAPES = [
+    (16, 32, 32),
+    (7, 64, 8),
+    (33, 96, 32),
+    (100, 80, 16),
+    (20, 24, 24),
+    (130, 2048, 64),
+    (1, 768, 768),
+    (130, 96, 32),
+    (64, 1056, 32),
+]
 UNIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
 
@@ -86,9 +97,10 @@ def test_float16_rows_are_taken_too(library: Library) -> None:
     assert torch.equal(packed(x), packed(x.float()).half())
 
 
-def test_infinity_and_nan_reach_only_their_own_rows(library: Library) -> None:
+@pytest.mark.parametrize("dtype", list(UNIT))
+def test_infinity_and_nan_reach_only_their_own_rows(library: Library, dtype: torch.dtype) -> None:
     packed = linear.packed(library, random_weight(33, 64, 32, 8), None)
-    x = normal(8, 64)
+    x = normal(8, 64, dtype=dtype)
     clean = packed(x)
     x[3, 5], x[6, 63] = float("inf"), float("nan")
     out = packed(x)
@@ -96,4 +108,4 @@ def test_infinity_and_nan_reach_only_their_own_rows(library: Library) -> None:
     assert torch.equal(out[kept], clean[kept])
     assert not out[3].isfinite().any()
     assert out[6].isnan().all()
-    assert torch.equal(packed(torch.zeros(1, 64)), torch.zeros(1, 33))
+    assert torch.equal(packed(torch.zeros(1, 64, dtype=dtype)), torch.zeros(1, 33, dtype=dtype))

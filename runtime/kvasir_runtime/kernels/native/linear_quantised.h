@@ -7,7 +7,7 @@
 // bits, stored as q + 128, the sum begins at -128 * sum_k(qx), for 4 bits q is unsigned by itself.
 #pragma once
 
-#include "linear_tile.h"
+#include "linear_groups.h"
 
 #ifdef __AVX512VNNI__
 namespace KVASIR_ISA {
@@ -55,11 +55,40 @@ KVASIR_INLINE void round_row(const Linear& w, const T* x, int8_t* values, float*
   }
 }
 
+// round_row of groups of 32 bfloat16, all of one in a register: the largest by their bits, which for numbers without sign
+// are in order, with infinity and NaN above all others.
+KVASIR_INLINE void round_row_32(const Linear& w, const bfloat16* x, int8_t* values, float* scales, int32_t* offsets) {
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const __m256i bias = _mm256_set1_epi8(-128);
+  for (int64_t g = 0; g < w.k / GROUP; ++g, x += GROUP, values += GROUP) {
+    const __m512i all = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+    const uint32_t bits = static_cast<uint16_t>(~_mm_cvtsi128_si32(least));
+    const float largest = widen(bfloat16{static_cast<uint16_t>(bits)});
+    const __m512 inverse = _mm512_set1_ps(bits ? 127.0f / largest : 0.0f);
+    const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(whole_load(x), inverse));
+    const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(whole_load(x + TILE), inverse));
+    const __m256i q = _mm256_set_m128i(_mm512_cvtsepi32_epi8(high), _mm512_cvtsepi32_epi8(low));
+    _mm256_storeu_si256((__m256i*)values, q);
+    const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(q, bias), _mm256_setzero_si256());
+    const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    const int32_t total = _mm_cvtsi128_si32(pair) + _mm_extract_epi32(pair, 2) - 128 * static_cast<int32_t>(GROUP);
+    scales[g] = bits > 0x7f80 ? __builtin_nanf("") : largest / 127.0f;
+    const float scaled = scales[g] * static_cast<float>(total);
+    if (w.kind == kvasir::Weights::BITS8) offsets[g] = -128 * total;
+    else __builtin_memcpy(offsets + g, &scaled, 4);
+  }
+}
+
 inline void round_rows(const Linear& w, const Product& p, const Rounded& to, int64_t begin, int64_t end) {
   const int64_t groups = w.k / w.group;
   for (int64_t m = begin; m < end; ++m) {
     int8_t* values = to.values + m * w.k;
-    if (p.type == kvasir::BFLOAT16)
+    if (p.type == kvasir::BFLOAT16 && w.group == GROUP)
+      round_row_32(w, static_cast<const bfloat16*>(p.x) + m * w.k, values, to.scales + m * groups, to.offsets + m * groups);
+    else if (p.type == kvasir::BFLOAT16)
       round_row(w, static_cast<const bfloat16*>(p.x) + m * w.k, values, to.scales + m * groups, to.offsets + m * groups);
     else
       round_row(w, static_cast<const float*>(p.x) + m * w.k, values, to.scales + m * groups, to.offsets + m * groups);
@@ -80,6 +109,9 @@ constexpr int FAR_QUANTISED = MR == 1 && !BITS4 ? 0 : 4096;
 // Bytes of a row of weights in a block, which stays in the first-level cache with the one after it when strips are few.
 KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 128 : 256; }
 
+// Groups that are computed between two looks at what to fetch.
+KVASIR_INLINE int64_t RUN(int64_t strips) { return strips <= 3 ? 1 : strips <= 6 ? 2 : 4; }
+
 // Groups [group, group + groups) of some rows times tiles of a panel.
 struct StripQuantised {
   const Linear* weight;
@@ -93,9 +125,40 @@ struct StripQuantised {
   bool begins, ends;
 };
 
+template <int MR, int NR>
+KVASIR_INLINE void finish_quantised(__m512 (&acc)[MR][NR], const StripQuantised& s, int64_t m, int64_t tile) {
+  for (int j = 0; j < NR; ++j) {
+    const __m512 unit = _mm512_loadu_ps(s.weight->units + (tile + j) * TILE);
+    for (int i = 0; i < MR; ++i) acc[i][j] = _mm512_mul_ps(acc[i][j], unit);
+  }
+  if (s.product->type == kvasir::BFLOAT16) finish<bfloat16>(acc, *s.weight, *s.product, m, tile);
+  else finish<float>(acc, *s.weight, *s.product, m, tile);
+}
+
+// The groups of a whole panel in assembly, some at a time so that what is fetched ahead is asked for evenly.
+template <int MR, bool BITS4>
+void strip_groups(const StripQuantised& s, Ahead& ahead, int64_t m, int64_t tile) {
+  const int64_t k = s.weight->k, groups = k / GROUP, lines = GROUP / (BITS4 ? 8 : 4), at_once = RUN(ahead.strips);
+  alignas(64) static const float zeros[MR * PANEL_TILES * TILE] = {};
+  Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * GROUP, s.rows.scales + m * groups + s.group,
+            s.rows.offsets + m * groups + s.group, k, 4 * groups};
+  for (int64_t g = 0; g < s.groups; g += at_once) {
+    const int64_t count = least(at_once, s.groups - g);
+    ahead.fetch(count * lines);
+    add_groups<MR, BITS4>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
+  }
+  if (!s.ends) return;
+  __m512 acc[MR][PANEL_TILES];
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < PANEL_TILES; ++j) acc[i][j] = _mm512_loadu_ps(s.partial + (i * PANEL_TILES + j) * TILE);
+  finish_quantised(acc, s, m, tile);
+}
+
 template <int MR, int NR, bool BITS4, int FAR>
 void strip_quantised(const StripQuantised& s, Ahead& ahead, int64_t m, int64_t tile) {
   const Linear& w = *s.weight;
+  if constexpr (MR > 1 && NR == PANEL_TILES && !FAR)
+    if (w.group == GROUP && s.step == PANEL_TILES) return strip_groups<MR, BITS4>(s, ahead, m, tile);
   const int64_t all_groups = w.k / w.group, per_line = BITS4 ? 8 : 4;
   __m512 acc[MR][NR];
   for (int i = 0; i < MR; ++i)
@@ -148,12 +211,7 @@ void strip_quantised(const StripQuantised& s, Ahead& ahead, int64_t m, int64_t t
       for (int j = 0; j < NR; ++j) _mm512_storeu_ps(s.partial + (i * NR + j) * TILE, acc[i][j]);
     return;
   }
-  for (int j = 0; j < NR; ++j) {
-    const __m512 unit = _mm512_loadu_ps(w.units + (tile + j) * TILE);
-    for (int i = 0; i < MR; ++i) acc[i][j] = _mm512_mul_ps(acc[i][j], unit);
-  }
-  if (s.product->type == kvasir::BFLOAT16) finish<bfloat16>(acc, w, *s.product, m, tile);
-  else finish<float>(acc, w, *s.product, m, tile);
+  finish_quantised(acc, s, m, tile);
 }
 
 template <int NR, bool BITS4>
