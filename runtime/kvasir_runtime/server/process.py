@@ -202,7 +202,7 @@ class ServeProcess:
         self._pod.lifecycle.failed = True
         code = self._console.failed(self._dead.result())
         await self._settle(FLUSH_S)
-        return 1
+        return code
 
     async def _drain(self) -> int:
         """Refuse new requests, finish those that run, within the limit.
