@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kvasir_api.state import State
-from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.plan import Plan, Results
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.ports import Clients, Runner
 from kvasir_runtime.engine.trace import Broke, Collected, Heard, NoTrace, Opened, Planned, Trace
@@ -100,20 +100,33 @@ class Engine:
             self._watch.close()
 
     def _serve(self) -> None:
-        while not self._stopping.is_set():
-            busy = self._scheduler.has_work or bool(self._flight)
-            idle_s = PARKED_S if self._parked else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock())
-            heard = self._clients.receive(0.0 if busy else idle_s)
-            if not busy:
-                self._watch.start()
-            for client, message in heard:
-                self._hear(client, message)
-            self._watch.lap("receive")
-            unparked = self._unpark()
-            stepped = not self._stopping.is_set() and self._step()
-            if stepped or heard or unparked or self._clock() >= self._spoke_at + HEARTBEAT_S:
+        while True:
+            collected = self._collect()
+            news = not self._stopping.is_set() and self._listen(idle=collected is None)
+            if collected is not None:
+                self._commit(*collected)
+            news |= self._unpark()
+            if not self._stopping.is_set():
+                self._launch()
+            # What a step gave is told while the next one is computed.
+            untold = collected is not None or self._outbox or (news and not self._flight)
+            if untold or self._clock() >= self._spoke_at + HEARTBEAT_S:
                 self._speak()
                 self._watch.lap("send")
+            if self._stopping.is_set():
+                return
+
+    def _listen(self, *, idle: bool) -> bool:
+        """Hear the clients, and wait for them where there is nothing else to do. Whether one said something."""
+        busy = not idle or self._outbox or self._scheduler.has_work or self._flight
+        idle_s = PARKED_S if self._parked else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock())
+        heard = self._clients.receive(0.0 if busy else idle_s)
+        if not busy:
+            self._watch.start()
+        for client, message in heard:
+            self._hear(client, message)
+        self._watch.lap("receive")
+        return bool(heard)
 
     def _hear(self, client: bytes, message: ToEngine) -> None:
         match message:
@@ -197,22 +210,21 @@ class Engine:
         for follower in self._followers.pop(request_id, ()):
             self._owners.pop(follower, None)
 
-    def _step(self) -> bool:
-        """Launch until depth plans are in flight, then take in the oldest. False when there is nothing to do."""
+    def _collect(self) -> tuple[Plan, Results, float] | None:
+        """The oldest plan in flight, its results and when it was launched. None when there is none, or it failed."""
+        if not self._flight:
+            return None
+        plan, handle, launched_at = self._flight.popleft()
         try:
-            self._launch()
-            if not self._flight:
-                if self._scheduler.has_work:
-                    raise EngineError("requests are left that the scheduler does not plan")
-                return False
-            plan, handle, launched_at = self._flight.popleft()
             results = self._runner.collect(handle)
-            self._watch.lap("results")
-        except EngineError:
-            raise
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
             self._break(error)
-            return True
+            return None
+        self._watch.lap("results")
+        return plan, results, launched_at
+
+    def _commit(self, plan: Plan, results: Results, launched_at: float) -> None:
+        """Take in what a plan gave. An abort that came meanwhile was heard before, so nothing follows it."""
         now = self._clock()
         self._trace.add(Collected(now, results))
         self._post(self._scheduler.commit(results, now))
@@ -222,21 +234,32 @@ class Engine:
         self._failed_steps = 0
         self._watch.lap("commit")
         self._watch.step(plan.num_tokens, len(plan.chunks))
-        return True
 
     def _launch(self) -> None:
-        while len(self._flight) < self._depth and self._scheduler.has_work:
-            now = self._clock()
-            plan = self._scheduler.plan(now)
-            self._trace.add(Planned(now, plan))
-            if plan is None:
-                return
-            for join in plan.joins:
-                submitted = self._submitted.pop(join.request_id, None)
-                if submitted is not None:  # else it was preempted and comes back
-                    self._queued[join.request_id] = now - submitted
-            self._watch.lap("plan")
-            self._flight.append((plan, self._runner.launch(plan), now))
+        """Launch until depth plans are in flight."""
+        try:
+            while len(self._flight) < self._depth and self._scheduler.has_work and self._launch_one():
+                pass
+        except Exception as error:  # noqa: BLE001 - as in _collect
+            self._break(error)
+            return
+        if not self._flight and self._scheduler.has_work:
+            raise EngineError("requests are left that the scheduler does not plan")
+
+    def _launch_one(self) -> bool:
+        """False where nothing can be planned before something is collected."""
+        now = self._clock()
+        plan = self._scheduler.plan(now)
+        self._trace.add(Planned(now, plan))
+        if plan is None:
+            return False
+        for join in plan.joins:
+            submitted = self._submitted.pop(join.request_id, None)
+            if submitted is not None:  # else it was preempted and comes back
+                self._queued[join.request_id] = now - submitted
+        self._watch.lap("plan")
+        self._flight.append((plan, self._runner.launch(plan), now))
+        return True
 
     def _break(self, error: Exception) -> None:
         """A step failed: everybody who has a row is told, those who wait are tried again."""

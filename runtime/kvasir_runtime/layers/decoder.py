@@ -72,7 +72,7 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
         self._norm = self._norm_of(tensors, "norm")
-        self._foreseen: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._foreseen: step.Foreseen | None = None
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
@@ -120,10 +120,20 @@ class Decoder:
     def _headed(self, hidden: Tensor) -> Tensor:
         """What the head gives. Of the first rows of the last `hidden` that is known, if its one call computed it."""
         assert self._head is not None
-        last, foreseen = self._foreseen
-        if foreseen is not None and last is not None and hidden.data_ptr() == last.data_ptr():
-            return foreseen[: hidden.shape[0]]
-        return self._head(hidden)
+        foreseen = self._seen(hidden)
+        return self._head(hidden) if foreseen is None or foreseen.logits is None else foreseen.logits[: len(hidden)]
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """(rows,) int64, where `logits` of these rows are largest."""
+        foreseen = self._seen(hidden)
+        if foreseen is None or foreseen.likeliest is None or self.spec.logit_cap:
+            return self._ops.argmax(self.logits(hidden))
+        return foreseen.likeliest[: len(hidden)]
+
+    def _seen(self, hidden: Tensor) -> step.Foreseen | None:
+        """What else is known of these rows, if they are the first of the last that one call computed."""
+        foreseen = self._foreseen
+        return foreseen if foreseen is not None and foreseen.hidden.data_ptr() == hidden.data_ptr() else None
 
     def count(self, wanted: bool) -> None:
         """Count, or do not, what the time of `hidden` goes into; only the one call of C++ can."""
@@ -134,6 +144,26 @@ class Decoder:
         """Time stamps that each kind of operation took in the last `hidden`; nothing where they are not counted."""
         return {} if self.step is None else self.step.counted()
 
+    def begins(self, cache: Tensor) -> bool:
+        """Whether `begin` may be called: `hidden` is one call of C++, in which threads can take part later."""
+        return self.step is not None and self.step.takes(cache)
+
+    def begin(self, batch: Batch, cache: Tensor, *, greedy: bool = False) -> None:
+        """Let other threads begin with `hidden` of a batch with logit_rows, which `finish` gives.
+
+        greedy: `likeliest` will be asked of it.
+        """
+        assert self.step is not None
+        assert batch.logit_rows is not None
+        ids, positions, slots, rows = batch.token_ids, batch.positions, batch.slots, batch.logit_rows
+        self.step.begin(ids, positions, slots, rows, batch.spans, cache, greedy=greedy)
+
+    def finish(self) -> Tensor:
+        """`hidden` of what was begun."""
+        assert self.step is not None
+        self._foreseen = self.step.finish()
+        return self._foreseen.hidden
+
     def hidden(self, batch: Batch, cache: Tensor) -> Tensor:
         """What the head sees of the wanted rows, and the keys and values of all tokens written to the cache.
 
@@ -141,11 +171,9 @@ class Decoder:
         the C++ has kernels for all of it, else operation by operation.
         """
         spec, ops = self.spec, self._ops
-        if self.step is not None and batch.logit_rows is not None and self.step.takes(cache):
-            self._foreseen = self.step(
-                batch.token_ids, batch.positions, batch.slots, batch.logit_rows, batch.spans, cache
-            )
-            return self._foreseen[0]
+        if batch.logit_rows is not None and self.begins(cache):
+            self.begin(batch, cache)
+            return self.finish()
         hidden = self._embed(batch.token_ids)
         if self._embedding_scale != 1:
             hidden = hidden * self._embedding_scale

@@ -51,7 +51,7 @@ class Drawer:
     def draw(self, hidden: Tensor, sampled: Sequence[Chunk], inputs: Inputs, filling: Filling | None) -> Drawn:
         """Ids and reports on the device; the ids are behind their rows by then. hidden: (samples, hidden_size)."""
         if self.how(sampled, filling) == "greedy":
-            ids = self._ops.argmax(self._model.logits(hidden))
+            ids = self._model.likeliest(hidden)
             self._rows.append(sampled, ids, inputs)
             return Drawn(ids=ids)
         sampling = self._rows.sampling(sampled, inputs)

@@ -1,8 +1,10 @@
 """Runs plans: the forward pass, the draw of the next tokens, the rows in between. The engine calls launch and collect.
 
-Where the device is not the host `launch` only enqueues work, and `collect` waits for the drawn ids alone. On a CPU the
-whole plan is run by `collect`: there is no second device to overlap with, and a worker thread would take a core from
-the arithmetic that it waits for. So on both, launches form a queue that is worked off in order.
+Where the device is not the host `launch` only enqueues work, and `collect` waits for the drawn ids alone. On a CPU with
+C++ kernels `launch` lets the other cores begin with the forward pass, and `collect` takes part in it: meanwhile this
+core serves the clients, which is no arithmetic lost that a queue in front of one core would not lose as well. Without
+them, and behind another plan, the whole plan is run by `collect`. So on all, launches form a queue that is worked off
+in order.
 
 The draw of guided rows is put off: their masks follow from the token before, which may still be computed when the
 forward pass is launched. It is enqueued as soon as that token was collected, in any case before the next plan.
@@ -74,12 +76,16 @@ class Facts:
 class Launched:
     """A plan on its way.
 
-    filling: its masks, if any. finish: enqueues its draw, while that is put off. drawn: in host memory, complete once
-    the device passed the mark. final: guides whose samples of this plan come to nothing. results: once they were taken.
+    filling: its masks, if any. begun: its forward pass was when it was launched, where the device is the host; forward:
+    takes part in it and goes on behind it, as long as that is to be done. finish: enqueues its draw, while that is put
+    off. drawn: in host memory, complete once the device passed the mark. final: guides whose samples of this plan come
+    to nothing. results: once they were taken.
     """
 
     plan: Plan
     filling: Filling | None = None
+    begun: bool = False
+    forward: Callable[[], None] | None = None
     finish: Callable[[], None] | None = None
     drawn: Drawn = field(default_factory=Drawn)
     mark: Mark | None = None
@@ -129,6 +135,7 @@ class Runner:
             queue=queue,
         )
         self._launched: deque[Launched] = deque()
+        self._early = not queue.overlaps and model.begins(cache)
         self._watch = Watch()
 
     @property
@@ -161,6 +168,9 @@ class Runner:
         if self._queue.overlaps:
             self._finish_all()
             self._begin(launched)
+        elif self._early and not self._launched:
+            self._begin(launched)
+            launched.begun = True
         self._launched.append(launched)
         return launched
 
@@ -170,8 +180,10 @@ class Runner:
         if not self._launched or self._launched[0] is not launched:
             raise ValueError(f"step {launched.plan.step} is not the oldest launched plan")
         try:
-            if not self._queue.overlaps:
+            if not (self._queue.overlaps or launched.begun):
                 self._begin(launched)
+            if launched.forward is not None:
+                launched.forward()
             self._finish(launched)
             results = self._take(launched)
         finally:
@@ -265,7 +277,21 @@ class Runner:
         else:
             inputs = self._rows.batch(plan.chunks)
             self._watch.lap("batch")
+            if self._early:
+                greedy = bool(sampled) and self._drawer.how(sampled, launched.filling) == "greedy"
+                self._model.begin(inputs.computed(), self._cache, greedy=greedy)
+                launched.forward = partial(self._forwarded, launched, inputs, sampled)
+                return
             hidden = self._model.hidden(inputs.computed(), self._cache)
+        self._behind(launched, inputs, hidden, sampled)
+
+    def _forwarded(self, launched: Launched, inputs: Inputs, sampled: list[Chunk]) -> None:
+        """Take part in the forward pass that was begun, and go on behind it."""
+        launched.forward = None
+        self._behind(launched, inputs, self._model.finish(), sampled)
+
+    def _behind(self, launched: Launched, inputs: Inputs, hidden: Tensor, sampled: list[Chunk]) -> None:
+        """What follows the forward pass, unless it has to wait for a grammar."""
         self._watch.lap("forward")
         self._watch.parts(self._model.counted())
         if not hidden.shape[0]:

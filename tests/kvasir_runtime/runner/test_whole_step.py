@@ -140,7 +140,7 @@ def test_logits_of_the_one_call_are_those_of_the_head_alone(root: Path, name: st
             logit_rows=torch.tensor(wanted),
         )
         hidden = runner._model.hidden(batch, runner._cache)
-        assert (runner._model._foreseen[1] is not None) == (len(wanted) == 1)
+        assert (runner._model._foreseen.logits is not None) == (len(wanted) == 1)
         logits = runner._model.logits(hidden)
         assert logits.shape[0] == len(wanted)
         assert torch.equal(logits, runner._model.logits(hidden.clone()))

@@ -290,5 +290,5 @@ KVASIR_EXPORT(kvasir_attention)(const kvasir::AttentionArgs* args) {
   const auto region = [](int tid, int nth, void* p) {
     KVASIR_ISA::attention(tid, nth, *static_cast<const kvasir::AttentionArgs*>(p));
   };
-  kvasir::run(region, const_cast<kvasir::AttentionArgs*>(args), &need, 1);
+  kvasir::run(region, args, &need, 1);
 }

@@ -62,9 +62,9 @@ KVASIR_EXPORT(kvasir_ceiling_read)(const char* bytes, int64_t pieces) {
 KVASIR_EXPORT(kvasir_ceiling_dots)(int32_t kind, int64_t rounds) {
   KVASIR_ISA::Dots args{kind, rounds};
   kvasir::run(
-      [](int, int, void* p) {
+      [](int tid, int nth, void* p) {
         const auto& a = *static_cast<KVASIR_ISA::Dots*>(p);
-        KVASIR_ISA::dots(a.kind, a.rounds);
+        while (kvasir::claim(tid, nth, nth) >= 0) KVASIR_ISA::dots(a.kind, a.rounds);
       },
       &args);
 }

@@ -64,6 +64,8 @@ void gate(int tid, int nth, const kvasir::GateArgs& args);
 void gather(int tid, int nth, const kvasir::GatherArgs& args);
 int64_t argmax_bytes(const kvasir::ArgmaxArgs& args);
 void argmax(int tid, int nth, const kvasir::ArgmaxArgs& args);
+// The same, each row by one thread.
+void likeliest(int tid, int nth, const kvasir::ArgmaxArgs& args);
 
 // A small one on the calling thread, outside of any region; false where it is not small, and then nothing was done.
 bool argmax_alone(const kvasir::ArgmaxArgs& args);

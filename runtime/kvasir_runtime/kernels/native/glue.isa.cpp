@@ -206,7 +206,7 @@ void argmax_rows(int tid, int nth, const kvasir::ArgmaxArgs& a) {
     found[piece] = best_of(static_cast<const T*>(a.x) + piece / parts * a.columns, from, least(a.columns, from + LOGITS));
   }
   kvasir::barrier(tid, nth);
-  if (tid) return;
+  if (tid) return;  // the caller is always there
   for (int64_t row = 0; row < a.rows; ++row) {
     Best best = found[row * parts];
     for (int64_t part = 1; part < parts; ++part) {
@@ -245,14 +245,20 @@ int64_t argmax_bytes(const kvasir::ArgmaxArgs& a) {
   return a.rows * ((a.columns + LOGITS - 1) / LOGITS) * static_cast<int64_t>(sizeof(Best));
 }
 
+KVASIR_INLINE void best_of_row(const kvasir::ArgmaxArgs& a, int64_t row) {
+  const int64_t from = row * a.columns;
+  a.ids[row] = a.type == kvasir::FLOAT32 ? best_of(static_cast<const float*>(a.x) + from, 0, a.columns).index
+                                         : best_of(static_cast<const bfloat16*>(a.x) + from, 0, a.columns).index;
+}
+
 bool argmax_alone(const kvasir::ArgmaxArgs& a) {
   if (a.rows * a.columns > ALONE) return false;
-  for (int64_t row = 0; row < a.rows; ++row) {
-    const int64_t from = row * a.columns;
-    a.ids[row] = a.type == kvasir::FLOAT32 ? best_of(static_cast<const float*>(a.x) + from, 0, a.columns).index
-                                           : best_of(static_cast<const bfloat16*>(a.x) + from, 0, a.columns).index;
-  }
+  for (int64_t row = 0; row < a.rows; ++row) best_of_row(a, row);
   return true;
+}
+
+void likeliest(int tid, int nth, const kvasir::ArgmaxArgs& a) {
+  for (int64_t row; (row = kvasir::claim(tid, nth, a.rows)) >= 0;) best_of_row(a, row);
 }
 
 void argmax(int tid, int nth, const kvasir::ArgmaxArgs& a) {
@@ -266,7 +272,7 @@ namespace {
 template <class Args, void (*KERNEL)(int, int, const Args&)>
 void run_alone(const Args* args, kvasir::Need need = {kvasir::SLOT_OTHER, 0}) {
   const auto region = [](int tid, int nth, void* p) { KERNEL(tid, nth, *static_cast<const Args*>(p)); };
-  kvasir::run(region, const_cast<Args*>(args), &need, 1);
+  kvasir::run(region, args, &need, 1);
 }
 
 }  // namespace

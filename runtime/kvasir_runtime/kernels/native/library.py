@@ -44,6 +44,10 @@ class Library:
         """Threads that compute, the caller's included."""
         return int(self.handle.kvasir_pool_threads())
 
+    def finish(self) -> None:
+        """Take part in what this thread has begun, until it is computed."""
+        self.handle.kvasir_pool_finish()
+
     def start(self, threads: int) -> int:
         """Compute with this many threads from now on; the number that could be started."""
         return int(self.handle.kvasir_pool_start(threads))

@@ -22,8 +22,18 @@ constexpr int MAX_THREADS = 256;
 constexpr int64_t WORKER_AWAKE_NS = 100'000;  // the time between two operations of one step, and some
 constexpr int64_t BARRIER_AWAKE_NS = 50'000;   // the others are at work, unless they have lost their core for long
 
+// How many pieces of a thread's range are taken, by loop, below the number of the phase that took them: those of another
+// phase count as none, so nobody has to clear them.
 struct alignas(64) Claims {
-  int64_t next[2][LOOPS];  // by parity of the phase, then loop: how many pieces of this thread's range are taken
+  uint64_t taken[LOOPS];
+};
+constexpr int TAKEN_BITS = 28;
+constexpr uint64_t TAKEN_MASK = (uint64_t{1} << TAKEN_BITS) - 1;
+
+// Where a thread is in the region. inside: it has looked for pieces of this phase, which cannot end before it leaves.
+struct alignas(64) Place {
+  int64_t phase = 0;
+  bool inside = false;
 };
 
 struct Buffer {
@@ -35,16 +45,28 @@ struct alignas(64) Word {
   int value = 0;
 };
 
+// A number above a count, changed together.
+struct alignas(64) Pair {
+  int64_t value = 0;
+};
+constexpr int COUNT_BITS = 16;
+constexpr int64_t COUNT_MASK = (int64_t{1} << COUNT_BITS) - 1;
+constexpr int64_t CLOSED = int64_t{1} << (COUNT_BITS - 1);
+
 // Waiting is on a word that changes. `sleepers` is raised before a thread sleeps on it and is read after the change, both
 // sequentially consistent, so that no wake-up is lost.
 struct State {
   Word epoch;           // raised when a region begins
   Word epoch_sleepers;
-  Word phase;           // raised when all threads have arrived at a barrier or at the end of the region
-  Word phase_sleepers;
-  Word arrived;
+  Pair progress;        // the phase that is being computed, and how many threads are inside it
+  Word progress_sleepers;
+  Pair crew;            // the epoch, and how many workers take part, with CLOSED when no more may
+  Word crew_sleepers;
   Region fn = nullptr;
-  void* args = nullptr;
+  alignas(64) char args[ARGS_BYTES];
+  int64_t first_phase = 0;
+  bool begun = false;
+  pthread_t beginner;
   int size = 1;
   int stopping = 0;
   pid_t owner = 0;
@@ -52,6 +74,7 @@ struct State {
   bool pinned = false;
   cpu_set_t allowed, callers;  // while pinned: all CPUs granted, and those where no worker is
   Claims claims[MAX_THREADS];
+  Place places[MAX_THREADS];
   Buffer own[MAX_THREADS][SLOTS];
   Buffer shared[SLOTS];
 };
@@ -96,16 +119,72 @@ void change(Word& word, Word& sleepers) {
   if (__atomic_load_n(&sleepers.value, __ATOMIC_SEQ_CST)) futex(word, FUTEX_WAKE, INT_MAX);
 }
 
-// Each thread clears its claims of the next phase before it arrives, when nobody can use them: those of the phase before
-// this one, all of whose users have passed a barrier since.
-int arrive(int tid, int nth) {
-  const int phase = load(pool.phase);
-  for (int loop = 0; loop < LOOPS; ++loop) pool.claims[tid].next[(phase + 1) & 1][loop] = 0;
-  if (__atomic_add_fetch(&pool.arrived.value, 1, __ATOMIC_ACQ_REL) == nth) {
-    __atomic_store_n(&pool.arrived.value, 0, __ATOMIC_RELAXED);
-    change(pool.phase, pool.phase_sleepers);
+int64_t load(const Pair& pair) { return __atomic_load_n(&pair.value, __ATOMIC_ACQUIRE); }
+
+bool replace(Pair& pair, int64_t& seen, int64_t by) {
+  return __atomic_compare_exchange_n(&pair.value, &seen, by, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
+}
+
+// Sleepers look at the lower half, which changes with the number and the count.
+void wake(Pair& pair, Word& sleepers) {
+  if (!__atomic_load_n(&sleepers.value, __ATOMIC_SEQ_CST)) return;
+  syscall(SYS_futex, &pair.value, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0);
+}
+
+template <class Done>
+void await(Pair& pair, Word& sleepers, const Done& done) {
+  int64_t deadline = 0;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done(load(pair))) return;
+      pause_briefly();
+    }
+    if (!deadline) deadline = now_ns() + BARRIER_AWAKE_NS;
+  } while (now_ns() < deadline);
+  __atomic_add_fetch(&sleepers.value, 1, __ATOMIC_SEQ_CST);
+  for (int64_t seen; !done(seen = __atomic_load_n(&pair.value, __ATOMIC_SEQ_CST));) {
+    syscall(SYS_futex, &pair.value, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, static_cast<int>(seen), nullptr, nullptr, 0);
   }
-  return phase;
+  __atomic_sub_fetch(&sleepers.value, 1, __ATOMIC_SEQ_CST);
+}
+
+// False where the phase is over already.
+bool enter(Place& place) {
+  int64_t seen = load(pool.progress);
+  while (seen >> COUNT_BITS == place.phase) {
+    if (replace(pool.progress, seen, seen + 1)) return place.inside = true;
+  }
+  return false;
+}
+
+// Whoever is inside has found no more pieces. So a phase is over when the last one leaves, and those who come later have
+// nothing to do in it.
+bool leave(Place& place) {
+  place.inside = false;
+  int64_t seen = load(pool.progress);
+  for (;;) {
+    const bool last = (seen & COUNT_MASK) == 1;
+    if (!replace(pool.progress, seen, last ? (place.phase + 1) << COUNT_BITS : seen - 1)) continue;
+    if (last) wake(pool.progress, pool.progress_sleepers);
+    return last;
+  }
+}
+
+void take_part(int tid) {
+  Place& place = pool.places[tid];
+  place.phase = pool.first_phase;
+  place.inside = false;
+  pool.fn(tid, pool.size, pool.args);
+  if (place.inside) leave(place);
+}
+
+// False where the region is over, which needs no latecomers.
+bool join(int epoch) {
+  int64_t seen = load(pool.crew);
+  while (static_cast<int>(seen >> COUNT_BITS) == epoch && !(seen & CLOSED)) {
+    if (replace(pool.crew, seen, seen + 1)) return true;
+  }
+  return false;
 }
 
 void* work(void* argument) {
@@ -115,8 +194,10 @@ void* work(void* argument) {
     await_change(pool.epoch, pool.epoch_sleepers, epoch, WORKER_AWAKE_NS);
     epoch = load(pool.epoch);
     if (pool.stopping) return nullptr;
-    pool.fn(tid, pool.size, pool.args);
-    arrive(tid, pool.size);
+    if (!join(epoch)) continue;
+    take_part(tid);
+    const int64_t left = __atomic_sub_fetch(&pool.crew.value, 1, __ATOMIC_SEQ_CST) & COUNT_MASK;
+    if (left == CLOSED) wake(pool.crew, pool.crew_sleepers);
   }
 }
 
@@ -147,11 +228,10 @@ void pin_workers() {
   pool.pinned = pool.size > 1;
 }
 
-// The caller steps aside when it runs where a worker does. It is not bound: threads that it makes would be bound as well.
-void step_aside() {
-  const int cpu = sched_getcpu();
-  if (cpu < 0 || CPU_ISSET(cpu, &pool.callers)) return;
-  if (sched_setaffinity(0, sizeof pool.callers, &pool.callers) == 0) sched_setaffinity(0, sizeof pool.allowed, &pool.allowed);
+// While the caller takes part it stays where no worker is: it may sleep for a moment, and would be woken on the CPU of the
+// worker that wakes it. Only so long, since threads that it makes would be bound as well.
+void bind_caller(bool bound) {
+  if (pool.pinned) sched_setaffinity(0, sizeof(cpu_set_t), bound ? &pool.callers : &pool.allowed);
 }
 
 void stop_locked() {
@@ -163,8 +243,8 @@ void stop_locked() {
   // In the child of a fork the workers do not exist, and what they had arrived at is void.
   pool.stopping = 0;
   pool.size = 1;
-  for (Word* word : {&pool.epoch, &pool.epoch_sleepers, &pool.phase, &pool.phase_sleepers, &pool.arrived}) word->value = 0;
-  for (Claims& claims : pool.claims) claims = Claims{};
+  for (Word* word : {&pool.epoch, &pool.epoch_sleepers, &pool.progress_sleepers, &pool.crew_sleepers}) word->value = 0;
+  pool.crew.value = CLOSED;
 }
 
 int start_locked(int wanted) {
@@ -182,38 +262,70 @@ int start_locked(int wanted) {
   return started;
 }
 
+// By this thread, and not finished.
+bool begun_here() { return __atomic_load_n(&pool.begun, __ATOMIC_ACQUIRE) && pthread_equal(pool.beginner, pthread_self()); }
+
 }  // namespace
 
-void run(Region fn, void* args, const Need* needs, int num_needs) {
+void begin(Region fn, const void* args, int64_t bytes, const Need* needs, int num_needs) {
+  if (begun_here()) finish();
   pthread_mutex_lock(&turn);
   if (pool.size > 1 && pool.owner != getpid()) start_locked(pool.size);
   for (int i = 0; i < num_needs; ++i) grown(pool.shared[needs[i].slot], needs[i].bytes);
-  const int nth = pool.size;
   pool.fn = fn;
-  pool.args = args;
-  if (pool.pinned) step_aside();
-  if (nth > 1) change(pool.epoch, pool.epoch_sleepers);
-  fn(0, nth, args);
-  const int phase = arrive(0, nth);
-  if (nth > 1) await_change(pool.phase, pool.phase_sleepers, phase, BARRIER_AWAKE_NS);
+  __builtin_memcpy(pool.args, args, bytes);
+  pool.first_phase = (load(pool.progress) >> COUNT_BITS) + 1;
+  __atomic_store_n(&pool.progress.value, pool.first_phase << COUNT_BITS, __ATOMIC_RELEASE);
+  if (pool.size > 1) {
+    const int64_t epoch = static_cast<uint32_t>(pool.epoch.value) + 1u;
+    __atomic_store_n(&pool.crew.value, epoch << COUNT_BITS, __ATOMIC_RELEASE);
+    change(pool.epoch, pool.epoch_sleepers);
+  }
+  pool.beginner = pthread_self();
+  __atomic_store_n(&pool.begun, true, __ATOMIC_RELEASE);
+}
+
+void finish() {
+  if (!begun_here()) return;
+  bind_caller(true);
+  take_part(0);
+  if (pool.size > 1) {
+    __atomic_or_fetch(&pool.crew.value, CLOSED, __ATOMIC_SEQ_CST);
+    await(pool.crew, pool.crew_sleepers, [](int64_t seen) { return (seen & COUNT_MASK) == CLOSED; });
+  }
+  bind_caller(false);
+  __atomic_store_n(&pool.begun, false, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&turn);
 }
 
-void barrier(int tid, int nth) {
-  const int phase = arrive(tid, nth);
-  if (nth > 1) await_change(pool.phase, pool.phase_sleepers, phase, BARRIER_AWAKE_NS);
+bool barrier(int tid, int) {
+  Place& place = pool.places[tid];
+  const bool last = (place.inside || enter(place)) && leave(place);
+  const int64_t next = ++place.phase;
+  await(pool.progress, pool.progress_sleepers, [next](int64_t seen) { return seen >> COUNT_BITS >= next; });
+  return last;
 }
 
+bool passed(int tid) { return load(pool.progress) >> COUNT_BITS > pool.places[tid].phase; }
+
 int64_t claim(int tid, int nth, int64_t count, int loop) {
-  const int parity = load(pool.phase) & 1;
+  Place& place = pool.places[tid];
+  if (!place.inside && !enter(place)) return -1;
+  const uint64_t tag = static_cast<uint64_t>(place.phase) << TAKEN_BITS;
   for (int i = 0; i < nth; ++i) {
     const int owner = tid + i < nth ? tid + i : tid + i - nth;
-    const int64_t start = count * owner / nth, end = count * (owner + 1) / nth;
-    int64_t* next = &pool.claims[owner].next[parity][loop];
+    const int64_t start = count * owner / nth;
+    const uint64_t size = count * (owner + 1) / nth - start;
+    if (!size) continue;
+    uint64_t* taken = &pool.claims[owner].taken[loop];
+    uint64_t seen = __atomic_load_n(taken, __ATOMIC_RELAXED);
+    while ((seen & ~TAKEN_MASK) != tag) {
+      if (__atomic_compare_exchange_n(taken, &seen, tag | 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return start;
+    }
     // Looking first keeps the line shared once a range is used up.
-    if (__atomic_load_n(next, __ATOMIC_RELAXED) >= end - start) continue;
-    const int64_t piece = start + __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-    if (piece < end) return piece;
+    if ((seen & TAKEN_MASK) >= size) continue;
+    const uint64_t piece = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) & TAKEN_MASK;
+    if (piece < size) return start + static_cast<int64_t>(piece);
   }
   return -1;
 }
@@ -228,10 +340,13 @@ int threads() { return pool.size; }
 
 // What Python calls. Changing the number of threads waits for the region that runs.
 KVASIR_API int kvasir_pool_start(int wanted) {
+  kvasir::finish();
   pthread_mutex_lock(&kvasir::turn);
   const int started = kvasir::start_locked(wanted);
   pthread_mutex_unlock(&kvasir::turn);
   return started;
 }
+
+KVASIR_API void kvasir_pool_finish() { kvasir::finish(); }
 
 KVASIR_API int kvasir_pool_threads() { return kvasir::threads(); }

@@ -5,7 +5,8 @@
 // its own, and many kernels with barriers between them are one region too: a whole step of a model.
 //
 // Sharing is dynamic because cores are shared: a thread that lost its core to another process holds up only the piece it
-// has claimed. Threads that wait spin for a moment, then sleep.
+// has claimed, and one that has something else to do first joins the others where they are by then. Threads that wait
+// spin for a moment, then sleep.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,28 @@ struct Need {
   int64_t bytes;
 };
 
-// Runs fn(0, nth, args) ... fn(nth - 1, nth, args), one of them on the caller, and returns when all have. Callers on
-// several threads take turns. Must not be called inside a region.
-void run(Region fn, void* args, const Need* needs = nullptr, int num_needs = 0);
+// Lets the workers begin fn(1, nth, args) ... fn(nth - 1, nth, args) and returns; `finish` takes part as fn(0, nth, args)
+// until all is done. args: at most ARGS_BYTES, copied; what they point to must live until then. Callers on several
+// threads take turns, from begin to finish. Must not be called inside a region. A thread that begins another region
+// finishes the one before.
+//
+// A worker that is late, or has lost its core, need not come: fn must not count on more than one thread, nor on number 0.
+constexpr int64_t ARGS_BYTES = 1024;
+void begin(Region fn, const void* args, int64_t bytes, const Need* needs = nullptr, int num_needs = 0);
+void finish();
 
-// Waits for all threads of the region; what they wrote before it is seen after it. All claims start anew.
-void barrier(int tid, int nth);
+template <class Args>
+void run(Region fn, Args* args, const Need* needs = nullptr, int num_needs = 0) {
+  static_assert(sizeof(Args) <= ARGS_BYTES);
+  begin(fn, args, sizeof(Args), needs, num_needs);
+  finish();
+}
+
+// Waits until all pieces of the phase are computed, by whoever took them; what was written before is seen after it. All
+// claims start anew. True for the one thread that ended the phase. passed: whether it is over already, and this thread
+// comes too late to it.
+bool barrier(int tid, int nth);
+bool passed(int tid);
 
 // The next piece of `count` that nobody has, or -1 when none is left. Threads begin in a range of their own, neighbouring
 // pieces one after another, and take from others' when it is done. Between two barriers at most LOOPS loops may be

@@ -8,7 +8,7 @@ namespace {
 struct Probe {
   int64_t pieces, phases;
   int64_t* taken;  // (phases, pieces): how often each piece was computed
-  int64_t* sums;   // (phases, threads): what each thread saw of the phase before, all of it
+  int64_t* sums;   // (phases, threads): what each thread that came saw of the phase before, all of it
 };
 
 void probe(int tid, int nth, const Probe& args) {
@@ -25,7 +25,13 @@ void probe(int tid, int nth, const Probe& args) {
 }  // namespace
 }  // namespace KVASIR_ISA
 
+KVASIR_EXPORT(kvasir_probe_begin)(int64_t pieces, int64_t phases, int64_t* taken, int64_t* sums) {
+  const KVASIR_ISA::Probe args{pieces, phases, taken, sums};
+  const auto region = [](int tid, int nth, void* p) { KVASIR_ISA::probe(tid, nth, *static_cast<KVASIR_ISA::Probe*>(p)); };
+  kvasir::begin(region, &args, sizeof args);
+}
+
 KVASIR_EXPORT(kvasir_probe)(int64_t pieces, int64_t phases, int64_t* taken, int64_t* sums) {
-  KVASIR_ISA::Probe args{pieces, phases, taken, sums};
-  kvasir::run([](int tid, int nth, void* p) { KVASIR_ISA::probe(tid, nth, *static_cast<KVASIR_ISA::Probe*>(p)); }, &args);
+  KVASIR_JOIN(kvasir_probe_begin, KVASIR_ISA)(pieces, phases, taken, sums);
+  kvasir::finish();
 }

@@ -31,13 +31,15 @@ struct StepModel {
 enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, STEP_KINDS };
 
 // rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
-// logits: (num_rows, outputs of the head), or null where the head is not asked
+// logits: (num_rows, outputs of the head), or null where the head is not asked. likeliest: (num_rows) where they are
+// largest, or null
 // ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
 struct StepBatch {
   int64_t tokens, num_rows;
   const int64_t *token_ids, *positions, *slots, *rows;
   Sequences sequences;
   void *out, *logits;
+  int64_t* likeliest;
   int64_t* ticks;
 };
 

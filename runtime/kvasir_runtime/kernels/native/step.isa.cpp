@@ -11,8 +11,9 @@ using kvasir::StepKind;
 using kvasir::StepModel;
 
 struct Step {
-  const StepModel& model;
-  const StepBatch& batch;
+  StepModel model;
+  StepBatch batch;
+  int64_t last;  // when the phase before ended
 };
 
 KVASIR_INLINE int64_t element_bytes(const StepModel& m) { return m.type == kvasir::FLOAT32 ? 4 : 2; }
@@ -92,16 +93,16 @@ KVASIR_INLINE int64_t now() { return static_cast<int64_t>(__builtin_ia32_rdtsc()
 // One thread's way through the layers.
 struct Pass {
   int tid, nth;
-  const Step& step;
+  Step& step;
   Buffers b;
-  int64_t rows, last;
+  int64_t rows;
 
   void done(StepKind kind) {
-    kvasir::barrier(tid, nth);
-    if (tid || !step.batch.ticks) return;
-    const int64_t then = last;
-    last = now();
-    step.batch.ticks[kind] += last - then;
+    const bool ended = kvasir::barrier(tid, nth);
+    if (!ended || !step.batch.ticks) return;
+    const int64_t then = step.last;
+    step.last = now();
+    step.batch.ticks[kind] += step.last - then;
   }
 
   void embed() {
@@ -158,7 +159,11 @@ struct Pass {
       product(layer.down, b.gated, b.stream, b.stream, kvasir::DOWN);
     }
     normed(m.norm, step.batch.out);
-    if (step.batch.logits) product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
+    if (!step.batch.logits) return;
+    product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
+    if (!step.batch.likeliest) return;
+    likeliest(tid, nth, {step.batch.logits, step.batch.likeliest, rows, m.head->outputs, m.type});
+    done(kvasir::HEAD);
   }
 };
 
@@ -167,9 +172,10 @@ KVASIR_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 }  // namespace
 }  // namespace KVASIR_ISA
 
+// Ends with `kvasir_pool_finish`, until which what model and batch point to must live.
 KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBatch* batch) {
   using namespace KVASIR_ISA;
-  Step step{*model, *batch};
+  const Step step{*model, *batch, now()};
   const Buffers b = buffers(*model, batch->tokens, nullptr);
   int64_t partials = 0, scratch = batch->logits ? linear_bytes(*model->head, batch->num_rows) : 0;
   for (int64_t i = 0; i < model->num_layers; ++i) {
@@ -184,12 +190,13 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
   const kvasir::Need needs[] = {{kvasir::SLOT_STEP, b.end - static_cast<char*>(nullptr)},
                                 {kvasir::SLOT_ATTENTION, partials},
                                 {kvasir::SLOT_LINEAR, scratch}};
-  kvasir::run(
+  static_assert(sizeof step <= kvasir::ARGS_BYTES);
+  kvasir::begin(
       [](int tid, int nth, void* p) {
-        const Step& s = *static_cast<const Step*>(p);
+        Step& s = *static_cast<Step*>(p);
         auto* memory = static_cast<char*>(kvasir::shared_scratch(kvasir::SLOT_STEP));
-        Pass{tid, nth, s, buffers(s.model, s.batch.tokens, memory), s.batch.tokens, now()}.run();
+        Pass{tid, nth, s, buffers(s.model, s.batch.tokens, memory), s.batch.tokens}.run();
       },
-      &step, needs, 3);
+      &step, sizeof step, needs, 3);
 }
 #endif

@@ -6,6 +6,7 @@ a weight is of a kind that the C++ kernels do not take.
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -81,6 +82,7 @@ class BatchStruct(ctypes.Structure):
         ("sequences", structs.Sequences),
         ("out", _POINTER),
         ("logits", _POINTER),
+        ("likeliest", _POINTER),
         ("ticks", _POINTER),
     )
 
@@ -104,6 +106,18 @@ class Layer(Protocol):
     def feed_forward(self) -> Callable[[Tensor], Tensor]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What one call computed. hidden: (rows, hidden), as Decoder.hidden. logits: (rows, outputs of the head), or None
+    where the head is not packed or there are more rows than sequences: in the same call, since threads that waited for
+    the next one would have fallen asleep. likeliest: (rows,) int64, where the logits are largest, if that was asked.
+    """
+
+    hidden: Tensor
+    logits: Tensor | None = None
+    likeliest: Tensor | None = None
+
+
 class Step:
     """The layers of one decoder."""
 
@@ -118,22 +132,34 @@ class Step:
         self._cache = 0
         self._head_rows = int(model.head.contents.outputs) if model.head else 0
         self._run = found.function("step", _POINTER, _POINTER)
+        self._join = found.finish
+        self._begun: tuple[Foreseen, tuple[Any, ...]] | None = None
 
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, spans: Spans, cache: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states of the wanted rows, (rows, hidden), as Decoder.hidden; all ids int64 and contiguous.
+    def begin(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        spans: Spans,
+        cache: Tensor,
+        *,
+        greedy: bool = False,
+    ) -> None:
+        """Let the other threads begin with the rows that are wanted; `finish` takes part. All ids int64 and contiguous.
 
-        And their logits, (rows, outputs of the head), where it is packed and there are no more rows than sequences: in
-        the same call, since threads that waited for the next one would have fallen asleep.
+        What a step begun before would give is lost if it was not finished.
         """
+        if self._begun is not None:
+            self.finish()
         if cache.data_ptr() != self._cache:
             self._look_at(cache)
         sequences, kept = structs.sequences(spans)
         out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
-        logits = None
+        logits = likeliest = None
         if self._head_rows and rows.shape[0] <= sequences.count:
             logits = torch.empty((rows.shape[0], self._head_rows), dtype=torch.bfloat16)
+            likeliest = torch.empty(rows.shape[0], dtype=torch.int64) if greedy else None
         batch = BatchStruct(
             tokens=token_ids.shape[0],
             num_rows=rows.shape[0],
@@ -144,11 +170,22 @@ class Step:
             sequences=sequences,
             out=out.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
+            likeliest=None if likeliest is None else likeliest.data_ptr(),
             ticks=None if self._ticks is None else self._ticks.ctypes.data,
         )
+        self._begun = (
+            Foreseen(hidden=out, logits=logits, likeliest=likeliest),
+            (batch, kept, token_ids, positions, slots, rows),
+        )
         self._run(ctypes.byref(self._model), ctypes.byref(batch))
-        del kept
-        return out, logits
+
+    def finish(self) -> Foreseen:
+        """Compute what is left of the step that was begun. Raises ValueError where none was."""
+        if self._begun is None:
+            raise ValueError("no step was begun")
+        self._join()
+        (foreseen, _), self._begun = self._begun, None
+        return foreseen
 
     def count(self, wanted: bool) -> None:
         """Count time stamps from now on, or do not."""
