@@ -32,7 +32,8 @@ PROCESS_BYTES: Final = {"cpu": 560 << 20, "cuda": 640 << 20}
 class Shape:
     """Sizes of a decoder. parameters counts every weight once (tied embeddings once); active are those that a token is computed with.
 
-    intermediate: the widest that a token's feed-forward layers are, those of its experts side by side.
+    intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
+    layer, and those of them that a token goes to; 0 without, or where that was not told.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     """
 
@@ -50,6 +51,8 @@ class Shape:
     head: int
     tied: bool
     dtype: str
+    experts: int = 0
+    chosen_experts: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantised (auto, none, fp8, int8, int4).
@@ -126,6 +129,8 @@ def shape(config: Mapping[str, Any]) -> Shape:
         head=vocabulary * hidden if generates else 0,
         tied=tied,
         dtype=_dtype(config),
+        experts=experts.number,
+        chosen_experts=experts.chosen,
     )
 
 

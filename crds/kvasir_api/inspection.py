@@ -4,7 +4,7 @@ Written by `kvasir plan --facts` in a pod without accelerator, as the pod's last
 see the model itself. Pure; the arithmetic is forecast.py's, which the runtime uses too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -12,6 +12,7 @@ import msgspec
 
 from kvasir_api import forecast
 from kvasir_api.options import RuntimeOptions
+from kvasir_api.roofline import Card, Roofline
 
 SCHEMA: Final = 1
 MOST_PARAMETERS: Final = 10**15
@@ -40,12 +41,17 @@ class Prediction:
     """What one replica would hold. kv_tokens and weights_bytes: 0 when they are not known.
 
     requests: of the longest length that the cache holds at once. message: the numbers, or why there are none.
+    stream_tokens_per_s, batch_tokens_per_s: decoded at best for one request alone, and for a full batch whose requests
+    fill the cache; prefill_tokens_per_s: of prompts. 0 where what the card can do is not known.
     """
 
     verdict: Verdict
     weights_bytes: int = 0
     kv_tokens: int = 0
     requests: int = 0
+    stream_tokens_per_s: float = 0.0
+    batch_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
     message: str = ""
 
 
@@ -71,17 +77,63 @@ def decode(document: str) -> Facts:
     return facts
 
 
-def predicted(facts: Facts, options: RuntimeOptions, *, device: Compute, memory_bytes: int) -> Prediction:
-    """What one replica with so much memory would hold; memory_bytes: of the accelerator, or the container's limit.
+def roofline(facts: Facts, options: RuntimeOptions, card: Card) -> Roofline | None:
+    """How fast the model could decode on a card; None for what the card's numbers say nothing of.
+
+    Of products in 32 bits no data sheet's number for 16 tells anything.
+    """
+    dtype = dtype_of(facts, options, "cuda")
+    if not facts.supported or dtype == "float32":
+        return None
+    cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    return Roofline(
+        shape=facts.shape,
+        card=card,
+        dtype=dtype,
+        quantization=options.quantization,
+        kv_bytes=facts.shape.kv_bytes_per_token(cached),
+    )
+
+
+def predicted(
+    facts: Facts, options: RuntimeOptions, *, device: Compute, memory_bytes: int, card: Card | None = None
+) -> Prediction:
+    """What one replica with so much memory would hold, and how fast it could be on a card of which that is known.
+
+    memory_bytes: of the accelerator, or the container's limit.
 
     TooSmall only what the runtime refuses for certain: weights and the least cache that it may serve with. Activations
     and the process itself, which only a measurement knows, count for the tokens.
     """
     if not facts.supported:
         return Prediction(verdict="Unknown", message=f"architecture {facts.architecture} is not known")
-    dtype = _dtype(facts, options, device)
+    dtype = dtype_of(facts, options, device)
     if options.kv_cache_tokens:
-        return _of_a_fixed_cache(facts.shape, options, dtype, memory_bytes)
+        held = _of_a_fixed_cache(facts.shape, options, dtype, memory_bytes)
+    else:
+        held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
+    known = roofline(facts, options, card) if card else None
+    return _with_speeds(held, known, options) if known and held.kv_tokens else held
+
+
+def _with_speeds(held: Prediction, known: Roofline, options: RuntimeOptions) -> Prediction:
+    """Of requests that fill the cache, at most as long as they may be; a model without a head decodes nothing."""
+    reads = replace(held, prefill_tokens_per_s=known.prefill_tokens_per_s())
+    if not known.shape.head:
+        return reads
+    longest = options.max_model_len or known.shape.max_positions
+    rows = max(1, min(options.max_sequences, held.kv_tokens // options.block_size))
+    return replace(
+        reads,
+        stream_tokens_per_s=known.stream_tokens_per_s(longest),
+        batch_tokens_per_s=known.batch_tokens_per_s(rows=rows, kv_tokens=min(held.kv_tokens, rows * longest)),
+    )
+
+
+def _of_what_is_left(
+    facts: Facts, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
+) -> Prediction:
+    """The cache takes what weights, a step and the process leave of the share of memory."""
     likely = _fit(facts.shape, options, dtype, memory_bytes, device=device)
     certain = _fit(facts.shape, options, dtype, memory_bytes, device=None)
     tokens = likely.kv_tokens // options.block_size * options.block_size
@@ -95,7 +147,8 @@ def predicted(facts: Facts, options: RuntimeOptions, *, device: Compute, memory_
     )
 
 
-def _dtype(facts: Facts, options: RuntimeOptions, device: Compute) -> str:
+def dtype_of(facts: Facts, options: RuntimeOptions, device: Compute) -> str:
+    """The type in which a model is computed: what the option's auto comes to."""
     if options.dtype != "auto":
         return options.dtype
     return facts.shape.dtype if device == "cuda" else facts.cpu_dtype

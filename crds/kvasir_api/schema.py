@@ -15,6 +15,7 @@ MANY: Final = 2**53 - 1
 _KEPT: Final = (
     "type", "format", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems",
     "maxProperties", "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+    "x-kubernetes-preserve-unknown-fields",
 )  # fmt: skip
 
 
@@ -53,9 +54,9 @@ def _convert(node: Schema, definitions: dict[str, Schema], seen: tuple[str, ...]
     values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
     if isinstance(values, dict):
         out["additionalProperties"] = _convert(values, definitions, seen)
-    if "type" not in out:
+    if "type" not in out and "x-kubernetes-preserve-unknown-fields" not in out:
         raise ValueError(f"no type at {node}")
-    if out["type"] == "integer":
+    if out.get("type") == "integer":
         out["format"] = "int64"
     out["description"] = _description(node, out)
     return {key: value for key, value in out.items() if value != "" or key == "default"}

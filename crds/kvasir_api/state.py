@@ -78,6 +78,19 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     decode_step_s: float = 0.0
 
 
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that computed one token for each of their sequences and nothing else, since the process started.
+
+    seconds: of these steps together. rows: their sequences, so many tokens were decoded. kv_tokens: context that they read.
+    Differences over steps give the mean step, from which a reader can tell what it should have taken.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    rows: int = 0
+    kv_tokens: int = 0
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot of one runtime pod.
 
@@ -118,6 +131,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     served: Served = Served()
     start: Start = Start()
     rates: Rates = Rates()
+    decoded: Decoded = Decoded()
     prefix_digest: tuple[str, ...] = ()
     device: str = ""
     kernels: str = ""

@@ -15,6 +15,11 @@ MOST: Final = 2**53 - 1
 MOST_REPLICAS: Final = 1_000_000
 
 
+def two_digits(value: float) -> int:
+    """A number as status has it: two significant digits, so that noise writes nothing, and within its bounds."""
+    return max(0, min(int(float(f"{min(value, MOST):.2g}")), MOST))
+
+
 class Condition(Part):
     """One condition, as in metav1.Condition."""
 
@@ -88,6 +93,10 @@ class ClassForecast(Part):
     requests: int = option(
         0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
     )
+    stream_tokens_per_second: int = option(0, "Decoded at best for a request alone.", unit="tokens/s", ge=0, le=MOST)
+    batch_tokens_per_second: int = option(
+        0, "Decoded at best while requests fill the cache.", unit="tokens/s", ge=0, le=MOST
+    )
 
 
 class Capacity(Part):
@@ -114,6 +123,27 @@ class Capacity(Part):
     kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0, le=MOST)
     prefill_tokens_per_second: int = option(
         0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0, le=MOST
+    )
+    predicted_prefill_tokens_per_second: int = option(
+        0, "Prompts at best, by the class's compute.", unit="tokens/s", ge=0, le=MOST
+    )
+    predicted_stream_tokens_per_second: int = option(
+        0, "Decoded at best for a request alone.", unit="tokens/s", ge=0, le=MOST
+    )
+    predicted_batch_tokens_per_second: int = option(
+        0, "Decoded at best while requests fill the cache.", unit="tokens/s", ge=0, le=MOST
+    )
+    stream_tokens_per_second: int = option(
+        0, "Decoded for each request, as last measured.", unit="tokens/s", ge=0, le=MOST
+    )
+    batch_tokens_per_second: int = option(
+        0, "Decoded by one replica, as last measured.", unit="tokens/s", ge=0, le=MOST
+    )
+    decode_percent: int = option(
+        0, "Measured speed against what compute allows for just those batches.", unit="percent", ge=0, le=MOST
+    )
+    slow_replicas: list[Name] = option(
+        [], "Ready replicas slower than the class's degradedBelowPercent.", max_length=16
     )
     device: str = option("", "Device and kernels that really serve.", max_length=253)
 

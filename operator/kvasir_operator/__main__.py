@@ -75,6 +75,13 @@ STOP_S: Final = 5.0
     help="Seconds between two readings of all pods.",
 )
 @click.option(
+    "--speed-window",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0.5, 3600.0),
+    help="Seconds of load over which replicas are judged; after two such stretches one may count as slow.",
+)
+@click.option(
     "--resync",
     default=INTERVAL_S,
     show_default=True,
@@ -133,6 +140,7 @@ async def _run(
     metrics_port: int,
     health_port: int,
     interval: float,
+    speed_window: float,
     resync: float,
     kube_api_qps: float,
     kube_api_burst: int,
@@ -146,21 +154,14 @@ async def _run(
         gateway_url=gateway_url,
         otlp_traces_endpoint=otlp_traces_endpoint,
         system_namespace=lease_namespace or names.SYSTEM_NAMESPACE,
+        speed_window_s=speed_window,
     )
     async with contextlib.AsyncExitStack() as stack:
         config = await configuration(kubeconfig)
         cluster = await stack.enter_async_context(Client(config))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         host_name, clock = os.environ.get("HOSTNAME", names.OPERATOR), SystemClock()
-        leader = None
-        if lease_namespace:
-            leader = Leader(
-                cluster,
-                namespace=lease_namespace,
-                name=f"{names.OPERATOR}-{namespace}" if namespace else names.OPERATOR,
-                me=f"{host_name}_{uuid.uuid4().hex[:8]}",
-                clock=clock,
-            )
+        leader = _leader(cluster, lease_namespace, namespace, host_name, clock) if lease_namespace else None
         parts = Operator(
             cluster,
             Reader(session),
@@ -180,6 +181,17 @@ async def _run(
         LOG.info("health on %s:%d, metrics on %s:%d", host, port, host, metrics_at)
         await parts.fill()
         await _until_ended(parts, namespace=namespace, reach=lambda: access(config))
+
+
+def _leader(cluster: Client, lease_namespace: str, namespace: str, host_name: str, clock: SystemClock) -> Leader:
+    """Of those operators that look at the same namespace, or at all of them."""
+    return Leader(
+        cluster,
+        namespace=lease_namespace,
+        name=f"{names.OPERATOR}-{namespace}" if namespace else names.OPERATOR,
+        me=f"{host_name}_{uuid.uuid4().hex[:8]}",
+        clock=clock,
+    )
 
 
 async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], Awaitable[Access]]) -> None:

@@ -1,15 +1,17 @@
 """Which accelerator class a service gets: the first of its list that is there and fits, or the cheapest that fits."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import Prediction
 from kvasir_api.quantity import parse
+from kvasir_api.roofline import Roofline
 from kvasir_api.service import Accelerator
-from kvasir_api.status import ClassForecast
+from kvasir_api.status import ClassForecast, two_digits
 from kvasir_operator.desired import fallback, fit
+from kvasir_operator.desired.ability import Lack, lack
 from kvasir_operator.observed.world import Observed
 
 
@@ -17,13 +19,34 @@ from kvasir_operator.observed.world import Observed
 class Choice:
     """name: the class, empty when none was asked for or none fits. why: a sentence; empty when none was asked for.
 
-    too_small: a class was passed over since the model does not fit it. considered: names in order of preference.
+    too_small: a class was passed over since the model does not fit it. lacking: path of the field that asked for more
+    than a class that was passed over can do. considered: names in order of preference.
     """
 
     name: str = ""
     why: str = ""
     too_small: bool = False
+    lacking: str = ""
     considered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barred:
+    """Classes that cannot serve the model, by name. too_small: with the numbers. lacking: with what they cannot do."""
+
+    too_small: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, Lack] = field(default_factory=dict)
+
+    def why(self, name: str) -> str:
+        """A sentence for a class that is barred, empty for any other."""
+        if name in self.lacking:
+            return f"{name}: {self.lacking[name].why}"
+        return f"{name} is too small: {self.too_small[name]}" if name in self.too_small else ""
+
+    def told(self, found: Choice, passed: Sequence[str]) -> Choice:
+        """The choice with what it means that these classes, which are barred, were passed over."""
+        fields = [self.lacking[name].field for name in passed if name in self.lacking]
+        return replace(found, too_small=len(fields) < len(passed), lacking=fields[0] if fields else "")
 
 
 def chosen(seen: Observed) -> AcceleratorClassSpec | None:
@@ -33,11 +56,12 @@ def chosen(seen: Observed) -> AcceleratorClassSpec | None:
 
 def choice(seen: Observed) -> Choice:
     """The class of a service, given what is known of its model, and which classes found no node for it."""
-    wished, small, full = seen.spec.resources.accelerator, fit.too_small(seen), fallback.passed(seen)
-    first = choose(wished, seen.classes, small)
+    wished, full = seen.spec.resources.accelerator, fallback.passed(seen)
+    barred = Barred(too_small=fit.too_small(seen), lacking=_lacking(seen))
+    first = choose(wished, seen.classes, barred)
     if not full:
         return first
-    rest = choose(wished, {name: spec for name, spec in seen.classes.items() if name not in full}, small)
+    rest = choose(wished, {name: spec for name, spec in seen.classes.items() if name not in full}, barred)
     if not rest.name:
         return first  # all were tried: it begins anew
     return replace(rest, why=f"{', '.join(full)} found no node; {rest.why}", considered=first.considered)
@@ -57,28 +81,43 @@ def forecast(seen: Observed) -> Prediction | None:
     return fit.unknown(seen)
 
 
+def speed(seen: Observed) -> tuple[Roofline | None, int]:
+    """How fast replicas could decode on the class that the service gets, None where that is not known, and the share of
+    it in percent below which they are too slow."""
+    found = chosen(seen)
+    return (None, 0) if found is None else (fit.speed_on(seen, found), found.compute.degraded_below_percent)
+
+
 def forecasts(seen: Observed) -> tuple[ClassForecast, ...]:
-    """What one replica would hold on each class that the service may get."""
+    """What one replica would hold, and how fast it could be, on each class that the service may get."""
     found = [(name, fit.on_class(seen, seen.classes[name])) for name in choice(seen).considered if name in seen.classes]
     return tuple(
-        ClassForecast(name=name, fit=judged.verdict, kv_tokens=judged.kv_tokens, requests=judged.requests)
+        ClassForecast(
+            name=name,
+            fit=judged.verdict,
+            kv_tokens=judged.kv_tokens,
+            requests=judged.requests,
+            stream_tokens_per_second=two_digits(judged.stream_tokens_per_s),
+            batch_tokens_per_second=two_digits(judged.batch_tokens_per_s),
+        )
         for name, judged in found
         if judged is not None
     )
 
 
-def choose(
-    asked: Accelerator, known: Mapping[str, AcceleratorClassSpec], too_small: Mapping[str, str] | None = None
-) -> Choice:
-    """The class for a service. Nothing is asked for by a count of 0, or with neither classes nor minMemory.
+def _lacking(seen: Observed) -> dict[str, Lack]:
+    found = {name: lack(seen, spec) for name, spec in seen.classes.items()}
+    return {name: said for name, said in found.items() if said is not None}
 
-    too_small: classes that the model does not fit, with the numbers.
-    """
+
+def choose(asked: Accelerator, known: Mapping[str, AcceleratorClassSpec], barred: Barred | None = None) -> Choice:
+    """The class for a service. Nothing is asked for by a count of 0, or with neither classes nor minMemory."""
     if not asked.count or not (asked.classes or asked.min_memory):
         return Choice()
     least = parse(asked.min_memory) if asked.min_memory else Decimal(0)
+    bars = barred or Barred()
     if asked.classes:
-        return _listed(asked.classes, known, least, too_small or {})
+        return _listed(asked.classes, known, least, bars)
     fitting = sorted(
         (spec.price_per_hour, name)
         for name, spec in known.items()
@@ -88,20 +127,19 @@ def choose(
     if not fitting:
         kinds = "" if asked.spot else " that is not spot"
         return Choice(why=f"no AcceleratorClass{kinds} has {asked.min_memory} of memory ({_names(known)})")
-    passed = []
+    passed: list[str] = []
     for price, name in fitting:
-        if too_small and name in too_small:
-            passed.append(f"{name} is too small: {too_small[name]}")
-            continue
-        why = f"the cheapest with {asked.min_memory} of memory, {price} per hour"
-        return Choice(name=name, why="; ".join([*passed, why]), too_small=bool(passed), considered=considered)
-    return Choice(why="; ".join(passed), too_small=True, considered=considered)
+        if not (bar := bars.why(name)):
+            why = f"the cheapest with {asked.min_memory} of memory, {price} per hour"
+            found = Choice(name=name, why="; ".join([*passed, why]), considered=considered)
+            return bars.told(found, considered[: len(passed)])
+        passed.append(bar)
+    return bars.told(Choice(why="; ".join(passed), considered=considered), considered)
 
 
-def _listed(
-    classes: Iterable[str], known: Mapping[str, AcceleratorClassSpec], least: Decimal, too_small: Mapping[str, str]
-) -> Choice:
-    passed, small = [], False
+def _listed(classes: Iterable[str], known: Mapping[str, AcceleratorClassSpec], least: Decimal, bars: Barred) -> Choice:
+    passed: list[str] = []
+    barred: list[str] = []
     considered = tuple(classes)
     for name in considered:
         spec = known.get(name)
@@ -109,13 +147,13 @@ def _listed(
             passed.append(f"{name} does not exist")
         elif parse(spec.memory) < least:
             passed.append(f"{name} has only {spec.memory}")
-        elif name in too_small:
-            small = True
-            passed.append(f"{name} is too small: {too_small[name]}")
+        elif bar := bars.why(name):
+            barred.append(name)
+            passed.append(bar)
         else:
             why = "; ".join([*passed, f"{name} is there"])
-            return Choice(name=name, why=why, too_small=small, considered=considered)
-    return Choice(why="; ".join(passed), too_small=small, considered=considered)
+            return bars.told(Choice(name=name, why=why, considered=considered), barred)
+    return bars.told(Choice(why="; ".join(passed), considered=considered), barred)
 
 
 def _names(known: Mapping[str, AcceleratorClassSpec]) -> str:

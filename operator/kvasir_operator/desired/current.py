@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from kvasir_operator.desired.children import child_name
 from kvasir_operator.desired.revision import inputs, revision_id
-from kvasir_operator.desired.template import template
+from kvasir_operator.desired.template import patches, template
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed, Revision
 
 
 def current_revision(seen: Observed, settings: Settings) -> Revision:
     """The revision of the present spec. Its number is the highest of all, also when an old one is asked for again."""
-    parts = inputs(seen)
+    parts = inputs(seen, patches(seen, settings).effective)
     id_ = revision_id(parts)
     newest = max((revision.number for revision in seen.revisions), default=0)
     known = seen.revision(id_)

@@ -46,4 +46,4 @@ def passed_now(seen: Observed, *, revision: str, name: str, considered: tuple[st
 def _shape(seen: Observed, name: str) -> object:
     """What a class makes of pods."""
     known = seen.classes.get(name)
-    return known and known.model_dump(include={"resource_name", "runtime_image", "pod"})
+    return known and known.model_dump(include={"resource_name", "runtime_image", "pod", "pod_patches"})

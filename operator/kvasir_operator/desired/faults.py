@@ -9,6 +9,7 @@ from kvasir_api import names
 from kvasir_operator.desired.accelerator import choice
 from kvasir_operator.desired.fit import on_accelerator, on_processor
 from kvasir_operator.desired.source import allowed, source
+from kvasir_operator.desired.template import patches
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
 
@@ -60,6 +61,8 @@ def _accelerator(seen: Observed, _: Settings) -> Fault | None:
     found = choice(seen)
     if found.name or not found.why:
         return None
+    if found.lacking and not found.too_small:
+        return Fault(reason="Unsupported", message=f"{found.lacking}: {found.why}")
     field = "classes" if asked.classes else "minMemory"
     reason = TOO_SMALL if found.too_small else "InvalidSpec"
     return Fault(reason=reason, message=f"spec.resources.accelerator.{field}: {found.why}")
@@ -86,6 +89,14 @@ def _served_name(seen: Observed, _: Settings) -> Fault | None:
     )
 
 
+def _patches(seen: Observed, settings: Settings) -> Fault | None:
+    said = patches(seen, settings).trouble
+    if not said:
+        return None
+    field, _, why = said.partition(" ")
+    return Fault(reason="BadPatch", message=f"{field} of AcceleratorClass {choice(seen).name} {why}")
+
+
 CHECKS: Final[tuple[Callable[[Observed, Settings], Fault | None], ...]] = (
     _contract,
     _directory,
@@ -93,4 +104,5 @@ CHECKS: Final[tuple[Callable[[Observed, Settings], Fault | None], ...]] = (
     _served_name,
     _accelerator,
     _memory,
+    _patches,
 )

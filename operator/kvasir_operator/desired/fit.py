@@ -6,8 +6,9 @@ Called wherever a class is chosen, by the faults and by the status.
 from collections.abc import Mapping
 
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.inspection import Facts, Prediction, decode, predicted
+from kvasir_api.inspection import Facts, Prediction, decode, predicted, roofline
 from kvasir_api.quantity import parse
+from kvasir_api.roofline import Roofline
 from kvasir_api.service import Spec
 from kvasir_api.status import MOST
 from kvasir_operator.observed.world import Observed
@@ -40,7 +41,14 @@ def on_class(seen: Observed, spec: AcceleratorClassSpec) -> Prediction | None:
     known = facts(seen)
     if known is None:
         return None
-    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=_bytes(spec.memory))
+    card = spec.compute.card()
+    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=_bytes(spec.memory), card=card)
+
+
+def speed_on(seen: Observed, spec: AcceleratorClassSpec) -> Roofline | None:
+    """How fast a device of that class could decode; None without facts, or where the class does not say what it can."""
+    known, card = facts(seen), spec.compute.card()
+    return None if known is None or card is None else roofline(known, seen.spec.runtime, card)
 
 
 def on_processor(seen: Observed) -> Prediction | None:

@@ -5,9 +5,11 @@ Only values that differ from the contract's defaults are hashed, so a new field 
 
 import hashlib
 import json
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from kvasir_api.accelerator import PodPatch
 from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.observed.world import Observed
 
@@ -21,9 +23,12 @@ KEPT_REVISIONS: Final = 5
 """Old revisions that stay for going back."""
 
 
-def inputs(seen: Observed) -> Json:
+def inputs(seen: Observed, patches: Sequence[PodPatch] = ()) -> Json:
     """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name; so is
-    the accelerator class: what it says of pods counts, and not how it was chosen."""
+    the accelerator class: what it says of pods counts, and not how it was chosen.
+
+    patches: those of the class that change this service's pods; others shape nothing.
+    """
     parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
     for name in ("servedName", "inspect"):
         parts["model"].pop(name, None)
@@ -31,6 +36,8 @@ def inputs(seen: Observed) -> Json:
     if found is not None:
         said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_A_CLASS)
         parts["acceleratorClass"] = said
+        if patches:
+            said["podPatches"] = [patch.model_dump(mode="json", exclude_defaults=True) for patch in patches]
         for name in OF_A_CHOICE:
             parts["resources"]["accelerator"].pop(name, None)
     return {**parts, "servedName": seen.served_name}

@@ -10,6 +10,7 @@ from kvasir_api.options import arguments, flag
 from kvasir_api.service import TopologySpread
 from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.desired.fit import on_accelerator
+from kvasir_operator.desired.patches import Patched, patched
 from kvasir_operator.desired.probes import model_bytes, probes
 from kvasir_operator.desired.source import Source, source
 from kvasir_operator.observed.settings import Settings
@@ -41,7 +42,31 @@ def selector(service: str, revision: str) -> dict[str, str]:
 
 
 def template(seen: Observed, revision: str, settings: Settings) -> Json:
-    """The whole PodTemplateSpec; fits Pod Security `restricted`, except that a file:// model needs a hostPath."""
+    """The whole PodTemplateSpec; fits Pod Security `restricted`, except that a file:// model needs a hostPath, and
+    unless the class's patches say otherwise.
+
+    Raises ValueError for patches that must not be used: faults come before templates.
+    """
+    found = _patched(seen, revision, settings)
+    if found is not None and found.trouble:
+        raise ValueError(found.trouble)
+    return found.template if found is not None else _plain(seen, revision, settings)
+
+
+def patches(seen: Observed, settings: Settings) -> Patched:
+    """What comes of the patches of the service's class, whatever the revision will be called."""
+    return _patched(seen, "", settings) or Patched(template={})
+
+
+def _patched(seen: Observed, revision: str, settings: Settings) -> Patched | None:
+    """None where there are none."""
+    of_class = chosen(seen)
+    if of_class is None or not of_class.pod_patches:
+        return None
+    return patched(_plain(seen, revision, settings), of_class.pod_patches)
+
+
+def _plain(seen: Observed, revision: str, settings: Settings) -> Json:
     spec = seen.spec
     where = source(spec.model.uri)
     pod: Json = {

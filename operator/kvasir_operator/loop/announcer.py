@@ -9,6 +9,8 @@ from kvasir_operator.status.summary import Summary
 STALLED_EVENTS = {
     "InvalidSpec": "InvalidSpec",
     "NameConflict": "InvalidSpec",
+    "Unsupported": "InvalidSpec",
+    "BadPatch": "InvalidSpec",
     "ModelLoadFailed": "ModelLoadFailed",
     "QuotaExceeded": "Refused",
     "Forbidden": "Refused",

@@ -65,7 +65,14 @@ class Operator:
         recorder = Recorder(cluster, instance=instance, clock=clock)
         hearing = Hearing(self.store, reader, clock=clock)
         self.scaler = Scaler(
-            self.store, hearing, self.dirty, recorder, self.telemetry, clock=clock, interval_s=interval_s
+            self.store,
+            hearing,
+            self.dirty,
+            recorder,
+            self.telemetry,
+            clock=clock,
+            interval_s=interval_s,
+            speed_window_s=settings.speed_window_s,
         )
         self.reconciler = Reconciler(
             self.store,

@@ -7,7 +7,7 @@ from typing import Final
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key
 from kvasir_operator.desired import fallback
-from kvasir_operator.desired.accelerator import choice, forecast, forecasts
+from kvasir_operator.desired.accelerator import choice, forecast, forecasts, speed
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.faults import TOO_SMALL, fault
@@ -106,6 +106,9 @@ class Reconciler:
             found = replace(found, seen=seen, waiting=waiting)
             broken = fault(seen, self._settings)
         found = replace(found, forecast=forecast(seen), forecasts=forecasts(seen))
+        possible, share = speed(seen)
+        found = replace(found, forecast=forecast(seen), forecasts=forecasts(seen))
+        found = replace(found, roofline=possible, slow_below_percent=share, paces=self._scaler.paces(name))
         if broken:
             found = replace(found, fault_reason=broken.reason, fault_message=broken.message)
             self._dirty.mark(name, FAULT_RETRY_S)

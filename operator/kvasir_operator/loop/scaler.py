@@ -6,6 +6,7 @@ What it wants is read by the reconcile; after a restart it goes on from what sta
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +20,7 @@ from kvasir_operator.loop.hearing import Hearing
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.observed.pace import Pace, followed
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import parsed_spec, parsed_status
 from kvasir_operator.scaling.decide import Decision, State, decide
@@ -34,6 +36,7 @@ class Memory:
     """What is kept of one service between ticks. elastic: autoscaling was on at the last tick."""
 
     window: Window = EMPTY
+    paces: dict[str, Pace] = field(default_factory=dict)
     state: State
     decision: Decision | None = None
     decisions: list[Entry] = field(default_factory=list)
@@ -55,11 +58,13 @@ class Scaler:
         *,
         clock: Clock,
         interval_s: float,
+        speed_window_s: float,
     ) -> None:
         self.attention: set[Key] = set()
         self.ticked_at = clock.steady()
         self._store, self._hearing, self._dirty, self._recorder = store, hearing, dirty, recorder
         self._telemetry, self._clock, self._interval_s = telemetry, clock, interval_s
+        self._speed_window_s = speed_window_s
         self._memory: dict[Key, Memory] = {}
 
     async def run(self) -> None:
@@ -120,6 +125,11 @@ class Scaler:
         last = memory.window.last if memory else None
         return last.missing if last else ()
 
+    def paces(self, name: Key) -> Mapping[str, Pace]:
+        """How fast its replicas decode, by uid."""
+        memory = self._memory.get(name)
+        return memory.paces if memory else {}
+
     def forget(self, name: Key) -> None:
         """The service is gone."""
         self._memory.pop(name, None)
@@ -140,6 +150,7 @@ class Scaler:
             missing_gateways=self._hearing.missing_gateways,
             now=now,
         )
+        memory.paces = followed(memory.paces, replicas, now=now, window_s=self._speed_window_s)
         if spec.autoscaling is not None:
             await self._decide(name, service, spec, replicas, memory)
         else:
@@ -209,6 +220,7 @@ def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]
     last = memory.window.last
     return (
         tuple((r.uid, r.phase, _serving(r)) for r in replicas),
+        tuple((uid, pace.evidence) for uid, pace in memory.paces.items() if pace.evidence),
         (decision.replicas, decision.raw, decision.demand.law, decision.limited_by) if decision else None,
         (last.capacity_tokens, f"{last.prefill_rate:.2g}", last.missing) if last else None,
     )

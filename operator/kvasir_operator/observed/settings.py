@@ -10,7 +10,7 @@ class Settings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
     otlp_traces_endpoint: the collector of services that want their requests traced, empty without one.
-    system_namespace: where operator and gateway run."""
+    system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged."""
 
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
@@ -18,3 +18,4 @@ class Settings:
     gateway_url: str = ""
     otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE
+    speed_window_s: float = 60.0

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.state import State
-from kvasir_api.status import MOST, Address, Capacity, Counts, RolloutStatus, Status
+from kvasir_api.status import MOST, Address, Capacity, Counts, RolloutStatus, Status, two_digits
 from kvasir_operator.observed.course import Course
+from kvasir_operator.status import speed
 from kvasir_operator.status.coldstart import cold_start
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.findings import Findings
@@ -105,7 +106,7 @@ def _counts(found: Findings) -> Counts:
 
 def _capacity(found: Findings) -> Capacity:
     """What one replica was measured to hold, as known before while none that is ready speaks; and what was forecast."""
-    measured = _measured(found)
+    measured = _measured(found).model_copy(update=speed.measured(found))
     judged = found.forecast
     if judged is None:
         return measured
@@ -117,6 +118,9 @@ def _capacity(found: Findings) -> Capacity:
             "predicted_weights_bytes": judged.weights_bytes,
             "predicted_kv_tokens": tokens,
             "predicted_requests": judged.requests,
+            "predicted_prefill_tokens_per_second": two_digits(judged.prefill_tokens_per_s),
+            "predicted_stream_tokens_per_second": two_digits(judged.stream_tokens_per_s),
+            "predicted_batch_tokens_per_second": two_digits(judged.batch_tokens_per_s),
             "measured_percent": _counted(100 * measured.kv_tokens / tokens) if tokens else 0,
             "classes": list(found.forecasts[:MAX_CLASSES]),
         }
@@ -133,7 +137,7 @@ def _measured(found: Findings) -> Capacity:
     devices = sorted({_serving(reading) for reading in readings})
     return Capacity(
         kv_tokens=_counted(median(reading.kv.capacity_tokens for reading in readings)),
-        prefill_tokens_per_second=_two_digits(_counted(median(rates))) if rates else 0,
+        prefill_tokens_per_second=two_digits(median(rates)) if rates else 0,
         device="; ".join(devices)[:253],
     )
 
@@ -147,11 +151,6 @@ def _serving(reading: State) -> str:
 def _counted(value: float) -> int:
     """Whole, and within what a status may hold, whatever a pod says of itself."""
     return max(0, min(round(value), MOST))
-
-
-def _two_digits(value: float) -> int:
-    """Rounded to two significant digits, so that noise writes nothing."""
-    return int(float(f"{value:.2g}"))
 
 
 def _last_good(found: Findings, answer: Summary) -> str:

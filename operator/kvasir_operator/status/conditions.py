@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from kvasir_api import names
 from kvasir_api.status import Condition
+from kvasir_operator.status import speed
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
@@ -59,6 +60,8 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
 
 def _condition(found: Findings, kind: str, reason: str, message: str, *, true: bool = True) -> Condition:
     status = "True" if true else "False"
+    if slowed := speed.slow(found):
+        worse.append(("SlowDecode", speed.message(found, slowed, len(serving))))
     before = next((c for c in found.seen.status.conditions if c.type == kind), None)
     unchanged = before is not None and before.status == status
     return Condition.model_validate(

@@ -1,10 +1,13 @@
 """Everything that a status is made of, gathered by the loop; each check reads this and nothing else."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kvasir_api.inspection import Prediction
+from kvasir_api.roofline import Roofline
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.course import Course
+from kvasir_operator.observed.pace import Pace
 from kvasir_operator.observed.replica import Phase, Replica
 from kvasir_operator.observed.world import Observed
 
@@ -20,7 +23,9 @@ class Findings:
     overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
     status.address. accelerator_class: the one that the current revision got. waiting: why no replica may start
     yet. full_classes: classes that found no node for the pods of the hash full_for.
-    forecast: what one would hold; forecasts: on each class that was considered.
+    forecast: what one would hold; forecasts: on each class that was considered. roofline: how fast replicas could
+    decode, None where that is not known; slow_below_percent: the share of it that is too slow, 0 for none; paces: how
+    fast they do, by uid.
     """
 
     seen: Observed
@@ -44,6 +49,9 @@ class Findings:
     waiting: str = ""
     forecast: Prediction | None = None
     forecasts: tuple[ClassForecast, ...] = ()
+    roofline: Roofline | None = None
+    slow_below_percent: int = 0
+    paces: Mapping[str, Pace] = field(default_factory=dict)
 
     @property
     def updated(self) -> tuple[Replica, ...]:

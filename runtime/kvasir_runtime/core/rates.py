@@ -1,8 +1,11 @@
-"""Measured speed of steps, as exponential means that forget slow starts and follow load. Pure: seconds are given."""
+"""Measured speed of steps: exponential means that forget slow starts and follow load, and sums of what was decoded.
+
+Pure: seconds are given.
+"""
 
 from dataclasses import dataclass
 
-from kvasir_api.state import Rates
+from kvasir_api.state import Decoded, Rates
 from kvasir_runtime.core.plan import Plan
 
 MEMORY_S = 10.0
@@ -28,13 +31,15 @@ class Mean:
 
 
 class Speed:
-    """Tokens per second of steps bound by prompts, seconds per step of pure decode."""
+    """Tokens per second of steps bound by prompts, seconds per step of pure decode, and all such steps together."""
 
-    __slots__ = ("_decode", "_prefill")
+    __slots__ = ("_decode", "_kv_tokens", "_prefill", "_rows", "_seconds", "_steps")
 
     def __init__(self) -> None:
         self._prefill = Mean()
         self._decode = Mean()
+        self._steps = self._rows = self._kv_tokens = 0
+        self._seconds = 0.0
 
     def observe(self, plan: Plan, elapsed_s: float) -> None:
         """elapsed_s: from launch, or from the end of the step before if that was later, to the collected results."""
@@ -44,6 +49,10 @@ class Speed:
         prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
         if not prompt_tokens:
             self._decode.add(elapsed_s, 1.0, keep)
+            self._steps += 1
+            self._seconds += elapsed_s
+            self._rows += len(plan.chunks)
+            self._kv_tokens += sum([chunk.start for chunk in plan.chunks]) + len(plan.chunks)
         elif 2 * prompt_tokens >= plan.num_tokens:
             self._prefill.add(plan.num_tokens, elapsed_s, keep)
 
@@ -51,3 +60,8 @@ class Speed:
     def rates(self) -> Rates:
         """What `/state` reports."""
         return Rates(prefill_tokens_per_s=self._prefill.value, decode_step_s=self._decode.value)
+
+    @property
+    def decoded(self) -> Decoded:
+        """The sums beside them."""
+        return Decoded(steps=self._steps, seconds=self._seconds, rows=self._rows, kv_tokens=self._kv_tokens)

@@ -4,9 +4,10 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvasir_api.state import Kv, Rates, State, Totals
+from kvasir_api.state import Kv, State, Totals
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.rates import Speed
 from kvasir_runtime.core.sequence import Sequence
 from kvasir_runtime.core.waiting import Waiting
 
@@ -20,7 +21,7 @@ def filled(
     waiting: Waiting,
     running: Collection[Sequence],
     totals: Totals,
-    rates: Rates,
+    speed: Speed,
     prefix_digest: tuple[str, ...],
 ) -> State:
     """state with the cache, the queue, the counters and the digest filled in; who and where it is stays as given."""
@@ -44,7 +45,8 @@ def filled(
         max_sequences=limits.max_sequences,
         max_model_len=limits.max_model_len,
         totals=totals,
-        rates=rates,
+        rates=speed.rates,
+        decoded=speed.decoded,
         prefix_digest=prefix_digest,
     )
 

@@ -167,7 +167,7 @@ class Scheduler:
             waiting=self._waiting,
             running=self._running.values(),
             totals=self._counters.totals,
-            rates=self.speed.rates,
+            speed=self.speed,
             prefix_digest=self._digest.published(self.pool),
         )
 

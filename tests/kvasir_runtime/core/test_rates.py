@@ -2,14 +2,17 @@
 
 import pytest
 
+from kvasir_api.state import Decoded
 from kvasir_runtime.core.plan import Chunk, Plan
 from kvasir_runtime.core.rates import Speed
 
 
-def plan(*num_tokens):
+def plan(*num_tokens, start=0):
     return Plan(
         step=1,
-        chunks=tuple(Chunk(row=row, start=0, num_tokens=count, samples=True) for row, count in enumerate(num_tokens)),
+        chunks=tuple(
+            Chunk(row=row, start=start, num_tokens=count, samples=True) for row, count in enumerate(num_tokens)
+        ),
     )
 
 
@@ -43,3 +46,12 @@ def test_a_clock_that_stands_still_is_ignored():
     speed = Speed()
     speed.observe(plan(100), 0.0)
     assert speed.rates.prefill_tokens_per_s == 0.0
+
+
+def test_steps_that_decode_are_summed_with_what_they_read():
+    speed = Speed()
+    speed.observe(plan(1, 1, start=9), 0.5)
+    speed.observe(plan(1, start=99), 0.25)
+    speed.observe(plan(100, 1), 2.0)
+    speed.observe(plan(), 2.0)
+    assert speed.decoded == Decoded(steps=2, seconds=0.75, rows=3, kv_tokens=120)

@@ -1,0 +1,97 @@
+"""How fast could a model decode on a card? The roofline of a step, from the model's sizes and what the card can do.
+
+A step reads its weights and the keys and values of its sequences once, and multiplies each weight with each row; it cannot take
+less than the slower of the two. Called by the forecast before a card is taken, and by whoever judges what a replica measured.
+After Williams et al. 2009. Pure; what no data sheet tells is an allowance, said beside the number.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api.forecast import Shape
+
+STEP_S: Final = 0.0002
+LAYER_S: Final = 0.000025
+ROW_S: Final = 0.00001
+"""What a step takes besides, for itself, for each layer and for each row: drawing, gaps between ten kernels of a layer, the host's
+part of a sequence. Allowances, chosen so that a small model on a fast card is not expected to decode at the memory's speed."""
+
+STREAM_CONTEXT: Final = 1024
+"""Tokens of context of the one stream that is forecast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What one device can do at best. fp8_flops_per_s: of products of 8 bits by 8 bits, 0 where it has none."""
+
+    memory_bytes_per_s: int
+    flops_per_s: int
+    fp8_flops_per_s: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """A model as it would be held on a card. dtype: of activations; kv_bytes: of one token's keys and values."""
+
+    shape: Shape
+    card: Card
+    dtype: str
+    quantization: str
+    kv_bytes: int
+
+    def step_s(self, rows: float, kv_tokens: float) -> float:
+        """Seconds of a step of that many sequences with one token each. kv_tokens: context of all of them together."""
+        moved = self._weights_bytes(rows) + self.kv_bytes * kv_tokens
+        flops = 2 * self._multiplied * rows + self._attention_flops * kv_tokens
+        bound = max(moved / self.card.memory_bytes_per_s, flops / self._flops_per_s)
+        return bound + STEP_S + LAYER_S * self.shape.layers + ROW_S * rows
+
+    def stream_tokens_per_s(self, longest: int) -> float:
+        """Of one sequence alone. longest: tokens that a request may have."""
+        return 1 / self.step_s(1, min(STREAM_CONTEXT, longest))
+
+    def batch_tokens_per_s(self, *, rows: int, kv_tokens: int) -> float:
+        """Of all sequences together."""
+        return rows / self.step_s(rows, kv_tokens)
+
+    def prefill_tokens_per_s(self) -> float:
+        """Of long prompts, whose products are bound by multiplying; attention, which grows with them, is left out."""
+        return self._flops_per_s / (2 * (self._multiplied - self.shape.head))
+
+    @property
+    def _multiplied(self) -> int:
+        """Weights that a row is multiplied with: a table of embeddings is read by row, unless it is the head as well."""
+        shape = self.shape
+        return shape.active_parameters - (0 if shape.tied and shape.head else shape.vocabulary * shape.hidden)
+
+    @property
+    def _attention_flops(self) -> int:
+        """For one token of context: products with keys and with values."""
+        return 4 * self.shape.layers * self.shape.heads * self.shape.head_dim
+
+    @property
+    def _flops_per_s(self) -> int:
+        """Weights in int8 and int4 are multiplied in 16 bits."""
+        return (self.card.fp8_flops_per_s if self.quantization == "fp8" else 0) or self.card.flops_per_s
+
+    def _weights_bytes(self, rows: float) -> float:
+        """Bytes of weights that a step of that many rows reads: of experts those that some row goes to."""
+        shape = self.shape
+        whole = shape.weights_bytes(self.dtype, self.quantization)
+        read = self._multiplied + (shape.parameters - shape.active_parameters) * self._woken(rows)
+        table = 0 if shape.tied and shape.head else shape.vocabulary * shape.hidden
+        # A table that is only looked up stays in the compute type whatever the quantisation.
+        apart = shape.weights_bytes(self.dtype) * table / shape.parameters
+        return (whole - apart) * read / max(shape.parameters - table, 1)
+
+    def _woken(self, rows: float) -> float:
+        """Share of the experts beyond those of one token that a step reads, 0..1: all go to any expert alike.
+
+        Where their number is not known all are read, so that too little is expected rather than too much.
+        """
+        number, chosen = self.shape.experts, self.shape.chosen_experts
+        if number <= chosen:
+            return 1.0
+        touched = number * (1 - math.pow(1 - chosen / number, rows))
+        return max(0.0, (touched - chosen) / (number - chosen))

@@ -1,0 +1,73 @@
+"""How fast replicas decode, one stretch of load after the other, from what they say of their steps at each tick.
+
+Called by the loop; what is too slow is decided in `status`. A stretch without enough work gives no evidence, so that an
+idle replica is neither slow nor fast.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvasir_api.state import Decoded
+from kvasir_operator.observed.replica import Replica
+
+BUSY_FRACTION: Final = 0.25
+"""Share of a stretch that must have gone into steps that decode: fewer say more of prompts and pauses between them."""
+LEAST_STEPS: Final = 20
+"""One step may meet anything; so many have a mean."""
+MOST_STRETCHES: Final = 10
+"""A stretch that long without enough work begins anew: it would mix loads of other hours."""
+KEPT: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The mean step of one stretch. rows: its sequences; kv_tokens: their context together."""
+
+    step_s: float
+    rows: float
+    kv_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Of one replica. since: when the stretch began, on a steady clock. base: what had been decoded then; None until
+    the replica has settled, which takes as long as a stretch. evidence: of the last stretches, the newest last."""
+
+    since: float
+    base: Decoded | None = None
+    evidence: tuple[Evidence, ...] = ()
+
+
+def followed(
+    before: Mapping[str, Pace], replicas: Iterable[Replica], *, now: float, window_s: float
+) -> dict[str, Pace]:
+    """The pace of each replica that is ready or was, by uid. now: a steady clock. window_s: length of a stretch."""
+    found = {}
+    for r in replicas:
+        known = before.get(r.uid)
+        if r.phase == "ready" and r.reading is not None:
+            known = _next(known or Pace(since=now), r.reading.decoded, now=now, window_s=window_s)
+        if known is not None:
+            found[r.uid] = known
+    return found
+
+
+def _next(pace: Pace, decoded: Decoded, *, now: float, window_s: float) -> Pace:
+    if pace.base is not None and decoded.steps < pace.base.steps:
+        return Pace(since=now)  # its process began anew
+    elapsed = now - pace.since
+    if elapsed < window_s:
+        return pace
+    fresh = replace(pace, since=now, base=decoded)
+    if pace.base is None:
+        return fresh
+    steps, seconds = decoded.steps - pace.base.steps, decoded.seconds - pace.base.seconds
+    if steps >= LEAST_STEPS and seconds >= BUSY_FRACTION * window_s:
+        mean = Evidence(
+            step_s=seconds / steps,
+            rows=(decoded.rows - pace.base.rows) / steps,
+            kv_tokens=(decoded.kv_tokens - pace.base.kv_tokens) / steps,
+        )
+        return replace(fresh, evidence=(*pace.evidence, mean)[-KEPT:])
+    return fresh if elapsed >= MOST_STRETCHES * window_s else pace

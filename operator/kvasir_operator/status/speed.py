@@ -1,0 +1,95 @@
+"""Whether replicas decode as fast as their class allows, and what the status says of their speed.
+
+Each stretch of load is compared with the roofline of just the batches that it computed, so that neither a small batch
+nor a long context makes a replica look slow.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from kvasir_api.status import two_digits
+from kvasir_operator.observed.pace import KEPT, Evidence
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.status.findings import Findings
+
+RELEASE: Final = 1.25
+"""What was slow must be faster than the share by this factor, so that the condition does not come and go."""
+STEP_PERCENT: Final = 5
+MOST_NAMED: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A replica that decodes too slowly. how: the numbers, or that there are no new ones."""
+
+    name: str
+    how: str
+
+
+def slow(found: Findings) -> tuple[Slow, ...]:
+    """Replicas of the spec's own revision that are too slow, by name; those of others may be on another device."""
+    if found.roofline is None or not found.slow_below_percent:
+        return ()
+    known = found.seen.status.capacity.slow_replicas
+    ready = sorted((r for r in found.seen.replicas if r.live and r.phase == "ready"), key=lambda r: r.name)
+    judged = [_judged(found, r, was=r.name in known) for r in ready if r.revision == (found.asked or found.current)]
+    return tuple(one for one in judged if one is not None)
+
+
+def message(found: Findings, slowed: tuple[Slow, ...], serving: int) -> str:
+    """The sentence of the condition."""
+    where = f"AcceleratorClass {found.accelerator_class} allows" if found.accelerator_class else "their class allows"
+    how_many = f"{len(slowed)} of {serving} ready replicas decode"
+    said = f"{how_many} slower than {found.slow_below_percent} percent of what {where}"
+    return f"{said}: {slowed[0].name}, {slowed[0].how}"
+
+
+def measured(found: Findings) -> dict[str, Any]:
+    """What of the status's capacity tells of speed; as it was known while no replica has been under load."""
+    latest = [e for r in found.seen.replicas if r.live and r.phase == "ready" and (e := _latest(found, r))]
+    before = found.seen.status.capacity
+    told: dict[str, Any] = {"slow_replicas": [one.name for one in slow(found)][:MOST_NAMED]}
+    if not latest:
+        kept = ("stream_tokens_per_second", "batch_tokens_per_second", "decode_percent")
+        return {**told, **{name: getattr(before, name) for name in kept}}
+    share = median(_percent(found, e) for e in latest)
+    return {
+        **told,
+        "stream_tokens_per_second": two_digits(median(1 / e.step_s for e in latest)),
+        "batch_tokens_per_second": two_digits(median(e.rows / e.step_s for e in latest)),
+        "decode_percent": two_digits(STEP_PERCENT * round(share / STEP_PERCENT)),
+    }
+
+
+def _judged(found: Findings, r: Replica, *, was: bool) -> Slow | None:
+    """Slow after KEPT stretches below the share, until one is clearly above it. Without evidence it stays as it was."""
+    pace = found.paces.get(r.uid)
+    evidence = pace.evidence if pace else ()
+    if not evidence:
+        return Slow(name=r.name, how="as it was when it last had enough to do") if was else None
+    shares = [_percent(found, e) for e in evidence]
+    floor = found.slow_below_percent
+    still = shares[-1] < min(100.0, floor * RELEASE) if was else False
+    falls = len(shares) == KEPT and max(shares) < floor
+    return Slow(name=r.name, how=_numbers(found, evidence[-1])) if still or falls else None
+
+
+def _latest(found: Findings, r: Replica) -> Evidence | None:
+    pace = found.paces.get(r.uid)
+    return pace.evidence[-1] if pace and pace.evidence else None
+
+
+def _percent(found: Findings, e: Evidence) -> float:
+    """Speed against the roofline; 0 without one."""
+    return 100 * found.roofline.step_s(e.rows, e.kv_tokens) / e.step_s if found.roofline else 0.0
+
+
+def _numbers(found: Findings, e: Evidence) -> str:
+    assert found.roofline is not None
+    allowed = 1 / found.roofline.step_s(e.rows, e.kv_tokens)
+    each = f"{two_digits(1 / e.step_s)} tokens/s for each of {two_digits(e.rows)} requests"
+    return (
+        f"{_percent(found, e):.0f} percent: {each} "
+        f"with {two_digits(e.kv_tokens)} tokens of context together, where {two_digits(allowed)} are possible"
+    )

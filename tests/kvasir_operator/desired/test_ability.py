@@ -1,0 +1,68 @@
+"""What a class's devices cannot compute is refused by the field that asks for it, before a device is taken."""
+
+from typing import Any
+
+import pytest
+
+from fakes.manifests import service
+from fakes.models import words
+from kvasir_api.status import ModelStatus
+from kvasir_operator.desired.accelerator import choice
+from kvasir_operator.desired.faults import fault
+from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.world import Observed, observed
+
+AMPERE, ADA, TURING = ({"capability": version} for version in ("8.0", "8.9", "7.5"))
+
+
+def seen(classes: dict[str, Any], *, inspected: bool = False, accelerator: Any = None, **runtime: Any) -> Observed:
+    asked = accelerator or {"classes": list(classes)}
+    uri = "pvc://models/a"
+    obj = service(model={"uri": uri}, resources={"accelerator": {"count": 1, **asked}}, runtime=runtime)
+    status = ModelStatus(uri=uri, facts=words() if inspected else "").model_dump(by_alias=True)
+    known = [{"metadata": {"name": n}, "spec": {"memory": "80Gi", "compute": c}} for n, c in classes.items()]
+    return observed(
+        obj | {"status": {"model": status}}, revisions=(), deployments=(), replicas=(), svc=None, classes=known
+    )
+
+
+@pytest.mark.parametrize(
+    ("compute", "inspected", "runtime", "field", "why"),
+    [
+        (AMPERE, False, {"quantization": "fp8"}, "quantization", "fp8 needs compute capability 8.9, it has 8.0; int8"),
+        (AMPERE, False, {"kvCacheDtype": "fp8"}, "kvCacheDtype", "fp8 needs compute capability 8.9, it has 8.0; int8"),
+        (TURING, False, {"dtype": "bfloat16"}, "dtype", "bfloat16 needs compute capability 8.0, it has 7.5; float16"),
+        (TURING, True, {}, "dtype", "the model's bfloat16 needs compute capability 8.0, it has 7.5; float16"),
+        (TURING, True, {"dtype": "float16"}, "", ""),
+        (TURING, False, {}, "", ""),  # nobody has looked at the model yet
+        (AMPERE, True, {"quantization": "int8", "kvCacheDtype": "int8"}, "", ""),
+        (ADA, True, {"quantization": "fp8", "kvCacheDtype": "fp8"}, "", ""),
+        ({"capability": "10.0"}, True, {"quantization": "fp8"}, "", ""),
+        ({}, True, {"quantization": "fp8"}, "", ""),  # not declared: nothing is known
+    ],
+)
+def test_what_a_card_cannot_do(compute: Any, inspected: bool, runtime: Any, field: str, why: str) -> None:
+    found = fault(seen({"card": compute}, inspected=inspected, **runtime), Settings())
+    if not field:
+        assert found is None
+        return
+    assert found is not None
+    assert found.reason == "Unsupported"
+    assert found.message.startswith(f"spec.runtime.{field}: card: {why}")
+
+
+def test_the_next_class_that_can_is_taken() -> None:
+    world = seen({"old": AMPERE, "new": ADA}, quantization="fp8")
+    assert (choice(world).name, fault(world, Settings())) == ("new", None)
+    assert choice(world).why == (
+        "old: fp8 needs compute capability 8.9, it has 8.0; int8 takes as little memory; new is there"
+    )
+    cheapest = seen({"a": AMPERE, "b": ADA}, accelerator={"minMemory": "1Gi"}, quantization="fp8")
+    assert choice(cheapest).name == "b"
+
+
+def test_a_class_that_does_not_exist_is_told_beside_one_that_cannot() -> None:
+    world = seen({"old": AMPERE}, accelerator={"classes": ["gone", "old"]}, quantization="fp8")
+    found = fault(world, Settings())
+    assert found is not None
+    assert found.message.startswith("spec.runtime.quantization: gone does not exist; old: fp8 needs")
