@@ -18,7 +18,7 @@ import kopf
 from kvasir_api import names
 from kvasir_kube.client import Access
 from kvasir_kube.errors import KubeError
-from kvasir_kube.kinds import Json, Kind, key, uid
+from kvasir_kube.kinds import Json, Kind, key, resource_version, uid
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.resync import WATCHED, Resync
 from kvasir_operator.loop.store import Store
@@ -91,8 +91,10 @@ def into(store: Store, dirty: Dirty, resync: Resync) -> Seen:
 
     def seen(kind: Kind, verb: str, obj: Json) -> None:
         resync.told(kind, obj)
+        if not verb:
+            resync.relisted()
         if verb == "DELETED":
-            store.drop(kind, key(obj), uid(obj))
+            store.drop(kind, key(obj), uid(obj), version=resource_version(obj))
         else:
             store.put(kind, obj)
         for service in store.touched(kind, obj):

@@ -4,6 +4,7 @@ A list that knows a version which no watch has brought a minute later means that
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -47,6 +48,9 @@ WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
 """What the operator watches, and the label selector of each."""
 INTERVAL_S: Final = 60.0
 DEAF_S: Final = 60.0
+AFTER_S: Final = 3.0
+"""So long after the watches have listed everything anew it is listed here too: of what was deleted while there was no
+watch no watch ever tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Overdue:
 
 class Resync:
     """Fills the store at the start and repairs it from then on. namespace: empty for all. interval_s: mean time between
-    two lists of everything."""
+    two lists of everything. after_s: from a new start of the watches to the list that follows it."""
 
     def __init__(
         self,
@@ -71,17 +75,22 @@ class Resync:
         namespace: str = "",
         clock: Clock,
         interval_s: float = INTERVAL_S,
+        after_s: float = AFTER_S,
     ) -> None:
         self.synced = False
         self._cluster, self._store, self._dirty = cluster, store, dirty
         self._namespace, self._clock, self._interval_s = namespace, clock, interval_s
         self._overdue: dict[tuple[str, Key], Overdue] = {}
+        self._anew, self._after_s = asyncio.Event(), after_s
         self.listed_at = clock.steady()
 
     async def run(self) -> None:
-        """Every interval, with jitter, until cancelled."""
+        """Every interval, with jitter, and soon after the watches began anew, until cancelled."""
         while True:
-            await asyncio.sleep(self._interval_s * random.uniform(0.8, 1.2))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s * random.uniform(0.8, 1.2)):
+                    await self._anew.wait()
+                    await asyncio.sleep(self._after_s)
             try:
                 await self.once()
             except KubeError as error:
@@ -93,9 +102,12 @@ class Resync:
         Raises KubeError, the first of them: a kind that cannot be listed does not keep the others from it.
         """
         refused: KubeError | None = None
+        anew = self._anew.is_set()
+        self._anew.clear()
+        self._store.age()
         for kind, selector in WATCHED:
             try:
-                await self._compare(kind, selector)
+                await self._compare(kind, selector, anew=anew)
             except KubeError as error:
                 refused = refused or KubeError(
                     f"{kind.plural}: {error}",
@@ -121,8 +133,13 @@ class Resync:
         if waiting and resource_version(obj) >= waiting.version:
             del self._overdue[kind.plural, key(obj)]
 
+    def relisted(self) -> None:
+        """A watch lists its kind, as at its start or when it has expired."""
+        self._anew.set()
+
     def began(self) -> None:
         """The watches began anew and list everything, so what was missing from the last list they never tell of."""
+        self.relisted()
         self._overdue = {name: waiting for name, waiting in self._overdue.items() if not waiting.gone}
 
     def deaf(self, *, began: float = -math.inf, after_s: float = DEAF_S) -> str:
@@ -132,7 +149,8 @@ class Resync:
         late = [name for name, waiting in self._overdue.items() if now - max(waiting.since, began) > after_s]
         return ", ".join(f"{plural} {name[0]}/{name[1]}" for plural, name in late[:3])
 
-    async def _compare(self, kind: Kind, selector: str) -> None:
+    async def _compare(self, kind: Kind, selector: str, *, anew: bool) -> None:
+        """anew: watches have begun since the list before, and owe no deletion."""
         before = {key(obj): resource_version(obj) for obj in self._store.all(kind)}
         listing = await self._cluster.list(kind, self._namespace, selector)
         now = self._clock.steady()
@@ -150,6 +168,6 @@ class Resync:
             if name not in listed and known is not None and resource_version(known) == version:
                 self._mark(kind, known)
                 self._store.drop(kind, name)
-                if self.synced:
+                if self.synced and not anew:
                     self._overdue[kind.plural, name] = Overdue(version=version, since=now, gone=True)
         self._overdue = {k: v for k, v in self._overdue.items() if v.gone or k[0] != kind.plural or k[1] in listed}

@@ -26,11 +26,15 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, Json]] = {}
         self._children: dict[str, dict[Key, set[Key]]] = {}
+        self._gone: dict[tuple[str, Key], int] = {}
+        self._gone_before: dict[tuple[str, Key], int] = {}
 
     def put(self, kind: Kind, obj: Json) -> bool:
-        """Remember an object. False when it is older than what is known, or the same."""
+        """Remember an object. False when it is older than what is known, its deletion included, or the same."""
         objects = self._objects.setdefault(kind.plural, {})
-        known = objects.get(key(obj))
+        known, where = objects.get(key(obj)), (kind.plural, key(obj))
+        if resource_version(obj) <= max(self._gone.get(where, 0), self._gone_before.get(where, 0)):
+            return False
         if known is not None and resource_version(obj) <= resource_version(known):
             return False  # also where it is another object of the same name: versions count for the whole kind
         if known is not None:
@@ -39,14 +43,21 @@ class Store:
         self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
         return True
 
-    def drop(self, kind: Kind, name: Key, uid_: str = "") -> bool:
-        """Forget an object; with a uid only that very one."""
+    def drop(self, kind: Kind, name: Key, uid_: str = "", *, version: int = 0) -> bool:
+        """Forget an object; with a uid only that very one. version: of its deletion, where that is known: an older
+        answer that was on its way meanwhile does not bring it back."""
+        if version:
+            self._gone[kind.plural, name] = version
         known = self._objects.get(kind.plural, {}).get(name)
         if known is None or (uid_ and uid(known) != uid_):
             return False
         del self._objects[kind.plural][name]
         self._unlist(kind, known)
         return True
+
+    def age(self) -> None:
+        """Forget deletions that were known when this was called last: no answer that is still on its way is older."""
+        self._gone_before, self._gone = self._gone, {}
 
     def get(self, kind: Kind, name: Key) -> Json | None:
         """One object, None when it is not known."""

@@ -1,0 +1,89 @@
+"""Lists beside watches: what was deleted is gone, whichever of them is late."""
+
+import asyncio
+
+import pytest
+
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import pod
+from kvasir_kube.kinds import POD
+from kvasir_operator import handlers
+from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.resync import DEAF_S, Resync
+from kvasir_operator.loop.store import Store
+
+P0 = ("default", "p0")
+
+
+class Bench:
+    def __init__(self, cluster=None):
+        self.cluster, self.clock, self.store = cluster or FakeCluster(), FakeClock(), Store()
+        self.dirty = Dirty(self.clock.steady)
+        self.resync = Resync(self.cluster, self.store, self.dirty, clock=self.clock, after_s=0.01)
+        self.tell = handlers.into(self.store, self.dirty, self.resync)
+
+
+async def test_a_list_that_was_on_its_way_brings_nothing_back():
+    """The server reads the list, deletes the pod, and the watch is faster."""
+
+    class Slow(FakeCluster):
+        async def list(self, kind, namespace="", selector=""):
+            read = await super().list(kind, namespace, selector)
+            if kind is POD and bench.resync.synced and P0 in self.objects[POD.plural]:
+                gone = self.stored(POD, *P0)
+                await self.drop(POD, *P0)
+                bench.tell(POD, "DELETED", gone)
+            return read
+
+    bench = Bench(Slow())
+    await bench.cluster.put(POD, pod("p0", revision="r"))
+    await bench.resync.once()
+    assert bench.store.get(POD, P0) is not None
+    await bench.resync.once()
+    assert bench.store.get(POD, P0) is None
+    bench.clock.advance(DEAF_S + 1)
+    assert bench.resync.deaf() == ""
+
+
+async def test_an_object_that_is_made_again_after_its_end_is_known():
+    bench = Bench()
+    first = await bench.cluster.put(POD, pod("p0", revision="r"))
+    bench.tell(POD, "ADDED", first)
+    bench.tell(POD, "DELETED", first)
+    bench.tell(POD, "ADDED", await bench.cluster.put(POD, pod("p0", revision="r")))
+    assert bench.store.get(POD, P0) is not None
+
+
+async def test_ends_are_not_kept_for_ever():
+    bench = Bench()
+    old = await bench.cluster.put(POD, pod("p0", revision="r"))
+    bench.tell(POD, "DELETED", old)
+    assert not bench.store.put(POD, old)
+    bench.store.age()
+    assert not bench.store.put(POD, old)
+    bench.store.age()
+    assert bench.store.put(POD, old)
+
+
+@pytest.mark.parametrize("kopf_says_so", [True, False])
+async def test_what_was_deleted_while_there_was_no_watch_is_found_soon(kopf_says_so):
+    """By the watch's own list of another object, or by its new start, where there is nothing to list."""
+    bench = Bench()
+    await bench.cluster.put(POD, pod("p0", revision="r"))
+    await bench.resync.once()
+    await bench.cluster.drop(POD, *P0)
+    running = asyncio.create_task(bench.resync.run())
+    if kopf_says_so:
+        bench.tell(POD, "", await bench.cluster.put(POD, pod("p1", revision="r")))
+    else:
+        bench.resync.began()
+    for _ in range(1000):
+        if bench.store.get(POD, P0) is None:
+            break
+        await asyncio.sleep(0.005)
+    assert bench.store.get(POD, P0) is None
+    running.cancel()
+    await asyncio.wait({running})
+    bench.clock.advance(DEAF_S + 1)
+    assert bench.resync.deaf() == "", "no watch owes what was gone before it began"
