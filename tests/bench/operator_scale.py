@@ -127,8 +127,7 @@ async def fleet(control: ControlPlane, services: int, tmp: Path) -> AsyncGenerat
     """A namespace with as many nodes of stubs as the services need."""
     async with standing(control, tmp) as rig, contextlib.AsyncExitStack() as stack:
         for number in range(1, math.ceil(services / PODS_PER_NODE) + 1):
-            node = FakeKubelet(rig.client, node=f"{rig.namespace}-{number}", subnet=f"127.210.{number}")
-            await stack.enter_async_context(node)
+            await stack.enter_async_context(FakeKubelet(rig.client, node=f"{rig.namespace}-{number}"))
         yield rig
 
 

@@ -14,7 +14,7 @@ from fakes.operator_rig import ROOT, account_kubeconfig, kubectl
 from kvasir_api import names
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import CLAIM, CONTROLLER_REVISION, LEASE, POD
-from kvasir_local import audit
+from kvasir_local import addresses, audit
 from kvasir_operator.desired.revision import KEPT_REVISIONS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -158,9 +158,10 @@ async def whole(rig, mark):
 def gateway(config: Path, tmp: Path):
     """The picker as a process; without Envoy it has nobody to answer."""
     (tmp / "shared").mkdir()
+    (port,) = addresses.free_ports(1)
     command = [
         str(Path(sys.executable).with_name("kvasir")), "gateway", f"--config-dir={tmp / 'shared'}",
-        f"--kubeconfig={config}", "--state-port=18099",
+        f"--kubeconfig={config}", f"--state-port={port}",
     ]  # fmt: skip
     with (tmp / "gateway.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -7,6 +7,8 @@ writes the pod's status as a kubelet would. No process is started, so a service 
 import asyncio
 import contextlib
 import itertools
+import random
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,11 +26,14 @@ from kvasir_kube.mirror import Mirror
 NODE: Final = Kind(kind="Node", plural="nodes", namespaced=False)
 CAPACITY: Final = {"cpu": "64", "memory": "256Gi", "pods": "200", "nvidia.com/gpu": "4"}
 HEARTBEAT_S: Final = 10.0
+AGAIN_S: Final = 0.5
+HOSTNAME: Final = "kubernetes.io/hostname"
 
 
 @dataclass(slots=True)
 class StubPod:
-    """One pod. `says` is its /state; set its fields with `say`. silent: it does not answer. refused: its last line."""
+    """One pod. `says` is its /state; set its fields with `say`. silent: it does not answer. refused: its last line.
+    broken: the last line of one whose device failed."""
 
     name: str
     uid: str
@@ -38,6 +43,7 @@ class StubPod:
     says: state.State = field(default_factory=lambda: state.State(phase="ready"))
     silent: bool = False
     refused: str = ""
+    broken: str = ""
     terminating: bool = False
     drains: list[str] = field(default_factory=list)
     asked: int = 0
@@ -53,15 +59,16 @@ class StubPod:
 class FakeKubelet:
     """Run it as a context; `pods` are those that live, by name."""
 
-    def __init__(self, client: Client, *, node: str, subnet: str, refuse: str = "broken") -> None:
+    def __init__(self, client: Client, *, node: str, refuse: str = "broken") -> None:
         self.pods: dict[str, StubPod] = {}
         self.hold = False  # while set, new pods stay not ready
         self.first_words: dict[str, Any] = {}  # more of what /state of a new pod says
         self.facts = ""  # last words of pods that look at a model; without any they fail
         self.looked: list[Json] = []  # those pods, as they were started
         self.cut_off: list[str] = []  # pods that were ended with requests and without having been asked to drain
-        self._client, self._node, self._subnet, self._refuse = client, node, subnet, refuse
-        self._numbers = itertools.count(1)
+        self._client, self._node, self._refuse = client, node, refuse
+        self._subnet, self._claim = _claimed_subnet()
+        self._numbers = itertools.cycle(range(1, 255))
         self._servers: dict[str, web.AppRunner] = {}
         self._dirty: asyncio.Queue[Key] = asyncio.Queue()
         self._mirror = Mirror(client, POD, on_change=self._dirty.put_nowait)
@@ -78,6 +85,7 @@ class FakeKubelet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers.values():
             await server.cleanup()
+        self._claim.close()
 
     def of(self, revision: str = "") -> list[StubPod]:
         """Pods that do not leave, oldest first; of one revision, if named."""
@@ -107,7 +115,8 @@ class FakeKubelet:
         self.pods.clear()
 
     async def _register(self) -> None:
-        await self._client.apply(NODE, {"metadata": {"name": self._node}}, manager="fake-kubelet")
+        metadata = {"name": self._node, "labels": {HOSTNAME: self._node}}
+        await self._client.apply(NODE, {"metadata": metadata}, manager="fake-kubelet")
         await self._say_ready()
 
     async def _say_ready(self) -> None:
@@ -149,6 +158,9 @@ class FakeKubelet:
                     await self._report(pod, self.pods[name[1]])
             except NotFoundError:
                 continue
+            except KubeError:
+                # An API server that is too busy to answer in time; a node does not die of that.
+                asyncio.get_running_loop().call_later(AGAIN_S, self._dirty.put_nowait, name)
 
     async def _look(self, pod: Json) -> None:
         """A pod that looks at a model ends at once."""
@@ -169,7 +181,7 @@ class FakeKubelet:
         stub = StubPod(
             name=pod["metadata"]["name"],
             uid=uid(pod),
-            ip=f"{self._subnet}.{next(self._numbers)}",
+            ip=self._address(),
             args=container.get("args") or [],
             revision=(pod["metadata"].get("labels") or {}).get(names.LABEL_REVISION, ""),
         )
@@ -181,15 +193,28 @@ class FakeKubelet:
         self._servers[stub.name] = await _serve(stub, lambda: self._dirty.put_nowait(key(pod)))
         await self._report(pod, stub)
 
+    def _address(self) -> str:
+        """The next one of the subnet that no pod has; a long run takes each many times."""
+        taken = {pod.ip for pod in self.pods.values()}
+        asked = (f"{self._subnet}.{next(self._numbers)}" for _ in range(254))
+        return next(address for address in asked if address not in taken)
+
     async def ready(self, name: str) -> None:
-        """A pod that was held becomes ready."""
+        """A pod that was held, or whose device had failed, becomes ready."""
         self.pods[name].say(phase="ready")
+        self.pods[name].broken = ""
+        pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
+        await self._report(pod, self.pods[name])
+
+    async def fail(self, name: str, words: str) -> None:
+        """The device of a pod fails: its container ends with these last words, and stays down."""
+        self.pods[name].broken = f"{names.REFUSAL_PREFIX}{words}"
         pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
         await self._report(pod, self.pods[name])
 
     async def _report(self, pod: Json, stub: StubPod) -> None:
         """Write the pod's status when it differs from what it should be."""
-        ready = stub.says.phase == "ready" and not stub.refused
+        ready = stub.says.phase == "ready" and not (stub.refused or stub.broken)
         have = pod.get("status") or {}
         now_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in have.get("conditions") or ())
         if have.get("podIP") and now_ready == ready and not stub.refused:
@@ -202,14 +227,15 @@ class FakeKubelet:
             for kind in ("Ready", "ContainersReady")
         ]
         running: Json = {"running": {"startedAt": now}}
-        ended: Json = {"terminated": {"exitCode": names.EXIT_REFUSED, "reason": "Error", "message": stub.refused}}
+        code, words = (names.EXIT_DEVICE, stub.broken) if stub.broken else (names.EXIT_REFUSED, stub.refused)
+        ended: Json = {"terminated": {"exitCode": code, "reason": "Error", "message": words}}
         container = {
             "name": names.CONTAINER_RUNTIME,
             "image": pod["spec"]["containers"][0]["image"],
             "imageID": "",
             "ready": ready,
-            "restartCount": 1 if stub.refused else 0,
-            "state": ended if stub.refused else running,
+            "restartCount": 1 if words else 0,
+            "state": ended if words else running,
         }
         status = {"phase": "Running", "podIP": stub.ip, "podIPs": [{"ip": stub.ip}], "startTime": now}
         status |= {"conditions": conditions, "containerStatuses": [container]}
@@ -245,6 +271,17 @@ def pod_reference(pod: Json) -> Json:
 
 def now_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _claimed_subnet() -> tuple[str, socket.socket]:
+    """Three octets of pods' addresses, and what keeps them ours: a listener where another one would look for its own.
+
+    They lie below 127.16, where clusters of process nodes have their pods."""
+    for _ in range(100):
+        subnet = f"127.{random.randrange(2, 16)}.{random.randrange(256)}"
+        with contextlib.suppress(OSError):
+            return subnet, socket.create_server((f"{subnet}.255", names.PORT_OPS))
+    raise OSError("of a hundred subnets below 127.16 each had a listener")
 
 
 async def _serve(stub: StubPod, changed: Callable[[], None]) -> web.AppRunner:

@@ -24,37 +24,37 @@ OLD = Replica(name="p0", uid="uid-of-before", phase="ready", ip="10.0.0.1", drai
 
 
 @pytest.fixture
-def cluster():
+def server():
     return FakeCluster()
 
 
-def writer(cluster):
+def writer(server):
     clock = FakeClock()
-    recorder = Recorder(cluster, instance="test", clock=clock)
-    return Writer(cluster, Store(), FakeReader(), recorder, Telemetry(), dirty=Dirty(clock.steady), clock=clock)
+    recorder = Recorder(server, instance="test", clock=clock)
+    return Writer(server, Store(), FakeReader(), recorder, Telemetry(), dirty=Dirty(clock.steady), clock=clock)
 
 
 def seen():
     return observed(service(), revisions=(), deployments=(), replicas=(), svc=None)
 
 
-async def test_a_pod_that_was_made_again_under_its_name_is_not_deleted(cluster):
-    await cluster.put(POD, pod("p0"))
+async def test_a_pod_that_was_made_again_under_its_name_is_not_deleted(server):
+    await server.put(POD, pod("p0"))
     with suppress(KubeError):
-        await writer(cluster).step(seen(), service(), Step(verb="cut", replica=OLD, why="it had its time"))
-    assert cluster.stored(POD, "default", "p0")["metadata"]["uid"] == "uid-p0"
+        await writer(server).step(seen(), service(), Step(verb="cut", replica=OLD, why="it had its time"))
+    assert server.stored(POD, "default", "p0")["metadata"]["uid"] == "uid-p0"
 
 
-async def test_a_workload_that_was_made_again_under_its_name_is_not_deleted(cluster):
-    await cluster.put(DEPLOYMENT, {"metadata": {"namespace": "default", "name": "tiny-a", "uid": "uid-of-now"}})
+async def test_a_workload_that_was_made_again_under_its_name_is_not_deleted(server):
+    await server.put(DEPLOYMENT, {"metadata": {"namespace": "default", "name": "tiny-a", "uid": "uid-of-now"}})
     gone = Write(verb="delete", kind="Deployment", name="tiny-a", uid="uid-of-before", manifest={})
     with suppress(KubeError):
-        await writer(cluster).children(seen(), service(), (gone,))
-    assert cluster.names(DEPLOYMENT) == ["tiny-a"]
+        await writer(server).children(seen(), service(), (gone,))
+    assert server.names(DEPLOYMENT) == ["tiny-a"]
 
 
 @pytest.mark.parametrize("verb", ["drain", "finish", "release"])
-async def test_marks_of_a_pod_carry_its_uid(cluster, verb):
+async def test_marks_of_a_pod_carry_its_uid(server, verb):
     """The API server refuses a patch whose uid is another; here it is seen in what was sent."""
     sent = []
 
