@@ -78,7 +78,7 @@ class EngineChild:
         threading.Thread(target=watch, daemon=True, name="engine-end").start()
         code = await ended
         if code < 0:
-            return f"the engine process was killed by {signal.Signals(-code).name}"
+            return f"the engine process was killed by {_signal_name(-code)}"
         return f"the engine process ended with code {code}"
 
     async def stop(self, *, at_once: bool = False) -> None:
@@ -87,7 +87,9 @@ class EngineChild:
         if process is not None and process.poll() is None:
             process.kill() if at_once else process.terminate()
             try:
-                await asyncio.wait_for(self.wait(), KILL_AFTER_S)
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the end.
+                async with asyncio.timeout(KILL_AFTER_S):
+                    await self.wait()
             except TimeoutError:
                 process.kill()
                 await self.wait()
@@ -116,3 +118,11 @@ class EngineChild:
         with contextlib.suppress(OSError):  # it died already: wait() tells
             stdin.write(line)
             stdin.flush()
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

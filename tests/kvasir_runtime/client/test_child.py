@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -72,4 +73,15 @@ async def test_one_that_died_before_it_was_told_is_said_to_have_ended() -> None:
     child.begin()
     assert await child.wait() == "the engine process ended with code 3"
     await child.start("m", {})
+    await child.stop()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}")]
+)
+async def test_any_signal_that_kills_it_is_told(number: int, name: str) -> None:
+    child = EngineChild((sys.executable, "-c", SLEEP))
+    await child.start("m", {})
+    os.kill(child.pid, number)
+    assert await child.wait() == f"the engine process was killed by {name}"
     await child.stop()
