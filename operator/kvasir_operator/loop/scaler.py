@@ -202,7 +202,8 @@ class Scaler:
         memory = self._memory.get(name)
         if memory is not None:
             if spec.autoscaling is None:
-                memory.state = State(wanted=spec.replicas, since=memory.state.since)
+                # Its demand is not watched before it is scaled by it.
+                memory.state = State(wanted=spec.replicas, since=self._clock.steady())
             return memory
         wanted, decisions = spec.replicas, []
         if spec.autoscaling is not None:

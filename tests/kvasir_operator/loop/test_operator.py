@@ -174,6 +174,35 @@ async def test_counters_are_written_rarely_and_decisions_at_once(bench):
     assert bench.status()["autoscaling"]["decisions"][0]["law"] == "kv"
 
 
+async def test_a_window_that_passes_is_no_news_where_none_may_leave(bench):
+    await bench.put_service(autoscaling={"minReplicas": 2, "maxReplicas": 3})
+    await bench.turn()
+    await bench.put_pods(2)
+    for _ in range(6):
+        await bench.turn()
+    assert bench.status()["autoscaling"]["limitedBy"] == "floor"
+    bench.writes()
+    for _ in range(40):
+        await bench.turn(20)
+    assert bench.writes() == []
+
+
+async def test_autoscaling_that_is_switched_on_watches_a_whole_window_first(bench):
+    await bench.put_service(replicas=3)
+    await bench.turn()
+    await bench.put_pods(3)
+    for _ in range(200):
+        await bench.turn()
+    await bench.put_service(replicas=3, autoscaling={"maxReplicas": 3, "scaleDown": {"windowSeconds": 60}})
+    for _ in range(10):
+        await bench.turn()
+    scaling = bench.status()["autoscaling"]
+    assert (scaling["desiredReplicas"], scaling["limitedBy"]) == (3, "window")
+    for _ in range(30):
+        await bench.turn()
+    assert bench.status()["desiredReplicas"] == 2
+
+
 async def test_silent_pod_and_silent_gateway_make_metrics_stale(bench):
     await bench.put_service(autoscaling={"maxReplicas": 3})
     gateway = pod("gw", ready=True, ip="10.9.9.9")
