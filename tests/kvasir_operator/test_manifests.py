@@ -11,6 +11,7 @@ from kvasir_api.accelerator import AcceleratorClass
 from kvasir_api.service import InferenceService
 from kvasir_kube import kinds
 from kvasir_operator.__main__ import operator
+from kvasir_operator.desired.template import pod_labels
 from kvasir_operator.loop.resync import WATCHED
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -137,6 +138,22 @@ def test_every_sample_is_what_the_definitions_know(path):
         model.model_validate(document)
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         assert unknown(document["spec"], schema["properties"]["spec"], "spec") == []
+
+
+@pytest.mark.parametrize("service", ["tiny", "x" * 52])
+def test_one_monitor_finds_the_replicas_of_every_service_in_every_namespace(service):
+    found = documents(MANIFESTS / "components" / "monitoring" / "monitors.yaml")
+    (monitor,) = [d["spec"] for d in found if d["metadata"]["name"] == names.IMAGE_RUNTIME]
+    labels = pod_labels(service, "abc")
+    assert monitor["namespaceSelector"] == {"any": True}
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    kept = {r["targetLabel"]: r["sourceLabels"] for r in endpoint["relabelings"]}
+    assert kept == {
+        name: [f"__meta_kubernetes_pod_label_{label.replace('.', '_').replace('/', '_')}"]
+        for name, label in (("service", names.LABEL_SERVICE), ("revision", names.LABEL_REVISION))
+    }
+    assert {names.LABEL_SERVICE, names.LABEL_REVISION} <= set(labels)
 
 
 ORDERS = {"rollout.paused", "rollout.promote", "rollout.abort"}
