@@ -50,7 +50,7 @@ demo-model: setup  ## Train the demo's model anew (two minutes; the result is pa
 demo-down:  ## Stop what the demo left running
 	@test ! -x $(BIN)/kvasir || $(BIN)/kvasir local down
 
-test: setup  ## Run every test: the unit suites on two workers, then end to end on a real control plane
+test: setup  ## Run every test on two workers: the unit suites, then end to end on real control planes
 	@mkdir -p .kvasir
 	@$(MAKE) test-unit EMPTY=5 2>&1 | tee .kvasir/test-unit.log
 	@$(MAKE) test-e2e 2>&1 | tee .kvasir/test-e2e.log
@@ -61,10 +61,10 @@ test-unit: setup  ## Run only what needs no control plane
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS) || { code=$$?; test $$code -eq $(or $(EMPTY),0); }
 
 test-e2e: setup  ## Run only what needs the control plane
-	@$(TEST_ENV) $(BIN)/python -m pytest -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 
-test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (20 min; see docs/faults.md)
-	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_faults.py $(PYTEST_ARGS)
+test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (LANES=…; see docs/faults.md)
+	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest -n $(or $(LANES),4) --dist worksteal tests/e2e/test_operator_faults.py $(PYTEST_ARGS)
 
 test-changes: setup  ## Change live services at random and compare with new ones (CASES=… SEED=…; see docs/faults.md)
 	@KVASIR_CASES=$(or $(CASES),200) KVASIR_SEED=$(or $(SEED),1) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_changes.py $(PYTEST_ARGS)

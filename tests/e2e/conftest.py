@@ -4,6 +4,7 @@ test.
 The control plane is not the shared one, since an operator that other tests install there would see these services too.
 """
 
+import os
 import time
 
 import pytest
@@ -18,11 +19,20 @@ from kvasir_local.say import Quiet
 
 
 @pytest.fixture(scope="session")
-def control(tmp_path_factory):
-    """etcd, API server, controllers and scheduler, with our CRD and the operator's rights."""
-    with ControlPlane(state_dir=tmp_path_factory.mktemp("control"), binaries=binaries.provide(say=Quiet())) as found:
-        install(found)
-        yield found
+def control(tmp_path_factory, pytestconfig):
+    """etcd, API server, controllers and scheduler, with our CRD and the operator's rights; several workers share one,
+    which ends with the process that started them."""
+    base, shared = tmp_path_factory.getbasetemp(), hasattr(pytestconfig, "workerinput")
+    found = ControlPlane(
+        state_dir=(base.parent if shared else base) / "control",
+        binaries=binaries.provide(say=Quiet()),
+        owner=os.getppid() if shared else os.getpid(),
+    )
+    found.start()
+    install(found)
+    yield found
+    if not shared:
+        found.stop()
 
 
 @pytest.fixture

@@ -213,12 +213,15 @@ class FaultProxy:
                 passed.set_status(answer.status)
                 passed.headers.update(_headers(answer.headers))
                 await passed.prepare(request)
-                await self._lines(answer, passed, watch)
+                with contextlib.suppress(ConnectionResetError):
+                    await self._lines(answer, passed, watch, request)
         finally:
             self._watches.discard(watch)
         return passed
 
-    async def _lines(self, answer: aiohttp.ClientResponse, passed: web.StreamResponse, watch: Watch) -> None:
+    async def _lines(
+        self, answer: aiohttp.ClientResponse, passed: web.StreamResponse, watch: Watch, request: web.Request
+    ) -> None:
         cut = asyncio.create_task(watch.cut.wait())
         try:
             while True:
@@ -230,8 +233,8 @@ class FaultProxy:
                     if watch.last_words:
                         await passed.write(watch.last_words)
                     return
-                if not (text := await line):
-                    return
+                if not (text := await line) or request.transport is None:
+                    return  # of an operator that was killed: what is dropped here would not be missed
                 await self._thawed.wait()
                 await self._in_time.wait()
                 if self._to_drop and b'"BOOKMARK"' not in text[:40]:
