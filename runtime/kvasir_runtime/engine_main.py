@@ -4,6 +4,7 @@ Started by the API process, which keeps our standard input open as long as it li
 Shutdown or SIGTERM, 1 after a failure, which was told to the clients in one line.
 """
 
+import ctypes
 import gc
 import logging
 import os
@@ -58,8 +59,7 @@ def _serve(options: ServeOptions, build: Build, link: Link, xids: Xids) -> int:
     try:
         engine = started(options, build, link, lobby)
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
-        gc.collect()
-        gc.freeze()  # what was loaded stays; collections during a step need not look at it again
+        gc.freeze()  # what was loaded stays; to look at it all for what does not would stop the first request for 0.2 s
         gc.enable()
         lobby.follow(engine)
         engine.run()
@@ -83,9 +83,22 @@ def _real_build() -> Build:
     # Read once, when torch loads its OpenMP. By default idle threads spin for milliseconds, and where pods share cores
     # they spin on the core that the working thread needs: 64 streams took 28 to 40 s that way and 2 to 3 s without.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not has_cuda_driver():
+        # torch imports NVIDIA's Python bindings where they are installed, a fourteenth of its own import, and takes it
+        # if they are not; without the driver nothing in them works.
+        sys.modules.setdefault("cuda.bindings", None)  # type: ignore[arg-type]
     from kvasir_runtime.runner.build import build
 
     return build
+
+
+def has_cuda_driver() -> bool:
+    """Whether the library is here through which all of CUDA reaches a card."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _configure_logs(options: ServeOptions) -> None:

@@ -150,7 +150,6 @@ class ServeProcess:
             verdicts=Verdicts(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )
         pod.metrics.opened(ready, self._options)
-        gc.collect()
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
         await self._unlocked()
         pod.lifecycle.advance("ready", 1.0, 0.0)

@@ -89,7 +89,18 @@ def _pieces(stored: Stored, into: Sequence[Weight], first_row: int, elements: in
             start=stored.start + first * stored.row_bytes,
             num_bytes=count * stored.row_bytes,
             put=functools.partial(_put, part, into, first_row + first, count),
+            into=_place(stored, into, first_row + first, count),
         )
+
+
+def _place(stored: Stored, into: Sequence[Weight], first_row: int, count: int) -> Tensor | None:
+    """The memory of these rows, where they are on this host and shall be what is in the file; else None."""
+    weight = into[0]
+    if len(into) > 1 or not isinstance(weight, Tensor) or weight.device.type != "cpu":
+        return None
+    if stored.dtype != weight.dtype or stored.part is not None:
+        return None
+    return weight[first_row : first_row + count].view(-1).view(torch.uint8)
 
 
 def _put(stored: Stored, into: Sequence[Weight], first_row: int, count: int, raw: Tensor) -> None:

@@ -1,5 +1,7 @@
 """Reads pieces of files with several threads into a ring of buffers, and places each as soon as it is there.
 
+A piece whose bytes are already what is wanted is read to where it belongs, without a buffer.
+
 Called by `load`. One reader waits for one answer of the disk at a time and reaches a fraction of what it gives; eight
 keep it busy. The threads only move bytes (preadv releases the interpreter's lock); everything with tensors is done by
 the caller's thread, in whatever order pieces come. Memory is bounded by the ring: a reader without a buffer waits.
@@ -27,12 +29,16 @@ Preadv = Callable[[int, list[memoryview], int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Bytes of a file that are read together, and what is done with them."""
+    """Bytes of a file that are read together, and what is done with them.
+
+    into: where they belong as they are, (num_bytes,) uint8 on the host; then nothing is put.
+    """
 
     path: Path
     start: int
     num_bytes: int
     put: Put
+    into: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +72,9 @@ def stream(
     """
     if not pieces:
         return
-    count = min(ring.buffers, len(pieces) + 1)
-    buffers = [staging.buffer(max(piece.num_bytes for piece in pieces)) for _ in range(count)]
+    buffered = [piece.num_bytes for piece in pieces if piece.into is None]
+    count = min(ring.buffers, len(buffered) + 1) if buffered else 0
+    buffers = [staging.buffer(max(buffered)) for _ in range(count)]
     under_way: deque[tuple[Mark, Tensor]] = deque()
     with _reading(pieces, buffers, min(ring.threads, len(pieces)), preadv) as (filled, free):
         for _ in pieces:
@@ -75,6 +82,9 @@ def stream(
             if isinstance(taken, BaseException):
                 raise taken
             piece, buffer = taken
+            if buffer is None:
+                on_placed(piece)
+                continue
             mark = staging.place(buffer[: piece.num_bytes], piece.put)
             if mark is None:
                 free.put(buffer)
@@ -89,7 +99,7 @@ def stream(
     staging.finish()
 
 
-_Filled = queue.SimpleQueue[tuple[Piece, Tensor] | BaseException]
+_Filled = queue.SimpleQueue[tuple[Piece, Tensor | None] | BaseException]
 _Free = queue.SimpleQueue[Tensor | None]
 
 
@@ -116,7 +126,7 @@ def _reading(
 
 
 class _Reader:
-    """What every thread runs: take a buffer, take the next piece, fill it."""
+    """What every thread runs: take the next piece, and a buffer if it needs one, and fill it."""
 
     def __init__(self, pieces: Sequence[Piece], filled: _Filled, free: _Free, preadv: Preadv) -> None:
         self.stopping = threading.Event()
@@ -134,19 +144,23 @@ class _Reader:
             self._filled.put(error)
 
     def _read(self, files: "_Files") -> None:
-        while (buffer := self._free.get()) is not None and not self.stopping.is_set():
+        while not self.stopping.is_set():
             with self._lock:
                 piece = next(self._pieces, None)
             if piece is None:
                 return
+            buffer = self._free.get() if piece.into is None else None
+            target = buffer if piece.into is None else piece.into
+            if target is None:
+                return  # woken to end
             try:
-                self._fill(files.descriptor(piece.path), piece, buffer)
+                self._fill(files.descriptor(piece.path), piece, target)
             except OSError as error:
                 raise ModelError(f"{piece.path} cannot be read: {error.strerror or error}") from error
             self._filled.put((piece, buffer))
 
-    def _fill(self, descriptor: int, piece: Piece, buffer: Tensor) -> None:
-        view, done = buffer.numpy().data[: piece.num_bytes], 0
+    def _fill(self, descriptor: int, piece: Piece, target: Tensor) -> None:
+        view, done = target.numpy().data[: piece.num_bytes], 0
         while done < piece.num_bytes and not self.stopping.is_set():
             got = self._preadv(descriptor, [view[done:]], piece.start + done)
             if not got:

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,23 @@ def test_memory_is_that_of_the_ring(tmp_path: Path) -> None:
     few = Late()
     stream(pieces[:1], few, ON_CUDA, lambda _: None)
     assert len(few.buffers) == 2
+
+
+@pytest.mark.parametrize("buffered", [0, 1, 40])
+def test_what_belongs_on_the_host_as_it_is_needs_no_buffer(tmp_path: Path, buffered: int) -> None:
+    (path,) = files(tmp_path, (SIZE,))
+    pieces, into = pieces_of([path], 100)
+    direct = [replace(piece, put=unwanted, into=into[path][piece.start :][:100]) for piece in pieces[buffered:]]
+    device, placed = Late(), list[Piece]()
+    stream(pieces[:buffered] + direct, device, Ring(threads=3, buffers=4), placed.append)
+    assert bytes(into[path].tolist()) == path.read_bytes()
+    assert len(device.buffers) == min(4, buffered + 1 if buffered else 0)
+    assert len(placed) == len(pieces)
+    assert not threads()
+
+
+def unwanted(raw: Tensor) -> None:
+    raise AssertionError("put although the bytes are in their place")
 
 
 def test_a_disk_may_give_less_than_was_asked_for(tmp_path: Path) -> None:
