@@ -40,12 +40,16 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ROLE: Final = f"{GROUP}/role"
 ROLE_SERVE: Final = "serve"
+ROLE_ASIDE: Final = "aside"
+"""A pod whose device failed, which keeps it from others while another replica takes its place."""
 COMPONENT_INSPECT: Final = "inspect"
 LABEL_INSPECTS: Final = f"{GROUP}/inspects"
 """The service whose model a pod looks at. Such a pod has no LABEL_SERVICE, by which gateways and Services find replicas."""
 USER_PREFIX: Final = f"user.{GROUP}/"
 """Of labels and annotations that a service's author gave the pods."""
 ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
+ANNOTATION_ASIDE: Final = f"{GROUP}/aside"
+"""When a pod was set aside last."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 CONTAINER_RUNTIME: Final = "runtime"
@@ -108,6 +112,7 @@ REASONS: Final = {
     "Rejected": "The API server finds an object invalid, or a policy or webhook denies it; the message is its own.",
     "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
     "ReplicasFailing": "Some replicas fail while others serve.",
+    "DeviceFailed": "The device of a replica failed; the message has the Xid or CUDA's words, the node, and whether the pod is set aside with its device.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",
 }
 """Reasons that conditions may carry, each with the sentence that explains it in the documentation."""
@@ -126,6 +131,9 @@ EVENTS: Final = {
     "DrainStarted": "A replica was asked to finish its work before it leaves.",
     "Drained": "A replica finished its work, or its drain deadline passed.",
     "ReplicaFailed": "A replica failed; the note quotes its last words.",
+    "DeviceFailed": "The device of a replica failed; the pod is set aside with it for a while, and another one takes its place.",
+    "BroughtBack": "A pod that was set aside with its device is a replica again, since there is no room for another.",
+    "AsideEnded": "A pod that was set aside with its device is deleted, so that the device is free again.",
     "InvalidSpec": "A field of the spec cannot be honoured.",
     "ModelInspected": "The model's config was read before replicas start; the note has the forecast.",
     "ForecastUnknown": "The model's config could not be read before replicas start, or says too little; they start all the same.",

@@ -76,9 +76,10 @@ def table(services: Iterable[Json], pods: Iterable[Json]) -> Table:
     by_service: dict[tuple[str, str], list[Endpoint]] = {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
-        owner = (metadata.get("labels") or {}).get(names.LABEL_SERVICE)
+        marks = metadata.get("labels") or {}
+        owner, aside = marks.get(names.LABEL_SERVICE), marks.get(names.LABEL_ROLE) == names.ROLE_ASIDE
         endpoint = endpoint_of(pod)
-        if owner and endpoint:
+        if owner and endpoint and not aside:
             by_service.setdefault((metadata.get("namespace", ""), owner), []).append(endpoint)
     resources = list(services)
     found = {

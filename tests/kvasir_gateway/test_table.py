@@ -3,6 +3,7 @@
 import pytest
 
 from fakes.gateway import pod, service
+from kvasir_api import names
 from kvasir_api.state import Rates, State
 from kvasir_gateway import table as tables
 from kvasir_gateway.choose import Candidate, Reading
@@ -54,6 +55,13 @@ def test_pods_belong_to_the_service_of_their_namespace():
         [pod("s", "one", namespace="a"), pod("s", "two", namespace="b"), pod("other", "three", namespace="a")],
     )
     assert {s.key: [e.pod for e in s.endpoints] for s in found.services} == {"a.s": ["one"], "b.s": ["two"]}
+
+
+def test_a_pod_that_is_set_aside_is_no_endpoint_although_it_is_ready():
+    aside = pod("s", "one", namespace="a")
+    aside["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_ASIDE
+    (found,) = tables.table([service("s", namespace="a")], [aside, pod("s", "two", namespace="a")]).services
+    assert [endpoint.pod for endpoint in found.endpoints] == ["two"]
 
 
 def test_a_model_is_named_by_the_spec_or_by_the_object():

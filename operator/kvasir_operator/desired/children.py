@@ -93,7 +93,8 @@ def network_policy(seen: Observed, settings: Settings) -> Json:
         "kind": "NetworkPolicy",
         "metadata": _metadata(seen, seen.name, ""),
         "spec": {
-            "podSelector": {"matchLabels": _all_replicas(seen)},
+            # Pods that were set aside as well.
+            "podSelector": {"matchLabels": {names.LABEL_SERVICE: seen.name}},
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"ports": [{"port": names.PORT_HTTP, "protocol": "TCP"}]},

@@ -57,9 +57,16 @@ class Hearing:
         self.missing_gateways = tuple(sorted(name for name, (at, _) in self._gateways.items() if now - at > STALE_S))
 
     def replicas(self, service: Key) -> tuple[Replica, ...]:
-        """The pods of a service with what they said lately; not those that only look at its model."""
+        """The pods of a service with what they said lately; not those that only look at its model, nor those aside."""
+        return tuple(replica(pod, self.reading(uid(pod))) for pod in self._pods(service, aside=False))
+
+    def aside(self, service: Key) -> tuple[Replica, ...]:
+        """Pods that are set aside, since their device failed."""
+        return tuple(replica(pod, None) for pod in self._pods(service, aside=True))
+
+    def _pods(self, service: Key, *, aside: bool) -> list[Json]:
         pods = [pod for pod in self._store.of(POD, service) if names.LABEL_SERVICE in labels(pod)]
-        return tuple(replica(pod, self.reading(uid(pod))) for pod in pods)
+        return [pod for pod in pods if (labels(pod).get(names.LABEL_ROLE) == names.ROLE_ASIDE) is aside]
 
     def incomplete(self, service: Key) -> bool:
         """Whether a ready pod of the service has said nothing since this operator began, and is not silent for it yet.

@@ -51,6 +51,7 @@ class Observer:
             revisions=self._store.of(CONTROLLER_REVISION, name),
             deployments=self._store.of(DEPLOYMENT, name),
             replicas=self._hearing.replicas(name),
+            aside=self._hearing.aside(name),
             svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=claim_found,

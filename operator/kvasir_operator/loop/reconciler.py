@@ -24,6 +24,7 @@ from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
+from kvasir_operator.rollout import aside
 from kvasir_operator.rollout.course import course
 from kvasir_operator.rollout.plan import plan
 from kvasir_operator.status.compose import compose, document, urgent
@@ -155,7 +156,7 @@ class Reconciler:
         try:
             found = replace(found, blocked=await self._writer.children(seen, service, writes))
             await self._announcer.revision(seen, service, current)
-            for step in planned.steps:
+            for step in (*planned.steps, *aside.steps(seen, wanted=found.wanted, now=self._clock.wall())):
                 await self._writer.step(seen, service, step)
         except KubeError as error:
             reason = refusal(str(error), status=error.status) if error.status else ""
@@ -183,7 +184,7 @@ class Reconciler:
 
     def _attend(self, name: Key, found: Findings, *, settled: bool) -> None:
         """Ask for a look at every tick while time alone may change something: a drain, a deadline, a loading model."""
-        leaving = any(r.phase == "draining" for r in found.seen.replicas)
+        leaving = any(r.phase == "draining" for r in found.seen.replicas) or bool(found.seen.aside)
         if (settled and not leaving) or found.fault_reason:
             self._scaler.attention.discard(name)
         else:

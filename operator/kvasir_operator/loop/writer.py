@@ -6,7 +6,7 @@ exception: their marks count when the watch brings them back, since the ReplicaS
 
 import hashlib
 import json
-from typing import Final
+from typing import Final, Literal
 
 from kvasir_api import names
 from kvasir_kube.cluster import Cluster
@@ -26,6 +26,7 @@ from kvasir_kube.kinds import (
     resource_version,
 )
 from kvasir_kube.readings import Reader
+from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.dirty import Dirty
@@ -136,6 +137,16 @@ class Writer:
             case "cut":
                 await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
                 self._telemetry.wrote(POD.kind)
+            case "aside":
+                await self._set_aside(seen, r, now)
+                await self._say(seen, service, "DeviceFailed", r, step.why, kind="Warning")
+            case "return":
+                await self._bring_back(seen, r)
+                await self._say(seen, service, "BroughtBack", r, step.why)
+            case "free":
+                await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
+                self._telemetry.wrote(POD.kind)
+                await self._say(seen, service, "AsideEnded", r, step.why)
 
     async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
         """Apply unless the very same was applied to the very same object: the server may write a value in another way
@@ -190,15 +201,43 @@ class Writer:
     async def _unmark(self, seen: Observed, r: Replica) -> None:
         await self._annotate(seen, r, {names.ANNOTATION_DELETION_COST: None, names.ANNOTATION_DRAIN: None})
 
+    async def _set_aside(self, seen: Observed, r: Replica, now: str) -> None:
+        """Its workload lets go of a pod that has not its labels; from then on it goes with the service."""
+        await self._patch(
+            seen,
+            r,
+            {
+                "labels": {names.LABEL_ROLE: names.ROLE_ASIDE},
+                "annotations": {names.ANNOTATION_ASIDE: now},
+                "ownerReferences": [{**owner(seen), "controller": False}],
+            },
+        )
+
+    async def _bring_back(self, seen: Observed, r: Replica) -> None:
+        """Its workload adopts a pod that has its labels and no owner, and gives up one that is less far."""
+        await self._patch(seen, r, {"labels": {names.LABEL_ROLE: names.ROLE_SERVE}, "ownerReferences": None})
+
     async def _annotate(self, seen: Observed, r: Replica, notes: Json) -> None:
+        await self._patch(seen, r, {"annotations": notes})
+
+    async def _patch(self, seen: Observed, r: Replica, metadata: Json) -> None:
         # The uid makes the patch fail on another pod of the same name.
-        patch = {"metadata": {"uid": r.uid, "annotations": notes}}
+        patch = {"metadata": {"uid": r.uid, **metadata}}
         try:
             await self._cluster.merge(POD, seen.namespace, r.name, patch, manager=names.MANAGER)
         except (NotFoundError, ConflictError):
             return
         self._telemetry.wrote(POD.kind)
 
-    async def _say(self, seen: Observed, service: Json, reason: str, r: Replica, why: str) -> None:
+    async def _say(
+        self,
+        seen: Observed,
+        service: Json,
+        reason: str,
+        r: Replica,
+        why: str,
+        *,
+        kind: Literal["Normal", "Warning"] = "Normal",
+    ) -> None:
         pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
-        await self._recorder.say(service, reason, f"{r.name}: {why}", related=pod)
+        await self._recorder.say(service, reason, f"{r.name}: {why}", kind=kind, related=pod)

@@ -41,6 +41,8 @@ class Replica:
     people. drained: the operator has marked it as the first to go. reading: what the runtime said last, None when it is
     silent. node: where it runs; node_leaves, spot: that node will not be there for long, or can vanish at short notice,
     as far as that was asked. out_of_memory: its container ended last because it took more memory than its limit.
+    device_fault: how its container said, when it ended last, that its device failed. unhealthy: devices of it that the
+    kubelet calls so. aside_at: when it was set aside last.
     """
 
     name: str
@@ -61,6 +63,9 @@ class Replica:
     restarts: int = 0
     out_of_memory: bool = False
     refusal: str = ""
+    device_fault: str = ""
+    unhealthy: tuple[str, ...] = ()
+    aside_at: float | None = None
     last_words: str = ""
     reading: State | None = None
     node: str = ""
@@ -116,6 +121,9 @@ def replica(pod: Json, reading: State | None) -> Replica:
         restarts=int(runtime.get("restartCount") or 0),
         out_of_memory=_terminated(runtime).get("reason") == OUT_OF_MEMORY,
         refusal=refusal,
+        device_fault=device_fault(_terminated(runtime)),
+        unhealthy=_unhealthy(runtime),
+        aside_at=epoch(notes.get(names.ANNOTATION_ASIDE)),
         last_words=_last_words(pod, runtime),
         reading=reading,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
@@ -135,11 +143,24 @@ def refusal_line(terminated: Json) -> str:
 
     The message may hold the tail of the log, so the last line that starts with the prefix counts.
     """
-    if terminated.get("exitCode") != names.EXIT_REFUSED:
-        return ""
+    return _said(terminated) if terminated.get("exitCode") == names.EXIT_REFUSED else ""
+
+
+def device_fault(terminated: Json) -> str:
+    """The line with which `kvasir serve` said that its device failed; empty when it ended in another way."""
+    return _said(terminated) if terminated.get("exitCode") == names.EXIT_DEVICE else ""
+
+
+def _said(terminated: Json) -> str:
     lines = str(terminated.get("message") or "").splitlines()
     found = [line.strip() for line in lines if line.strip().startswith(names.REFUSAL_PREFIX)]
     return found[-1].removeprefix(names.REFUSAL_PREFIX) if found else ""
+
+
+def _unhealthy(runtime: Json) -> tuple[str, ...]:
+    """Devices of the container that the kubelet calls unhealthy, where it tells of health at all."""
+    resources = [r for a in runtime.get("allocatedResourcesStatus") or () for r in a.get("resources") or ()]
+    return tuple(str(r.get("resourceID", "")) for r in resources if r.get("health") == "Unhealthy")
 
 
 def _phase(pod: Json, runtime: Json, refusal: str, reading: State | None) -> Phase:
@@ -173,6 +194,8 @@ def _last_words(pod: Json, runtime: Json) -> str:
         return str(scheduled.get("message") or "")
     waiting = (runtime.get("state") or {}).get("waiting") or {}
     ended = _terminated(runtime)
+    if fault := device_fault(ended):
+        return fault[:300]
     if ended:
         lines = str(ended.get("message") or "").strip().splitlines()
         how = f"exit code {ended.get('exitCode')}, {ended.get('reason') or 'Error'}{_limit(pod, ended)}"

@@ -56,9 +56,9 @@ class Observed:
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
-    inspections: pods that look at the model. model: what they read, as status has it until more is known. holder: the
-    claim of another service to a name that this one wants to serve, None where there is none. classes: the accelerator
-    classes of the cluster by name.
+    aside: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
+    model: what they read, as status has it until more is known. holder: the claim of another service to a name that
+    this one wants to serve, None where there is none. classes: the accelerator classes of the cluster by name.
     """
 
     namespace: str
@@ -72,6 +72,7 @@ class Observed:
     revisions: tuple[Revision, ...] = ()
     workloads: tuple[Workload, ...] = ()
     replicas: tuple[Replica, ...] = ()
+    aside: tuple[Replica, ...] = ()
     svc: Json | None = None
     guards: tuple[Json, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -103,6 +104,7 @@ def observed(
     deployments: Iterable[Json],
     replicas: Iterable[Replica],
     svc: Json | None,
+    aside: Iterable[Replica] = (),
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     claim_bound: bool = True,
@@ -132,6 +134,7 @@ def observed(
         revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
         workloads=tuple(map(_workload, ours)),
         replicas=tuple(sorted(replicas, key=lambda r: r.name)),
+        aside=tuple(sorted(aside, key=lambda r: r.name)),
         svc=None if foreign_svc else svc,
         guards=tuple(own_guards),
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),

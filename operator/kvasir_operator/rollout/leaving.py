@@ -23,7 +23,7 @@ GUESSED_STEP_S: Final = 0.05
 GUESSED_PREFILL: Final = 1000.0
 """Speed of a replica that has measured none: seconds of a step, tokens per second of a prompt."""
 
-Verb = Literal["drain", "ask", "finish", "release", "cut"]
+Verb = Literal["drain", "ask", "finish", "release", "cut", "aside", "return", "free"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,9 @@ class Step:
     """One thing to do to one pod.
 
     drain: ask its runtime to drain and mark it. ask: ask again, the mark is there. finish: mark it as the next to go.
-    release: take both back. cut: delete it with a short grace, it has had its time. why: one sentence.
+    release: take both back. cut: delete it with a short grace, it has had its time. aside: make it no replica any more,
+    so that another takes its place while it keeps its device; return: make it one again; free: delete it. why: one
+    sentence.
     """
 
     verb: Verb

@@ -46,7 +46,12 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
     failed = found.first("failed")
     worse = []
     if failed and serving:
-        worse.append(("ReplicasFailing", f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
+        reason = "DeviceFailed" if failed.device_fault else "ReplicasFailing"
+        worse.append((reason, f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
+    for r in found.seen.aside:
+        worse.append(("DeviceFailed", f"{r.name} on node {r.node} is set aside with its device: {r.last_words}"))
+    for r in (r for r in serving if r.unhealthy):
+        worse.append(("DeviceFailed", f"{r.name}: the kubelet calls {', '.join(r.unhealthy)} unhealthy"))
     locked = [r for r in serving if r.reading is not None and r.reading.locked]
     if locked and (said := locked[0].reading):
         how_many = f"{len(locked)} of {len(serving)} ready replicas let nobody in"
@@ -55,13 +60,13 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
     if slow and (said := slow[0].reading):
         message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"
         worse.append(("SlowerKernels", f"{message}, as {said.fallback}"))
+    if slowed := speed.slow(found):
+        worse.append(("SlowDecode", speed.message(found, slowed, len(serving))))
     return worse
 
 
 def _condition(found: Findings, kind: str, reason: str, message: str, *, true: bool = True) -> Condition:
     status = "True" if true else "False"
-    if slowed := speed.slow(found):
-        worse.append(("SlowDecode", speed.message(found, slowed, len(serving))))
     before = next((c for c in found.seen.status.conditions if c.type == kind), None)
     unchanged = before is not None and before.status == status
     return Condition.model_validate(

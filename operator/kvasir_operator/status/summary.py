@@ -157,7 +157,8 @@ def _why_not_ready(found: Findings) -> Summary:
     """Why too few replicas are ready, without saying how long that has lasted."""
     how_many = f"{found.updated_ready} of {_replicas(found.wanted)} ready"
     if failed := found.first("failed"):
-        reason = "Scaling" if found.updated_ready else "CrashLooping"
+        down = "DeviceFailed" if failed.device_fault else "CrashLooping"
+        reason = "Scaling" if found.updated_ready else down
         return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'it gave no reason'}")
     if unplaced := found.first("unschedulable"):
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
