@@ -12,7 +12,7 @@ import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,15 @@ ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"
 """The worker forks, which a second thread would not survive."""
 
 
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One process and those who wait for its answers; it may be heard to have ended when the next one works already."""
+
+    process: asyncio.subprocess.Process
+    pending: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
+    ended: bool = False
+
+
 class Verdicts:
     """folder: of the model. vocab_size: of its logits. observe: told the seconds of each trial, and if it failed."""
 
@@ -59,9 +68,8 @@ class Verdicts:
         self._asked: dict[bytes, asyncio.Future[Verdict]] = {}
         self._turns = asyncio.Semaphore(NUM_AT_WORKER)
         self._waiting_bytes = 0
-        self._pending: dict[int, asyncio.Future[Verdict]] = {}
         self._number = 0
-        self._worker: asyncio.subprocess.Process | None = None
+        self._worker: _Worker | None = None
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._broken = ""
@@ -69,7 +77,7 @@ class Verdicts:
     @property
     def worker_pid(self) -> int | None:
         """Of the worker, None where none runs."""
-        return None if self._worker is None else self._worker.pid
+        return None if self._worker is None else self._worker.process.pid
 
     @property
     def remembered_bytes(self) -> int:
@@ -97,7 +105,7 @@ class Verdicts:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        await self._end_worker()
+        await self._end(self._worker)
 
     async def _verdict(self, grammar: Grammar) -> Verdict:
         """From memory, from somebody who is asking the same already, or from the worker."""
@@ -135,11 +143,13 @@ class Verdicts:
     async def _ask(self, key: bytes, grammar: Grammar) -> Verdict:
         """Once more where the worker died, which is no fault of this grammar's: those die in forks of it."""
         for last in (False, True):
+            worker: _Worker | None = None
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    told = await self._told(grammar)
+                    worker = await self._at_work()
+                    told = Verdict(error=self._broken) if worker is None else await self._told(worker, grammar)
             except (TimeoutError, OSError, EOFError) as error:
-                await self._end_worker()
+                await self._end(worker)
                 if last:
                     raise Refused(openai_errors.internal()) from error
                 continue
@@ -147,28 +157,29 @@ class Verdicts:
             return told
         raise AssertionError("unreachable")
 
-    async def _told(self, grammar: Grammar) -> Verdict:
+    async def _at_work(self) -> _Worker | None:
+        """The worker, started if need be; None where there can be none."""
         async with self._starting:
             if self._worker is None and not self._broken:
                 await self._start()
-        if self._broken:
-            return Verdict(error=self._broken)
-        assert self._worker is not None
-        assert self._worker.stdin is not None
+            return self._worker
+
+    async def _told(self, worker: _Worker, grammar: Grammar) -> Verdict:
+        assert worker.process.stdin is not None
         self._number += 1
         number = self._number
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._pending[number] = future
+        worker.pending[number] = future
         try:
-            self._worker.stdin.write(framed(Ask(number, grammar)))
-            await self._worker.stdin.drain()
+            worker.process.stdin.write(framed(Ask(number, grammar)))
+            await worker.process.stdin.drain()
             return await future
         finally:
-            self._pending.pop(number, None)
+            worker.pending.pop(number, None)
 
     async def _start(self) -> None:
         """Raises EOFError where it ends before it is loaded."""
-        self._worker = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -176,35 +187,42 @@ class Verdicts:
             env={**os.environ, **ONE_THREAD},
             start_new_session=True,
         )
-        assert self._worker.stdout is not None
-        first = await _read(self._worker.stdout)
+        worker = self._worker = _Worker(process)
+        assert process.stdout is not None
+        try:
+            first = await _read(process.stdout)
+        except BaseException:
+            await self._end(worker)
+            raise
         if first.number == LOADED and first.verdict.error:
             self._broken = first.verdict.error
-            await self._end_worker()
+            await self._end(worker)
             return
-        self._reader = asyncio.create_task(self._read_all(self._worker.stdout))
+        self._reader = asyncio.create_task(self._read_all(worker, process.stdout))
 
-    async def _read_all(self, stdout: asyncio.StreamReader) -> None:
+    async def _read_all(self, worker: _Worker, stdout: asyncio.StreamReader) -> None:
         try:
             while True:
                 told = await _read(stdout)
                 self._observe(told.seconds, bool(told.verdict.error))
-                future = self._pending.get(told.number)
+                future = worker.pending.get(told.number)
                 if future is not None and not future.done():
                     future.set_result(told.verdict)
         except (EOFError, OSError, msgspec.MsgspecError):
-            await self._end_worker()
-            for future in self._pending.values():
+            await self._end(worker)
+            for future in worker.pending.values():
                 if not future.done():
                     future.set_exception(EOFError("the worker ended"))
 
-    async def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is None:
+    async def _end(self, worker: _Worker | None) -> None:
+        if worker is None or worker.ended:
             return
+        worker.ended = True
+        if self._worker is worker:
+            self._worker = None
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)  # its forks too
-        await worker.wait()
+            os.killpg(worker.process.pid, signal.SIGKILL)  # its forks too
+        await worker.process.wait()
 
     def _remember(self, key: bytes, grammar: Grammar, verdict: Verdict) -> None:
         if verdict.grammar == grammar:
