@@ -94,12 +94,12 @@ REASONS: Final = {
     "Unschedulable": "The scheduler finds no node for a replica.",
     "InvalidSpec": "A field of the spec cannot be honoured; the message names it.",
     "TooSmall": "The model's weights and the least KV cache do not fit the memory that was asked for.",
+    "Unsupported": "No AcceleratorClass that the service may get computes in a type that the spec asks for; the message names the field.",
+    "BadPatch": "An operation in podPatches of the service's AcceleratorClass does not apply, or changes what the operator lives by; the message names it.",
     "NameConflict": "Another service already serves the same model name.",
     "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that no client is let in.",
     "RollingOut": "Replicas of a new revision replace those of the old one.",
     "RolloutPaused": "The rollout stands still because spec.rollout.paused says so.",
-    "Unsupported": "No AcceleratorClass that the service may get computes in a type that the spec asks for; the message names the field.",
-    "BadPatch": "An operation in podPatches of the service's AcceleratorClass does not apply, or changes what the operator lives by; the message names it.",
     "RolloutHeld": "The new revision is worse than spec.rollout.analysis allows; the rollout stands still.",
     "RolledBack": "The spec's revision was given up; the last good one serves until the spec changes or promotes it.",
     "Scaling": "The number of replicas is being changed.",
@@ -114,12 +114,12 @@ REASONS: Final = {
     "ReplicasFailing": "Some replicas fail while others serve.",
     "DeviceFailed": "The device of a replica failed; the message has the Xid or CUDA's words, the node, and whether the pod is set aside with its device.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",
+    "SlowDecode": "Replicas decode slower than the declared share of what their AcceleratorClass allows; the message has the numbers.",
 }
 """Reasons that conditions may carry, each with the sentence that explains it in the documentation."""
 
 EVENTS: Final = {
     "ScaledUp": "The number of wanted replicas rose; the note says by which law and from which numbers.",
-    "SlowDecode": "Replicas decode slower than the declared share of what their AcceleratorClass allows; the message has the numbers.",
     "ScaledDown": "The number of wanted replicas fell; the note says by which law and from which numbers.",
     "ScalingHeld": "A change of replicas was held back because readings are missing.",
     "RevisionCreated": "The spec asks for new pods; the note names the revision.",
