@@ -134,6 +134,11 @@ class Rows:
         return self._tokens
 
     @property
+    def arrays(self) -> tuple[NDArray[np.int32], Ints]:
+        """Where they lie for good: (rows, positions) known ids, and (rows, blocks) ids of blocks."""
+        return self._host, self._block_tables
+
+    @property
     def num_bytes(self) -> int:
         """None of a device."""
         return 0

@@ -33,6 +33,7 @@ from kvasir_runtime.runner.graphs import Graphs, Replayed
 from kvasir_runtime.runner.masks import Filling, Masks
 from kvasir_runtime.runner.pooling import Pools
 from kvasir_runtime.runner.queues import Mark, Queue
+from kvasir_runtime.runner.quick import Quick, quick
 from kvasir_runtime.runner.reports import Drawn, Reports
 from kvasir_runtime.runner.rows import AnyRows, Inputs
 from kvasir_runtime.watch import Watch
@@ -136,6 +137,7 @@ class Runner:
         )
         self._launched: deque[Launched] = deque()
         self._early = not queue.overlaps and model.begins(cache)
+        self._quick = quick(model, rows, cache, facts.max_batch_tokens)
         self._watch = Watch()
 
     @property
@@ -275,15 +277,26 @@ class Runner:
         if replayed is not None and replayed.hidden is not None:
             inputs, hidden = replayed.inputs, replayed.hidden
         else:
+            greedy = self._early and bool(sampled) and self._drawer.how(sampled, launched.filling) == "greedy"
+            if greedy and self._quick is not None and self._quick.begin(plan.chunks):
+                self._watch.lap("batch")
+                launched.forward = partial(self._quickly, launched, self._quick)
+                return
             inputs = self._rows.batch(plan.chunks)
             self._watch.lap("batch")
             if self._early:
-                greedy = bool(sampled) and self._drawer.how(sampled, launched.filling) == "greedy"
                 self._model.begin(inputs.computed(), self._cache, greedy=greedy)
                 launched.forward = partial(self._forwarded, launched, inputs, sampled)
                 return
             hidden = self._model.hidden(inputs.computed(), self._cache)
         self._behind(launched, inputs, hidden, sampled)
+
+    def _quickly(self, launched: Launched, quick: Quick) -> None:
+        """Take part in the whole step, which was begun."""
+        launched.forward = None
+        launched.results = quick.finish(launched.plan)
+        self._watch.lap("forward")
+        self._watch.parts(self._model.counted())
 
     def _forwarded(self, launched: Launched, inputs: Inputs, sampled: list[Chunk]) -> None:
         """Take part in the forward pass that was begun, and go on behind it."""

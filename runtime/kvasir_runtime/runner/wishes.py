@@ -22,12 +22,14 @@ class Wishes:
         self.top_k = np.zeros(num_rows, dtype=np.int64)
         self.seed = np.zeros(num_rows, dtype=np.int64)
         self._stop_token_ids: list[tuple[int, ...]] = [()] * num_rows
+        self._warm: set[int] = set()  # rows with a temperature; for few rows a set is quicker than an array
 
     def learn(self, row: int, sampling: Sampling) -> None:
         """A sequence takes a row."""
         self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
         self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p
         self.seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
+        (self._warm.add if sampling.temperature else self._warm.discard)(row)
         self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
 
     def copy(self, forks: Sequence[Fork]) -> None:
@@ -39,6 +41,7 @@ class Wishes:
         stops = [self._stop_token_ids[source] for source in sources]
         for row, stop_token_ids in zip(rows, stops, strict=True):
             self._stop_token_ids[row] = stop_token_ids
+            (self._warm.add if self.temperature[row] else self._warm.discard)(row)
 
     def greedy(self, sampled: Sequence[Chunk]) -> bool:
         """Whether all chunks that sample want the most likely token, and may have any."""
@@ -46,7 +49,7 @@ class Wishes:
 
     def coldest(self, sampled: Sequence[Chunk]) -> bool:
         """Whether all want the most likely token of those that they may have."""
-        return not self.temperature[[chunk.row for chunk in sampled]].any()
+        return not self._warm or not any(chunk.row in self._warm for chunk in sampled)
 
     def filtered(self, sampled: Sequence[Chunk]) -> bool:
         """Whether one that draws at random narrows what may be drawn."""

@@ -43,4 +43,23 @@ struct StepBatch {
   int64_t* ticks;
 };
 
+// A step made of rows that the host keeps, in which every sequence draws its likeliest token.
+// chunks: (count, 3) of each sequence its row, the first position that is computed, and how many. All positions up to
+// there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks.
+// Workspace: token_ids, positions, slots of all positions that are computed, wanted and likeliest of all sequences, lens
+// (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
+struct StepRows {
+  int64_t count;
+  const int64_t* chunks;
+  int32_t* tokens;
+  int64_t token_stride;
+  const int64_t* tables;
+  int64_t table_stride;
+  int64_t *token_ids, *positions, *slots, *wanted, *likeliest;
+  int32_t* lens;
+  int64_t* blocks;
+  void *out, *logits;
+  int64_t* ticks;
+};
+
 }  // namespace kvasir

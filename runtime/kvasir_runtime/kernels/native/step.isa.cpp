@@ -199,4 +199,39 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
       },
       &step, sizeof step, needs, 3);
 }
+
+KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::StepRows* rows) {
+  const kvasir::StepRows& r = *rows;
+  int64_t tokens = 0, longest = 0;
+  for (int64_t s = 0; s < r.count; ++s) {
+    const int64_t end = r.chunks[3 * s + 1] + r.chunks[3 * s + 2];
+    longest = KVASIR_ISA::most(longest, (end + model->block_size - 1) / model->block_size);
+  }
+  for (int64_t s = 0; s < r.count; ++s) {
+    const int64_t row = r.chunks[3 * s], start = r.chunks[3 * s + 1], count = r.chunks[3 * s + 2];
+    const int64_t* table = r.tables + row * r.table_stride;
+    for (int64_t at = start; at < start + count; ++at, ++tokens) {
+      r.token_ids[tokens] = r.tokens[row * r.token_stride + at];
+      r.positions[tokens] = at;
+      r.slots[tokens] = table[at / model->block_size] * model->block_size + at % model->block_size;
+    }
+    r.wanted[s] = tokens - 1;
+    r.lens[s] = static_cast<int32_t>(count);
+    r.lens[r.count + s] = static_cast<int32_t>(start + count);
+    __builtin_memcpy(r.blocks + s * longest, table, longest * sizeof(int64_t));
+  }
+  const kvasir::Sequences sequences{r.count, r.lens, r.lens + r.count, r.blocks, longest};
+  const kvasir::StepBatch batch{tokens,   r.count,   r.token_ids, r.positions, r.slots,     r.wanted,
+                                sequences, r.out, r.logits,    r.likeliest, r.ticks};
+  KVASIR_JOIN(kvasir_step, KVASIR_ISA)(model, &batch);
+}
+
+// Takes part in it until it is computed, and puts what was drawn behind the tokens of the rows.
+KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
+  kvasir::finish();
+  for (int64_t s = 0; s < rows->count; ++s) {
+    const int64_t* chunk = rows->chunks + 3 * s;
+    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(rows->likeliest[s]);
+  }
+}
 #endif

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.gated import FeedForward
 from kvasir_runtime.kernels.native import structs
-from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.native.library import Function, library
 from kvasir_runtime.kernels.native.linear import LinearStruct, Packed
 from kvasir_runtime.kernels.native.table import takes_heads
 from kvasir_runtime.kernels.spans import Spans
@@ -130,7 +130,9 @@ class Step:
         self._model = model
         self._kept = kept
         self._cache = 0
-        self._head_rows = int(model.head.contents.outputs) if model.head else 0
+        self.head_rows = int(model.head.contents.outputs) if model.head else 0
+        self.model = ctypes.byref(model)
+        self._library = found
         self._run = found.function("step", _POINTER, _POINTER)
         self._join = found.finish
         self._begun: tuple[Foreseen, tuple[Any, ...]] | None = None
@@ -150,15 +152,12 @@ class Step:
 
         What a step begun before would give is lost if it was not finished.
         """
-        if self._begun is not None:
-            self.finish()
-        if cache.data_ptr() != self._cache:
-            self._look_at(cache)
+        self.ready(cache)
         sequences, kept = structs.sequences(spans)
         out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
         logits = likeliest = None
-        if self._head_rows and rows.shape[0] <= sequences.count:
-            logits = torch.empty((rows.shape[0], self._head_rows), dtype=torch.bfloat16)
+        if self.head_rows and rows.shape[0] <= sequences.count:
+            logits = torch.empty((rows.shape[0], self.head_rows), dtype=torch.bfloat16)
             likeliest = torch.empty(rows.shape[0], dtype=torch.int64) if greedy else None
         batch = BatchStruct(
             tokens=token_ids.shape[0],
@@ -171,13 +170,13 @@ class Step:
             out=out.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
             likeliest=None if likeliest is None else likeliest.data_ptr(),
-            ticks=None if self._ticks is None else self._ticks.ctypes.data,
+            ticks=self.ticks,
         )
         self._begun = (
             Foreseen(hidden=out, logits=logits, likeliest=likeliest),
             (batch, kept, token_ids, positions, slots, rows),
         )
-        self._run(ctypes.byref(self._model), ctypes.byref(batch))
+        self._run(self.model, ctypes.byref(batch))
 
     def finish(self) -> Foreseen:
         """Compute what is left of the step that was begun. Raises ValueError where none was."""
@@ -186,6 +185,28 @@ class Step:
         self._join()
         (foreseen, _), self._begun = self._begun, None
         return foreseen
+
+    def ready(self, cache: Tensor) -> None:
+        """Before a step begins: what was begun before is finished, and this is the cache that the next one reads."""
+        self._join()
+        self._begun = None
+        if cache.data_ptr() != self._cache:
+            self._look_at(cache)
+
+    def room(self, count: int) -> tuple[Tensor, Tensor]:
+        """Hidden states and logits of so many rows, undefined."""
+        hidden = torch.empty((count, self._model.hidden), dtype=torch.bfloat16)
+        return hidden, torch.empty((count, self.head_rows), dtype=torch.bfloat16)
+
+    def of_rows(self, struct: type[ctypes.Structure]) -> tuple[Function, Function]:
+        """What begins and ends steps that are made of rows; struct: kvasir::StepRows."""
+        found, pointer = self._library, ctypes.POINTER(struct)
+        return found.function("step_rows", _POINTER, pointer), found.function("step_rows_finish", pointer)
+
+    @property
+    def ticks(self) -> int | None:
+        """Where time stamps are counted, if they are."""
+        return None if self._ticks is None else self._ticks.ctypes.data
 
     def count(self, wanted: bool) -> None:
         """Count time stamps from now on, or do not."""
