@@ -1,0 +1,158 @@
+"""What each field of a spec that shapes no pod changes on a cluster: two services that differ in it alone, what their
+pods say, and what their statuses then show. Read by the test that shows it and by the one that asks for every field.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from kvasir_api.state import Kv, Rates, Served
+
+Json = dict[str, Any]
+Look = Literal["desired", "new", "old", "phase", "stalled", "class", "fit"]
+SMALL: Final[Json] = {"resources": {"cpu": "100m", "memory": "64Mi"}}
+EDIT: Final[Json] = {"runtime": {"blockSize": 32}}
+IDLE: Final[Json] = {"kv": Kv(capacity_tokens=1000, free_tokens=1000)}
+TWO_AND_A_HALF: Final[Json] = {
+    **IDLE,
+    "waiting": 1,
+    "waiting_uncached_tokens": 150_000,
+    "rates": Rates(prefill_tokens_per_s=1000.0),
+}
+"""Prompts that one replica computes in 150 s: within 60 s that takes two and a half."""
+BAD: Final[Json] = {"served": Served(answered=40, failed=20)}
+FAST: Final[Json] = {"served": Served(answered=100, ttft_s=10.0, first_tokens=100)}
+SLOW: Final[Json] = {"served": Served(answered=100, ttft_s=99.0, first_tokens=99)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """values: of the field. beside: what else the spec says from the beginning, then: from when it is ready.
+
+    The field itself is there from the beginning, or only then with later. replicas: at first. says: what the first pod
+    says then; new_says: what a new revision's pods say; serve: whether those get ready. look: what is compared; shows:
+    what it is for either value, at the same moment.
+    """
+
+    values: tuple[Any, Any]
+    look: Look
+    shows: tuple[Any, Any]
+    beside: Json = field(default_factory=dict)
+    then: Json = field(default_factory=dict)
+    later: bool = True
+    replicas: int = 1
+    says: Json = field(default_factory=dict)
+    new_says: Json = field(default_factory=dict)
+    serve: bool = False
+
+
+def _grows(values: tuple[int, int], shows: tuple[int, int] = (2, 3), **beside: Any) -> Effect:
+    """Replicas under a load that asks for three."""
+    return Effect(
+        values=values, look="desired", shows=shows, says=TWO_AND_A_HALF, then={"autoscaling": {"scaleUp": beside}}
+    )
+
+
+def _shrinks(values: tuple[int, int], shows: tuple[int, int], *, replicas: int, **beside: Any) -> Effect:
+    """Replicas without any load."""
+    down = {"windowSeconds": 0, "percent": 100, "periodSeconds": 1, **beside}
+    return Effect(
+        values=values,
+        look="desired",
+        shows=shows,
+        replicas=replicas,
+        says=IDLE,
+        then={"autoscaling": {"scaleDown": down}},
+    )
+
+
+def _scales(values: tuple[int, int], shows: tuple[int, int], *, replicas: int = 1, says: Json) -> Effect:
+    # Longer than that over which pinned tokens are averaged, or what was before would count.
+    down = {"scaleDown": {"windowSeconds": 6, "percent": 100, "periodSeconds": 1}}
+    return Effect(values=values, look="desired", shows=shows, replicas=replicas, says=says, then={"autoscaling": down})
+
+
+def _rolls(values: tuple[Any, Any], look: Look, shows: tuple[Any, Any], *, replicas: int = 1, **more: Any) -> Effect:
+    """A change of the pods' options, which rolls them; the field is told together with it."""
+    beside = more.pop("rollout", {})
+    return Effect(values=values, look=look, shows=shows, replicas=replicas, then={**EDIT, "rollout": beside}, **more)
+
+
+def pinned(tokens: int) -> Json:
+    """A reading with so many of 1000 tokens pinned."""
+    return {"kv": Kv(capacity_tokens=1000, pinned_tokens=tokens, free_tokens=1000 - tokens)}
+
+
+ON_GPU: Final[Json] = {"model": {"inspect": "Never"}, "resources": {"accelerator": {"count": 1}}}
+EFFECTS: Final[dict[str, Effect]] = {
+    "replicas": Effect(values=(1, 2), look="desired", shows=(1, 2)),
+    "autoscaling.minReplicas": _scales((1, 2), (1, 2), says=IDLE),
+    "autoscaling.maxReplicas": _scales((2, 3), (2, 3), says=TWO_AND_A_HALF),
+    "autoscaling.kvTargetPercent": _scales((85, 75), (1, 2), says=pinned(700)),
+    "autoscaling.kvReleasePercent": _scales((70, 40), (1, 2), replicas=2, says=pinned(500)),
+    "autoscaling.backlogHorizonSeconds": _scales((100, 60), (2, 3), says=TWO_AND_A_HALF),
+    "autoscaling.scaleUp.percent": _grows((100, 500), pods=1, periodSeconds=3600),
+    "autoscaling.scaleUp.pods": _grows((1, 4), percent=1, periodSeconds=3600),
+    "autoscaling.scaleUp.periodSeconds": _grows((3600, 1), pods=1, percent=1),
+    "autoscaling.scaleDown.windowSeconds": _shrinks((600, 0), (2, 1), replicas=2),
+    "autoscaling.scaleDown.percent": _shrinks((25, 100), (2, 1), replicas=3, periodSeconds=3600),
+    "autoscaling.scaleDown.periodSeconds": _shrinks((3600, 1), (2, 1), replicas=3, percent=25),
+    "rollout.strategy": _rolls(("Surge", "InPlace"), "old", (2, 1), replicas=2),
+    "rollout.maxSurge": _rolls((1, 3), "new", (1, 2), replicas=2),
+    "rollout.maxUnavailable": _rolls((1, 2), "old", (2, 1), replicas=3, rollout={"strategy": "InPlace"}),
+    "rollout.steps[].replicaPercent": _rolls(
+        ([{"replicaPercent": 25}], [{"replicaPercent": 75}]), "new", (1, 3), replicas=4, rollout={"maxSurge": 4}
+    ),
+    "rollout.steps[].pauseSeconds": _rolls(
+        ([{"replicaPercent": 50}], [{"replicaPercent": 50, "pauseSeconds": 3600}]),
+        "phase",
+        ("", "Canary"),
+        replicas=2,
+        serve=True,
+    ),
+    "rollout.analysis.minRequests": _rolls((10, 1000), "phase", ("Held", "Progressing"), new_says=BAD),
+    "rollout.analysis.maxErrorPercent": _rolls(
+        (5, 60), "phase", ("Held", "Progressing"), new_says=BAD, rollout={"analysis": {"minRequests": 10}}
+    ),
+    "rollout.analysis.maxTtftRegressionPercent": _rolls(
+        (0, 50), "phase", ("Progressing", "Held"), says=FAST, new_says=SLOW
+    ),
+    "rollout.autoRollback": _rolls(
+        (False, True), "phase", ("Held", "RolledBack"), new_says=BAD, rollout={"analysis": {"minRequests": 10}}
+    ),
+    "rollout.paused": _rolls((False, True), "phase", ("Progressing", "Paused")),
+    "rollout.progressDeadlineSeconds": _rolls((1800, 10), "stalled", ("", "ProgressDeadlineExceeded")),
+    "model.inspect": Effect(values=("Never", "Always"), look="fit", shows=("", "Unknown"), later=False),
+    "resources.accelerator.classes": Effect(
+        values=(["small-{id}"], ["large-{id}"]),
+        look="class",
+        shows=("small-{id}", "large-{id}"),
+        beside=ON_GPU,
+        later=False,
+        replicas=0,
+    ),
+    "resources.accelerator.minMemory": Effect(
+        values=("3Gi", "5Gi"),
+        look="class",
+        shows=("small-{id}", "large-{id}"),
+        beside=ON_GPU,
+        later=False,
+        replicas=0,
+    ),
+    "resources.accelerator.spot": Effect(
+        values=(False, True),
+        look="class",
+        shows=("small-{id}", "spot-{id}"),
+        beside={**ON_GPU, "resources": {"accelerator": {"count": 1, "minMemory": "3Gi"}}},
+        later=False,
+        replicas=0,
+    ),
+}
+ELSEWHERE: Final = {
+    "resources.accelerator.fallbackSeconds": "tests/e2e/test_operator_classes.py::test_a_full_class_is_passed_over",
+    "rollout.inPlaceAfterSeconds": "tests/e2e/test_operator_rollout.py"
+    "::test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_again",
+    "rollout.promote": "tests/e2e/test_operator_rollout.py::test_a_bad_canary_is_rolled_back_and_may_be_promoted",
+    "rollout.abort": "tests/e2e/test_operator_rollout.py"
+    "::test_a_paused_rollout_stands_still_and_an_aborted_one_goes_back",
+}
+"""Fields whose value is only known while the test runs, or that need a whole story, with the test that tells it."""
