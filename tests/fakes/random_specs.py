@@ -1,7 +1,8 @@
 """Specs that the CRD's own schema allows, drawn by hypothesis: a few fields at a time, as people edit.
 
-What no stub cluster could bring to rest is pinned: sizes that no node has, waits of hours, names of things that do not
-exist. Everything else, and every field that the schema will get, is drawn from its type, bounds, pattern or choices.
+What no stub cluster could bring to rest is pinned: more replicas than a node has addresses, waits of hours, names of
+which only a few exist. Everything else, and every field that the schema will get, is drawn from its type, bounds,
+pattern or choices; sizes and labels that no node has end with pods that find none.
 """
 
 import copy
@@ -17,23 +18,21 @@ ODD: Final = ("", "a", "a b", "$(id)", "`id`", "a;b|c&d", "'\"", "--host", "é",
 """Texts that a shell, a template or a validation might stumble over."""
 PINS: Final[dict[str, st.SearchStrategy[Any]]] = {
     "model.uri": st.sampled_from(["file:///srv/a", "file:///srv/b b;$(id)", "pvc://models/a", "pvc://models/a/b.c_d"]),
-    "replicas": st.integers(0, 2),
-    "autoscaling.minReplicas": st.integers(1, 2),
+    "replicas": st.integers(0, 3),
+    "autoscaling.minReplicas": st.integers(1, 3),
     "autoscaling.maxReplicas": st.integers(2, 1000),
-    "autoscaling.scaleDown.windowSeconds": st.just(0),
-    "autoscaling.scaleDown.percent": st.just(100),
-    "autoscaling.scaleDown.periodSeconds": st.just(1),
-    "resources.accelerator.resourceName": st.just("nvidia.com/gpu"),
+    "resources.accelerator.resourceName": st.sampled_from(["nvidia.com/gpu", "example.com/none"]),
     "resources.accelerator.classes": st.lists(st.sampled_from(["{class}", "none"]), max_size=2, unique=True),
     "resources.accelerator.minMemory": st.sampled_from(["", "1Gi", "900Gi"]),
-    "resources.cpu": st.sampled_from(["1", "250m", "0.5", "3000m"]),
-    "resources.memory": st.sampled_from(["64Mi", "1G", "1.5Gi", "1073741824"]),
     "rollout.steps[].pauseSeconds": st.integers(0, 1),
-    "rollout.paused": st.just(False),  # an order to stand still, not a state to arrive at
-    "pod.nodeSelector": st.sampled_from([{}, {"kubernetes.io/os": "linux"}]),
+    "pod.nodeSelector": st.sampled_from([{}, {"kubernetes.io/os": "linux"}, {"disk": "none"}]),
 }
+COMMON: Final[dict[str, st.SearchStrategy[Any]]] = {
+    "resources.cpu": st.sampled_from(["1", "250m", "0.5", "3000m", "500"]),
+    "resources.memory": st.sampled_from(["64Mi", "1G", "1.5Gi", "1073741824", "2Ti"]),
+}
+"""Beside what their pattern allows, since hardly anything of it is what people write."""
 WITH: Final[dict[str, Json]] = {
-    "autoscaling": {"scaleDown": {"windowSeconds": 0, "percent": 100, "periodSeconds": 1}},
     "resources.accelerator.classes": {"count": 1},
     "resources.accelerator.minMemory": {"count": 1},
 }
@@ -54,6 +53,10 @@ def values(schema: Json, path: str) -> st.SearchStrategy[Any]:
     """What the schema allows at that path."""
     if path in PINS:
         return PINS[path]
+    return COMMON[path] | _of_type(schema, path) if path in COMMON else _of_type(schema, path)
+
+
+def _of_type(schema: Json, path: str) -> st.SearchStrategy[Any]:
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     match schema["type"]:
