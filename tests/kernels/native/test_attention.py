@@ -13,7 +13,7 @@ from kvasir_runtime.kernels.native.table import Native
 from kvasir_runtime.kernels.spans import Spans
 
 BATCHES = [((1, 1, 600, 33), (700, 255, 1100, 300)), ((64,), (1111,)), ((1,), (4100,)), ((1, 2, 40), (513, 256, 40))]
-HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64, 1, 16, 64)]
+HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64, 1, 16, 64), (15, 3, 128, 16)]
 WORST = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # absolute and relative: two roundings of weights and result
 
 
@@ -65,6 +65,22 @@ def test_extreme_scores_stay_finite(variant: Native) -> None:
     query *= 1e4
     got = variant.attention(query, cache, spans, 1.0, 0)
     torch.testing.assert_close(got, attention.reference(query, cache, spans, 1.0, 0), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [0, 37])
+def test_what_lies_beside_a_sequence_is_not_seen(variant: Native, window: int) -> None:
+    """Places of the last block that nobody has written, and those that a window has left, may hold anything."""
+    query, cache, tables = case(HEADS[0], BATCHES[3])
+    query, cache = query.bfloat16(), cache.bfloat16()
+    query_lens, kv_lens = BATCHES[3]
+    spans = Spans(query_lens, kv_lens, tables, [-1] * len(kv_lens))
+    clean = variant.attention(query, cache, spans, 0.125, window)
+    places = torch.full(cache.shape[1:3], True)
+    for table_of, queries, end in zip(tables, query_lens, kv_lens, strict=True):
+        seen = torch.arange(end - queries + 1 - window if window else 0, end).clamp(min=0)
+        places[table_of[seen // 16], seen % 16] = False
+    cache[:, places] = float("nan")
+    assert torch.equal(variant.attention(query, cache, spans, 0.125, window), clean)
 
 
 def test_structs_are_as_large_as_the_headers_say(native: Library) -> None:

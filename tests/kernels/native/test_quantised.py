@@ -10,8 +10,8 @@ from kvasir_runtime.kernels.native.library import Library
 from kvasir_runtime.kernels.quantized import Format, Quantized
 
 CPU = torch.device("cpu")
-# rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row, groups of 32 in
-# whole panels (which are in assembly) and more of them than a block of columns holds
+# rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row, groups of 32
+# in whole panels (which are in assembly) and more of them than a block of columns holds
 SHAPES = [
     (16, 32, 32),
     (7, 64, 8),

@@ -3,6 +3,7 @@
 //
 // Work is cut into (sequence, key head, up to ROWS rows); sequences of few rows are cut along their positions too, at
 // fixed places, so that one long sequence keeps all threads busy and a result does not depend on who else is in the batch.
+#include "attention_few.h"
 #include "attention_tile.h"
 
 namespace KVASIR_ISA {
@@ -71,15 +72,6 @@ KVASIR_INLINE void panel(const Tile& t, const Widths& w, int64_t row, int rows, 
                     t.out + row * w.columns, w.columns, keep, w.columns / kLanes);
 }
 
-template <class Query>
-KVASIR_INLINE void finish(const AttentionArgs& a, const float* out, float sum, int64_t token, int64_t head) {
-  Query* to = static_cast<Query*>(const_cast<void*>(a.out)) + (token * a.heads + head) * a.head_dim;
-  const Floats factor = splat(1 / sum);
-  int64_t d = 0;
-  for (; d + kLanes <= a.head_dim; d += kLanes) store(to + d, load(out + d) * factor);
-  for (; d < a.head_dim; ++d) narrow(to + d, out[d] * (1 / sum));
-}
-
 // ahead: what this thread most likely reads next.
 template <class Kind, class Query, class From>
 void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead, float* partials) {
@@ -104,6 +96,8 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
   for (int64_t at = first / KEYS * KEYS; at < stop; at += KEYS) {
     const int64_t keys = least(KEYS, stop - at);
     locate(a, table, item.kv_head, row_bytes, at, stop, zeros, t.at);
+    // Before the window others may have written by now: a weight of 0 times what is no number would be none.
+    for (int64_t j = 0; j < first - at; ++j) t.at[j] = t.at[first - at];
     if (SCALED) read_scales(t, a, zeros);
     pack_keys<Kind, From>(t, a.head_dim, w.depth, (keys + 15) / 16, ahead);
     // Rows of zeros have no values behind them.
@@ -163,25 +157,31 @@ struct Plan {
   int64_t* partials;  // (count) rows of partial results
   int64_t* starts;    // (count) query tokens
   int64_t num_merges;
+  int64_t few_heads;  // key heads in one piece of attention_few.h
 };
 
 constexpr int64_t PLAN_BYTES = sizeof(Cut) + 3 * 8;
 
-Plan planned(const AttentionArgs& a, void* memory) {
+Plan planned(const AttentionArgs& a, int nth, void* memory) {
   const int64_t count = a.sequences->count, group = a.heads / a.kv_heads;
-  Plan plan{static_cast<Cut*>(memory), nullptr, nullptr, nullptr, 0};
+  Plan plan{static_cast<Cut*>(memory), nullptr, nullptr, nullptr, 0, 1};
   plan.pieces = reinterpret_cast<int64_t*>(plan.cuts + count);
   plan.partials = plan.pieces + count + 1;
   plan.starts = plan.partials + count;
-  int64_t pieces = 0, partials = 0, start = 0;
+  int64_t pieces = 0, partials = 0, start = 0, few = 0;
+  for (int64_t s = 0; s < count; ++s) {
+    plan.cuts[s] = cut(a, s);
+    few += plan.cuts[s].few ? plan.cuts[s].splits : 0;
+  }
+  // All heads together read memory in order, where that leaves pieces enough for all threads.
+  if (few >= 4 * nth) plan.few_heads = a.kv_heads;
   for (int64_t s = 0; s < count; ++s) {
     const int64_t queries = a.sequences->query_lens[s];
-    plan.cuts[s] = cut(a, s);
     plan.pieces[s] = pieces;
     plan.partials[s] = partials;
     plan.starts[s] = start;
     start += queries;
-    pieces += a.kv_heads * plan.cuts[s].tiles * plan.cuts[s].splits;
+    pieces += a.kv_heads / (plan.cuts[s].few ? plan.few_heads : 1) * plan.cuts[s].tiles * plan.cuts[s].splits;
     if (plan.cuts[s].splits > 1) {
       partials += a.kv_heads * plan.cuts[s].splits * queries * group;
       ++plan.num_merges;
@@ -206,8 +206,8 @@ Item item_of(const AttentionArgs& a, const Plan& plan, int64_t piece, int64_t ne
     return item;
   }
   // All heads of a split one after another: their rows are neighbours in memory.
-  const int64_t split = inside / a.kv_heads;
-  item.kv_head = inside % a.kv_heads;
+  const int64_t heads = item.cut.few ? plan.few_heads : 1, parts = a.kv_heads / heads, split = inside / parts;
+  item.kv_head = inside % parts * heads;
   item.split = item.cut.first_split + split;
   const int64_t rows = a.sequences->query_lens[item.sequence] * (a.heads / a.kv_heads);
   const bool whole = item.cut.splits == 1;
@@ -231,16 +231,31 @@ Ahead next_of(const AttentionArgs& a, const Plan& plan, int64_t piece, const Ite
   return ahead_of(a, next, next.kv_head * row_bytes, row_bytes, begin, least(end, begin + SPLIT), token_bytes, calls);
 }
 
+KVASIR_INLINE void few(const AttentionArgs& a, const Plan& plan, const Tile& t, int64_t piece, const Item& item,
+                       float* partials) {
+#ifdef __AVX512BF16__
+  Item next{};
+  if (piece + 1 < plan.pieces[a.sequences->count]) next = item_of(a, plan, piece + 1, item.sequence);
+  const Item* after = next.cut.few ? &next : nullptr;
+  if (a.head_dim == 64) attend_few<2>(a, t.few, item, plan.few_heads, after, partials);
+  else attend_few<4>(a, t.few, item, plan.few_heads, after, partials);
+#endif
+}
+
 template <class Kind, class Query, class From>
 void run_all(int tid, int nth, const AttentionArgs& a) {
   const int64_t count = a.sequences->count, group = a.heads / a.kv_heads;
-  const Plan plan = planned(a, kvasir::own_scratch(tid, kvasir::SLOT_OTHER, (count + 1) * PLAN_BYTES));
+  const Plan plan = planned(a, nth, kvasir::own_scratch(tid, kvasir::SLOT_OTHER, (count + 1) * PLAN_BYTES));
   const Tile t = tile_of(tid, a);
   auto* partials = static_cast<float*>(kvasir::shared_scratch(kvasir::SLOT_ATTENTION));
   int64_t near = 0;
   for (int64_t piece; (piece = kvasir::claim(tid, nth, plan.pieces[count], 0)) >= 0;) {
     const Item item = item_of(a, plan, piece, piece < plan.pieces[near] ? 0 : near);
     near = item.sequence;
+    if (item.cut.few) {
+      few(a, plan, t, piece, item, partials);
+      continue;
+    }
     attend<Kind, Query, From>(a, t, item, next_of<From>(a, plan, piece, item), partials);
   }
   if (!plan.num_merges) return;

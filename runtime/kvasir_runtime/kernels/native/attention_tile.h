@@ -22,17 +22,42 @@ KVASIR_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 KVASIR_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 KVASIR_INLINE int64_t up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+// One row of the result. out: whole vectors of its sums; sum: of its weights.
+template <class Query>
+KVASIR_INLINE void finish(const AttentionArgs& a, const float* out, float sum, int64_t token, int64_t head) {
+  Query* to = static_cast<Query*>(const_cast<void*>(a.out)) + (token * a.heads + head) * a.head_dim;
+  const Floats factor = splat(1 / sum);
+  int64_t d = 0;
+  for (; d + kLanes <= a.head_dim; d += kLanes) store(to + d, load(out + d) * factor);
+  for (; d < a.head_dim; ++d) narrow(to + d, out[d] * (1 / sum));
+}
+
+// What attention_few.h takes: one query of a few heads that share keys, and blocks of whole chunks.
+constexpr int64_t CHUNK = 16;
+constexpr int64_t FEW_ROWS = 8, MOST_HEADS = 256;
+
+KVASIR_INLINE bool is_few(const AttentionArgs& a, int64_t queries) {
+#ifdef __AVX512BF16__
+  return queries == 1 && a.query_type == kvasir::BFLOAT16 && a.cache_type == kvasir::BFLOAT16 &&
+         a.heads / a.kv_heads <= FEW_ROWS && a.heads <= MOST_HEADS && (a.head_dim == 64 || a.head_dim == 128) &&
+         a.block_size % CHUNK == 0;
+#else
+  return queries < 1 && a.heads < 1;
+#endif
+}
+
 // How one sequence is cut. splits > 1: partial results are merged afterwards.
 struct Cut {
   int64_t tiles, first_split, splits;
+  bool few;  // one query, for attention_few.h
 };
 
 Cut cut(const AttentionArgs& a, int64_t sequence) {
   const int64_t queries = a.sequences->query_lens[sequence], end = a.sequences->kv_lens[sequence];
   const int64_t rows = queries * (a.heads / a.kv_heads);
-  if (rows > ROWS) return {(rows + ROWS - 1) / ROWS, 0, 1};
+  if (rows > ROWS) return {(rows + ROWS - 1) / ROWS, 0, 1, false};
   const int64_t first = a.window ? most(0, end - queries - a.window + 1) / SPLIT : 0;
-  return {1, first, (end - 1) / SPLIT - first + 1};
+  return {1, first, (end - 1) / SPLIT - first + 1, is_few(a, queries)};
 }
 
 // Widths of a call. depth: elements of 32 bits along a head, padded to 16; columns: along a head's values, padded.
@@ -45,6 +70,9 @@ KVASIR_INLINE Widths widths(const AttentionArgs& a, int width) {
 }
 
 KVASIR_INLINE int64_t partial_floats(const AttentionArgs& a) { return up(a.head_dim, kLanes) + 16; }
+
+// Scores, weights and sums of all rows of a piece of attention_few.h.
+KVASIR_INLINE int64_t few_floats(const AttentionArgs& a) { return a.heads * (SPLIT + SPLIT / 2 + a.head_dim); }
 
 // Where a thread keeps a tile. l is kept lane by lane, and summed once at the end.
 struct Tile {
@@ -60,13 +88,14 @@ struct Tile {
   float* key_scales;   // (KEYS)
   float* value_scales; // (KEYS)
   const uint8_t** at;  // (KEYS) rows of the cache
+  float* few;          // of attention_few.h
 };
 
 // Both kinds fit: sizes are those of the wider one.
 Tile tile_of(int tid, const AttentionArgs& a) {
   const Widths w = widths(a, 1);
   const int64_t words = ROWS * w.depth + KEYS * (2 * w.depth + w.columns) + 2 * kRows * KEYS +
-                        ROWS * (w.columns + kLanes + 1) + 2 * KEYS + 16 * 16;
+                        ROWS * (w.columns + kLanes + 1) + 2 * KEYS + few_floats(a) + 17 * 16;
   auto* next = static_cast<uint32_t*>(kvasir::own_scratch(tid, kvasir::SLOT_ATTENTION, 4 * words + 8 * KEYS + 64));
   Tile t;
   const auto take = [&](int64_t count) {
@@ -87,6 +116,7 @@ Tile tile_of(int tid, const AttentionArgs& a) {
   t.maxima = take_floats(ROWS);
   t.key_scales = take_floats(KEYS);
   t.value_scales = take_floats(KEYS);
+  t.few = take_floats(few_floats(a));
   return t;
 }
 
