@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("e2e")
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group(_lane(item)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -128,6 +130,13 @@ def namespace(api: "client.ApiClient") -> Iterator[str]:
         time.sleep(0.02)
     yield name
     core.delete_namespace(name)
+
+
+def _lane(item: pytest.Item) -> str:
+    """What an end-to-end test must not meet itself on from another worker: the one control plane or the other, of which
+    it may take rights and definitions away, or else the processes of its file."""
+    needs = getattr(item, "fixturenames", ())
+    return next((name for name in ("cluster", "control") if name in needs), item.path.stem)
 
 
 def _run_pid(config: pytest.Config) -> int:
