@@ -265,12 +265,12 @@ def storage(num_bytes: int) -> Tensor:
         start = -room.data_ptr() % 64
         return room[start : start + num_bytes]
     libc = ctypes.CDLL(None)
-    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = _POINTER, (ctypes.c_size_t, ctypes.c_size_t)
+    libc.posix_memalign.argtypes = (_POINTER, ctypes.c_size_t, ctypes.c_size_t)
     libc.free.argtypes = (_POINTER,)
-    address = libc.aligned_alloc(_HUGE, num_bytes)
-    if not address:
+    address = _POINTER()
+    if libc.posix_memalign(ctypes.byref(address), _HUGE, num_bytes) or address.value is None:
         raise MemoryError(f"no room for {num_bytes:,} bytes of a packed weight")
-    held = (ctypes.c_uint8 * num_bytes).from_address(address)
-    weakref.finalize(held, libc.free, address).atexit = False
-    libc.madvise(_POINTER(address), ctypes.c_size_t(num_bytes // _HUGE * _HUGE), mmap.MADV_HUGEPAGE)
+    held = (ctypes.c_uint8 * num_bytes).from_address(address.value)
+    weakref.finalize(held, libc.free, address.value).atexit = False
+    libc.madvise(address, ctypes.c_size_t(num_bytes // _HUGE * _HUGE), mmap.MADV_HUGEPAGE)
     return torch.frombuffer(held, dtype=torch.uint8)
