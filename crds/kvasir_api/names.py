@@ -82,6 +82,7 @@ CONDITION_METRICS_STALE: Final = "MetricsStale"
 CONDITION_CAPACITY_LIMITED: Final = "CapacityLimited"
 CONDITION_DEGRADED: Final = "Degraded"
 CONDITION_NAME_CONFLICT: Final = "NameConflict"
+CONDITION_SCALING_AT_MAX: Final = "ScalingAtMax"
 
 REASONS: Final = {
     "AllReplicasReady": "Every wanted replica is ready and runs the current revision.",
@@ -110,6 +111,7 @@ REASONS: Final = {
     "QuotaExceeded": "The namespace's quota does not allow another object; the message is the API server's.",
     "Forbidden": "The API server does not allow an object, for want of a right or by the namespace's rules; the message is its own.",
     "Rejected": "The API server finds an object invalid, or a policy or webhook denies it; the message is its own.",
+    "MaximumReached": "The load asks for more replicas than spec.autoscaling.maxReplicas allows.",
     "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
     "ReplicasFailing": "Some replicas fail while others serve.",
     "DeviceFailed": "The device of a replica failed; the message has the Xid or CUDA's words, the node, and whether the pod is set aside with its device.",

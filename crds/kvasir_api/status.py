@@ -161,6 +161,18 @@ class ColdStart(Part):
     other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0, le=MOST)
 
 
+class RevisionStatus(Part):
+    """A revision that has replicas, or that one may go back to."""
+
+    name: str = option(..., "Name of the revision, as rollout.promote and rollout.abort take it.", max_length=63)
+    number: int = option(
+        0, "Rises with every revision that the spec asks for, also for an old one again.", ge=0, le=MOST
+    )
+    replicas: int = option(0, "Pods of it that do not leave.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    ready_replicas: int = option(0, "Pods of it that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    changed: str = option("", "Fields in which it differs from the one before it.", max_length=512)
+
+
 class RolloutStatus(Part):
     """Which revisions there are."""
 
@@ -172,6 +184,12 @@ class RolloutStatus(Part):
     full_for: str = option("", "Hash of the pods that fullClasses is about.", max_length=64)
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0, le=MOST_REPLICAS)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
+    history: list[RevisionStatus] = Field(
+        [],
+        description="Revisions that there are, newest first.",
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     rolled_back_revision: str = option("", "Revision that was given up for the last good one.", max_length=253)
     phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(
         "", "Where the rollout stands; empty when there is none."

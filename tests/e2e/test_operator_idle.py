@@ -16,7 +16,7 @@ from fakes.operator_rig import USER
 from kvasir_api import names
 from kvasir_kube.kinds import LEASE
 from kvasir_local import audit
-from kvasir_operator.loop.reconciler import COUNTERS_S
+from kvasir_operator.status.compose import COUNTERS_S
 
 IDLE_S = float(os.environ.get("KVASIR_IDLE_S", "4"))
 LONG = "KVASIR_IDLE_S" in os.environ

@@ -52,6 +52,9 @@ async def test_a_canary_serves_is_judged_and_goes_on(rig):
 
     await rig.until(waits_for_requests, lambda: rig.dump("tiny"))
     await rig.until_pods(3, revision=old)
+    newest, before = (await rig.status())["rollout"]["history"]
+    assert (newest["name"], newest["number"], newest["changed"]) == (canary.revision, 2, "runtime.blockSize")
+    assert (before["name"], newest["readyReplicas"], before["readyReplicas"]) == (old, 1, 3)
     canary.say(served=GOOD)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     await rig.until_pods(0, revision=old)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fakes.manifests import service
 from kvasir_api.inspection import Prediction
 from kvasir_api.state import State
-from kvasir_api.status import ClassForecast
+from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import observed
@@ -28,6 +28,7 @@ FORECASTS = (
     Prediction(verdict="Unknown", message="x" * 5000),
     Prediction(verdict="TooSmall", weights_bytes=9),
 )
+SCALINGS = (None, *(AutoscalingStatus(desired_replicas=4, raw_replicas=raw) for raw in (3, 4, 5)))
 COURSES = (
     None,
     Course(target="new", phase="Progressing"),
@@ -77,5 +78,6 @@ def situations(draw: Any) -> Findings:
         forecasts=(ClassForecast(name="l4", fit="Fits", kv_tokens=64, requests=1),) if draw(st.booleans()) else (),
         blocked=draw(st.sampled_from([(), ("Service/x",)])),
         overdue=draw(st.booleans()),
+        autoscaling=draw(st.sampled_from(SCALINGS)),
         missing=draw(st.sampled_from([(), ("p0",)])),
     )

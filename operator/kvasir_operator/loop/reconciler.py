@@ -1,7 +1,8 @@
 """One service, level-triggered: observe, ask the pure rooms, write the children, write the status."""
 
 import logging
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_kube.errors import KubeError
@@ -27,14 +28,12 @@ from kvasir_operator.observed.world import Observed
 from kvasir_operator.rollout import aside
 from kvasir_operator.rollout.course import course
 from kvasir_operator.rollout.plan import plan
-from kvasir_operator.status.compose import compose, document, urgent
+from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.progress import Progress, overdue, progress
 from kvasir_operator.status.refusals import refusal
 
 LOG: Final = logging.getLogger(__name__)
-COUNTERS_S: Final = 5.0
-"""Counters in status are written at most this often."""
 FAULT_RETRY_S: Final = 5.0
 """A fault may be cured by something that nobody tells us of, such as a claim that appears."""
 
@@ -48,7 +47,7 @@ class Memory:
 
     uid: str
     progress: Progress | None = None
-    written_at: float = field(default=-COUNTERS_S)
+    written_at: float = -math.inf
 
 
 class Reconciler:
@@ -106,7 +105,6 @@ class Reconciler:
             seen, waiting = await self._inspector.look(seen, service, wanted=found.wanted)
             found = replace(found, seen=seen, waiting=waiting)
             broken = fault(seen, self._settings)
-        found = replace(found, forecast=forecast(seen), forecasts=forecasts(seen))
         possible, share = speed(seen)
         found = replace(found, forecast=forecast(seen), forecasts=forecasts(seen))
         found = replace(found, roofline=possible, slow_below_percent=share, paces=self._scaler.paces(name))
@@ -146,7 +144,7 @@ class Reconciler:
             seen, revision=current.id, name=chosen.name, considered=chosen.considered, now=self._clock.wall()
         )
         found = replace(found, current=target.id, asked=current.id, course=head, accelerator_class=chosen.name)
-        found = replace(found, full_classes=full)
+        found = replace(found, full_classes=full, revision=current)
         if found.blocked:
             return found, None
         marked = await self._observer.with_nodes(seen, wanted=found.wanted)
@@ -175,9 +173,8 @@ class Reconciler:
         before, after = document(seen.status), document(status)
         if before == after:
             return
-        waited = now - memory.written_at
-        if not urgent(before, after) and waited < COUNTERS_S:
-            self._dirty.mark(name, COUNTERS_S - waited)
+        if (left_s := pace_s(before, after) - (now - memory.written_at)) > 0:
+            self._dirty.mark(name, left_s)
             return
         await self._writer.status(service, after)
         memory.written_at = now

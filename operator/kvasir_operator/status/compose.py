@@ -1,4 +1,4 @@
-"""The whole status of a service, and whether a difference to the one written before may wait a few seconds."""
+"""The whole status of a service, and how long a difference to the one written before may wait."""
 
 from statistics import median
 from typing import Any, Final
@@ -11,12 +11,17 @@ from kvasir_operator.status import speed
 from kvasir_operator.status.coldstart import cold_start
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.history import history
 from kvasir_operator.status.summary import Summary, summary
 
 Json = dict[str, Any]
 
 COUNTERS: Final = ("counts", "capacity", "autoscaling")
-"""Parts that move with the load; decisions in them are written at once, the rest at most every few seconds."""
+"""Parts that move with the load; decisions in them are written at once, the rest at most every COUNTERS_S."""
+NUMBERS: Final = ("replicas", "readyReplicas", "coldStart")
+"""Parts that move with every pod of a rollout; written at most every NUMBERS_S."""
+COUNTERS_S: Final = 5.0
+NUMBERS_S: Final = 2.0
 
 
 MAX_CLASSES: Final = 8
@@ -54,11 +59,27 @@ def document(status: Status) -> Json:
     return written
 
 
-def urgent(before: Json, after: Json) -> bool:
-    """Whether the difference must be seen at once: anything but counters, or a new decision of the autoscaler."""
+def pace_s(before: Json, after: Json) -> float:
+    """Seconds since the last write before which this difference is not written.
+
+    At once: what a condition says but for its words, a decision of the autoscaler, where a rollout heads, whatever else
+    tools wait for.
+    """
+    known, told = ({k: v for k, v in part.items() if k not in COUNTERS} for part in (before, after))
     decisions = [(part.get("autoscaling") or {}).get("decisions") for part in (before, after)]
-    settled = [{k: v for k, v in part.items() if k not in COUNTERS} for part in (before, after)]
-    return settled[0] != settled[1] or decisions[0] != decisions[1]
+    if known == told and decisions[0] == decisions[1]:
+        return COUNTERS_S
+    return NUMBERS_S if _settled(known) == _settled(told) and decisions[0] == decisions[1] else 0.0
+
+
+def _settled(part: Json) -> Json:
+    """Without what moves with every pod: their numbers, and the words in which conditions tell them."""
+    kept = {name: value for name, value in part.items() if name not in NUMBERS}
+    moving = ("updatedReplicas", "history")
+    kept["rollout"] = {k: v for k, v in (part.get("rollout") or {}).items() if k not in moving}
+    if not any(c["type"] == names.CONDITION_STALLED for c in part.get("conditions") or ()):
+        kept["conditions"] = [{**condition, "message": ""} for condition in part.get("conditions") or ()]
+    return kept
 
 
 def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
@@ -69,6 +90,7 @@ def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
         full_classes=list(found.full_classes[-MAX_CLASSES:]),
         full_for=found.full_for if found.full_classes else "",
         updated_replicas=len(found.updated),
+        history=history(found.seen, found.revision),
         last_good_revision=_last_good(found, answer),
     )
     if head is None:

@@ -36,8 +36,23 @@ def _faults(found: Findings) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_CAPACITY_LIMITED, reason, found.refused_pods
     if worse := _worse(found):
         yield names.CONDITION_DEGRADED, worse[0][0], "; ".join(message for _, message in worse)
+    if most := _at_max(found):
+        message = f"the load asks for more than spec.autoscaling.maxReplicas {most}; status.autoscaling says how many"
+        yield names.CONDITION_SCALING_AT_MAX, "MaximumReached", message
     if found.missing:
         yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(found.missing)}"
+
+
+def _at_max(found: Findings) -> int:
+    """maxReplicas while it keeps replicas from being added; 0 otherwise.
+
+    Once said it holds until less than the maximum would do, or a load at the edge would write with every reading.
+    """
+    rules, now = found.seen.spec.autoscaling, found.autoscaling
+    if rules is None or now is None or now.desired_replicas < rules.max_replicas:
+        return 0
+    said = any(c.type == names.CONDITION_SCALING_AT_MAX for c in found.seen.status.conditions)
+    return rules.max_replicas if now.raw_replicas > rules.max_replicas - said else 0
 
 
 def _worse(found: Findings) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.pace import Pace
 from kvasir_operator.observed.replica import Phase, Replica
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.world import Observed, Revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +17,10 @@ class Findings:
     """seen and the decisions about it.
 
     now: RFC 3339. current: the revision that is to get all replicas, empty when the spec cannot be honoured for
-    fault_reason and fault_message. asked: the one that the spec asks for; course: where its rollout heads. wanted:
-    replicas. blocked: objects of others that are in the way. trouble: what the API server said when it refused a write;
-    trouble_reason: one of names.REASONS when no retry cures it.
+    fault_reason and fault_message. asked: the one that the spec asks for, revision: the same whole, which may
+    be about to be made; course: where its rollout heads. wanted: replicas. blocked: objects of others that are in the
+    way. trouble: what the API server said when it refused a write; trouble_reason: one of names.REASONS when no retry
+    cures it.
     overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
     status.address. accelerator_class: the one that the current revision got. waiting: why no replica may start
     yet. full_classes: classes that found no node for the pods of the hash full_for.
@@ -32,6 +33,7 @@ class Findings:
     now: str
     current: str = ""
     asked: str = ""
+    revision: Revision | None = None
     course: Course | None = None
     wanted: int = 0
     fault_reason: str = ""

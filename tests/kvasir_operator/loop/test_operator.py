@@ -203,6 +203,21 @@ async def test_autoscaling_that_is_switched_on_watches_a_whole_window_first(benc
     assert bench.status()["desiredReplicas"] == 2
 
 
+async def test_pods_that_get_ready_one_by_one_write_a_status_every_few_seconds(bench):
+    await bench.put_service(replicas=20)
+    await bench.turn()
+    bench.writes()
+    for ready in range(1, 20):
+        await bench.put_pods(ready)
+        for _ in range(5):
+            await bench.turn(0.1)
+    assert 4 <= bench.writes().count(("apply/status", "inferenceservices")) <= 6
+    assert bench.status()["readyReplicas"] >= 15
+    await bench.put_pods(20)
+    await bench.turn(0.1)
+    assert (bench.reason(), bench.status()["readyReplicas"]) == ("AllReplicasReady", 20)
+
+
 async def test_silent_pod_and_silent_gateway_make_metrics_stale(bench):
     await bench.put_service(autoscaling={"maxReplicas": 3})
     gateway = pod("gw", ready=True, ip="10.9.9.9")

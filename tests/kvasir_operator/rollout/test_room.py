@@ -112,9 +112,7 @@ def test_a_canary_yields_within_its_step():
 
 
 def test_the_way_back_yields_too_and_keeps_its_reason():
-    back = Replica(
-        name="o0", revision="old", phase="unschedulable", assigned=False, created=NOW - 240, last_words=FULL
-    )
+    back = Replica(name="o0", revision="old", phase="unschedulable", assigned=False, created=NOW - 240, last_words=FULL)
     seen = world(PLACED, back, old=0, status={"lastGoodRevision": "old"}, abort="new", maxUnavailable=2)
     head = course(seen, current="new", wanted=2, now=NOW)
     assert (head.target, head.strategy, head.why) == ("old", "InPlace", "spec.rollout.abort names it")
@@ -207,7 +205,8 @@ class Cluster(RuleBasedStateMachine):
         assert self.serving() >= min(before, self.wanted, max(1, self.wanted - missing))
         self.counts = {"old": 0, **planned.counts}
         for id_, count in self.counts.items():
-            mine = sorted((p for p in self.pods if p["revision"] == id_), key=lambda p: (p["assigned"], not p["drained"]))
+            mine = [p for p in self.pods if p["revision"] == id_]
+            mine.sort(key=lambda p: (p["assigned"], not p["drained"]))
             for p in mine[: max(0, len(mine) - count)]:
                 self.pods.remove(p)
             self.create(id_)

@@ -11,9 +11,9 @@ from fakes.manifests import service
 from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
 from kvasir_api.state import Kv, Rates, Start, State
-from kvasir_api.status import ColdStart, Status
+from kvasir_api.status import AutoscalingStatus, ColdStart, Status
 from kvasir_operator.observed.course import Course
-from kvasir_operator.status.compose import compose, document, urgent
+from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.progress import overdue, progress
 
 LATER = "2026-01-01T12:05:00Z"
@@ -127,9 +127,46 @@ def test_counters_may_wait_and_conditions_may_not():
     speaking = replica("ready", reading=State(kv=Kv(capacity_tokens=100), rates=Rates(prefill_tokens_per_s=1234.0)))
     faster = document(compose(findings(speaking))[0])
     worse = document(compose(findings(replica("loading")))[0])
-    assert (urgent(base, base), urgent(base, faster), urgent(base, worse)) == (False, False, True)
+    assert (pace_s(base, faster), pace_s(base, worse)) == (5.0, 0.0)
     told = {name: value for name, value in faster["capacity"].items() if value}
     assert told == {"kvTokens": 100, "prefillTokensPerSecond": 1200}
+
+
+@pytest.mark.parametrize(
+    ("desired", "raw", "before", "said"),
+    [(4, 5, False, True), (4, 4, False, False), (4, 4, True, True), (4, 3, True, False), (3, 5, True, False)],
+)
+def test_a_maximum_that_holds_is_said_until_less_would_do(desired, raw, before, said):
+    at_max = {"autoscaling": AutoscalingStatus(desired_replicas=4, raw_replicas=9)}
+    first = findings(READY, obj=service(generation=3, **ELASTIC), **(at_max if before else {}))
+    obj = service(generation=3, **ELASTIC) | {"status": document(compose(first)[0])}
+    now = AutoscalingStatus(desired_replicas=desired, raw_replicas=raw)
+    status, _ = compose(findings(READY, obj=obj, autoscaling=now))
+    assert ("ScalingAtMax" in {c.type for c in status.conditions}) is said
+    assert status.conditions[0].status == "True", "it serves all the same"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seconds"),
+    [
+        # one more pod of many is ready: its number, and the words about it
+        (findings(READY, wanted=4), findings(READY, replica("ready", name="b"), wanted=4), 2.0),
+        (findings(READY, OLD, wanted=4), findings(READY, replica("loading", name="b"), OLD, wanted=4), 2.0),
+        (findings(READY, wanted=2), findings(READY, replica("ready", name="b"), wanted=2), 0.0),
+        (findings(READY, wanted=3), findings(READY, wanted=4), 0.0),
+        (findings(READY, wanted=4), findings(READY, FAILED, wanted=4), 0.0),
+        # what stalls says what to do
+        (findings(REFUSED), findings(TOO_SMALL), 0.0),
+        (findings(REFUSED), findings(replica("failed", name="bad", refusal="no tokenizer")), 0.0),
+        (
+            findings(READY, OLD, wanted=2, course=Course(target="new", phase="Progressing", strategy="Surge")),
+            findings(READY, OLD, wanted=2, course=Course(target="new", phase="Progressing", strategy="InPlace")),
+            0.0,
+        ),
+    ],
+)
+def test_what_moves_with_every_pod_may_wait_a_little(before, after, seconds):
+    assert pace_s(document(compose(before)[0]), document(compose(after)[0])) == seconds
 
 
 def test_capacity_is_kept_while_nobody_speaks():
