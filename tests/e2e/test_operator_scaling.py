@@ -95,3 +95,9 @@ async def test_bounds_are_followed_and_scale_is_refused(rig):
 
     (decision,) = await rig.until(decided, lambda: rig.dump("tiny"))
     assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "floor")
+    for pod in await rig.until_pods(2):
+        pod.say(kv_pinned=1000)
+    await rig.apply(autoscaling={**ELASTIC, "minReplicas": 2, "maxReplicas": 2})
+    said = await rig.until_condition("ScalingAtMax", reason="MaximumReached")
+    assert "spec.autoscaling.maxReplicas 2" in said["message"]
+    await rig.until_condition("Ready", reason="AllReplicasReady")

@@ -63,10 +63,9 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
     if failed and serving:
         reason = "DeviceFailed" if failed.device_fault else "ReplicasFailing"
         worse.append((reason, f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
-    for r in found.seen.aside:
-        worse.append(("DeviceFailed", f"{r.name} on node {r.node} is set aside with its device: {r.last_words}"))
-    for r in (r for r in serving if r.unhealthy):
-        worse.append(("DeviceFailed", f"{r.name}: the kubelet calls {', '.join(r.unhealthy)} unhealthy"))
+    lost = [f"{r.name} on node {r.node} is set aside with its device: {r.last_words}" for r in found.seen.aside]
+    lost += [f"{r.name}: the kubelet calls {', '.join(r.unhealthy)} unhealthy" for r in serving if r.unhealthy]
+    worse += [("DeviceFailed", words) for words in lost]
     locked = [r for r in serving if r.reading is not None and r.reading.locked]
     if locked and (said := locked[0].reading):
         how_many = f"{len(locked)} of {len(serving)} ready replicas let nobody in"
