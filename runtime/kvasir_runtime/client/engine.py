@@ -18,6 +18,14 @@ from kvasir_runtime.client.channel import Channel
 RECONNECT_MS = 20
 
 
+class _Told(msgspec.Struct, frozen=True, tag="step"):
+    """wire.Step with a state that is read when somebody asks for it: most are replaced before."""
+
+    events: tuple[wire.Event, ...]
+    state: msgspec.Raw
+    computed_tokens: int = 0
+
+
 class EngineGone(Exception):
     """The engine cannot take requests any more; says why. refusal: it would be the same again with this model."""
 
@@ -52,10 +60,12 @@ class EngineClient:
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._routes: dict[str, tuple[Channel, int]] = {}
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(wire.FromEngine).decode
+        self._decode = msgspec.msgpack.Decoder(_Told | wire.Progress | wire.Ready | wire.Failed).decode
+        self._decode_state = msgspec.msgpack.Decoder(State).decode
+        self._told: msgspec.Raw | None = None
+        self._state = State()
         self._outcome: asyncio.Future[wire.Ready] = self._loop.create_future()
         self.ready: wire.Ready | None = None
-        self.state = State()
         self.heard_at = clock()
         self.failure: str | None = None
 
@@ -63,6 +73,13 @@ class EngineClient:
     def num_inflight(self) -> int:
         """Sequences that were sent and have not ended."""
         return len(self._routes)
+
+    @property
+    def state(self) -> State:
+        """The engine's last snapshot of itself."""
+        if self._told is not None:
+            self._state, self._told = self._decode_state(self._told), None
+        return self._state
 
     async def run(self) -> None:
         """Introduce ourselves and hand out what comes, until cancelled or the engine fails."""
@@ -149,16 +166,21 @@ class EngineClient:
         try:
             while self.failure is None and not self._socket.closed:
                 self._dispatch(self._decode(self._socket.recv(zmq.NOBLOCK)))
-        except zmq.Again:
-            return
+                if self.failure is None and not self._readable:
+                    return
         except msgspec.MsgspecError as error:
             self.fail(f"the engine sent a message that is not understood: {error}")
 
-    def _dispatch(self, message: wire.FromEngine) -> None:
+    @property
+    def _readable(self) -> bool:
+        """Asking is quicker than the exception that says no."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _dispatch(self, message: _Told | wire.Progress | wire.Ready | wire.Failed) -> None:
         self.heard_at = self._clock()
         match message:
-            case wire.Step(events, state, computed_tokens):
-                self.state = state
+            case _Told(events, told, computed_tokens):
+                self._told = told
                 if computed_tokens:
                     self._on_step(computed_tokens)
                 for event in events:

@@ -1,6 +1,5 @@
 """The engine's end of the local socket: a ZeroMQ ROUTER with msgpack messages. Decides nothing, knows no requests."""
 
-import contextlib
 import logging
 from pathlib import Path
 
@@ -33,13 +32,13 @@ class Link:
         messages: list[tuple[bytes, ToEngine]] = []
         if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
             return messages
-        with contextlib.suppress(zmq.Again):
-            while True:
-                client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-                try:
-                    messages.append((client, self._decoder.decode(b"".join(parts))))
-                except msgspec.MsgspecError as error:
-                    LOG.warning("a message of a client is not understood: %s", error)
+        # Asking first is quicker than the exception that ends what does not.
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                messages.append((client, self._decoder.decode(b"".join(parts))))
+            except msgspec.MsgspecError as error:
+                LOG.warning("a message of a client is not understood: %s", error)
         return messages
 
     def send(self, client: bytes, message: FromEngine) -> bool:

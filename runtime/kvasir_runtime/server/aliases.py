@@ -15,10 +15,14 @@ from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
 from kvasir_runtime.server.meter import Ended
+from kvasir_runtime.server.tally import Tally
 from kvasir_runtime.wire import Ready
 
 ENGINE: Final = "0"
 DECLARED: Final = {metric.name.removeprefix("vllm:"): metric for metric in metrics.VLLM}
+BETWEEN: Final = "inter_token_latency_seconds"
+IN_STEP: Final = "iteration_tokens_total"
+PER_STEP: Final = (BETWEEN, IN_STEP)
 
 Series = tuple[tuple[str, ...], float]
 """Values of the labels after model_name and engine, and the value."""
@@ -75,6 +79,7 @@ class Aliases(Collector):
         self._snapshot = snapshot
         self._cache_config: tuple[str, ...] | None = None
         self._histograms: dict[str, Histogram] = {}
+        self._tallies: dict[str, Tally] = {}
         success = DECLARED["request_success_total"]
         self._success = Counter(success.name, success.help, success.labels, registry=registry)
         for reason in metrics.FINISH_REASONS:
@@ -87,6 +92,9 @@ class Aliases(Collector):
         for name, metric in DECLARED.items():
             if metric.kind == "histogram":
                 buckets = metric.buckets or metrics.token_buckets(ready.max_model_len)
+                if name in PER_STEP:
+                    self._tallies[name] = Tally(metric, self._labels, buckets, self._registry)
+                    continue
                 family = Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=buckets)
                 self._histograms[name] = family.labels(*self._labels)
 
@@ -103,6 +111,18 @@ class Aliases(Collector):
         histogram = self._histograms.get(name)
         if histogram is not None:
             histogram.observe(value)
+
+    def tokens(self, gap_s: float, count: int) -> None:
+        """So many tokens came, each gap_s after the one before; nothing before the model is open."""
+        tally = self._tallies.get(BETWEEN)
+        if tally is not None:
+            tally.observe(gap_s, count)
+
+    def step(self, computed_tokens: int) -> None:
+        """The engine computed a step of so many tokens."""
+        tally = self._tallies.get(IN_STEP)
+        if tally is not None:
+            tally.observe(computed_tokens)
 
     def ended(self, sequence: Ended) -> None:
         """Everything that is counted once per sequence."""

@@ -17,6 +17,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import Served, State
 from kvasir_runtime.server.aliases import Aliases
 from kvasir_runtime.server.meter import Ended
+from kvasir_runtime.server.tally import Tally
 from kvasir_runtime.wire import Ready
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,7 +55,8 @@ class RuntimeMetrics:
         self._ended = _counter(declared["kvasir_requests_total"], self._registry)
         self._model_name = model_name
         self._first = _histogram(declared["kvasir_time_to_first_token_seconds"], self._registry, model_name)
-        self._gap = _histogram(declared["kvasir_inter_token_seconds"], self._registry, model_name)
+        gap = declared["kvasir_inter_token_seconds"]
+        self._gap = Tally(gap, (model_name,), gap.buckets, self._registry)
         self._duration = _histogram(declared["kvasir_request_duration_seconds"], self._registry, model_name)
         self._grammar_s = _histogram(declared["kvasir_grammar_compile_seconds"], self._registry, model_name)
         self._grammars_refused = _counter(declared["kvasir_grammars_refused_total"], self._registry).labels(model_name)
@@ -77,9 +79,8 @@ class RuntimeMetrics:
 
     def tokens(self, count: int, gap_s: float) -> None:
         """count tokens came gap_s after the one before; they share the time."""
-        for _ in range(count):
-            self._gap.observe(gap_s / count)
-            self._aliases.observe("inter_token_latency_seconds", gap_s / count)
+        self._gap.observe(gap_s / count, count)
+        self._aliases.tokens(gap_s / count, count)
 
     def ended(self, sequence: Ended) -> None:
         """A sequence ended; its reason is stop, length, abort or error."""
@@ -97,7 +98,7 @@ class RuntimeMetrics:
 
     def step(self, computed_tokens: int) -> None:
         """The engine computed a step."""
-        self._aliases.observe("iteration_tokens_total", computed_tokens)
+        self._aliases.step(computed_tokens)
 
     def grammar(self, seconds: float, refused: bool) -> None:
         """A grammar that was not known was tried out."""
