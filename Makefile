@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-operator bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-operator bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ test-changes: setup  ## Change live services at random and compare with new ones
 
 test-idle: setup  ## Watch an operator with nothing to do for ten minutes: it must write nothing (SECONDS_IDLE=…)
 	@KVASIR_IDLE_S=$(or $(SECONDS_IDLE),600) $(TEST_ENV) $(BIN)/python -m pytest -s tests/e2e/test_operator_idle.py $(PYTEST_ARGS)
+
+test-away: setup  ## Take the API server away from a running operator for five minutes (SECONDS_AWAY=…)
+	@KVASIR_AWAY_S=$(or $(SECONDS_AWAY),300) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_harm.py -k away $(PYTEST_ARGS)
 
 check: fmt-check lint types floors fresh  ## Everything that reads the code without running it
 
