@@ -13,8 +13,11 @@ namespace KVASIR_ISA {
 constexpr int64_t CHUNK = 8;  // pairs of k between two looks at what to fetch
 
 // Values of k in a block. A few strips leave little time between two uses of a line, so their block and the next one
-// share the first-level cache; many hide the way to the second.
-KVASIR_INLINE int64_t block_k(int64_t strips, int64_t k) { return strips == 1 ? k : strips <= 4 ? 128 : 2048; }
+// share the first-level cache; some more use a block from the first level while the next waits in the second, and many
+// hide the way there.
+KVASIR_INLINE int64_t block_k(int64_t strips, int64_t k) {
+  return strips == 1 ? k : strips <= 4 ? 128 : strips <= 12 ? 256 : 2048;
+}
 
 // How far a single strip of several rows fetches ahead. One row alone is read fastest by the processor's prefetchers; with
 // more, too few loads are under way at once. (Zen 5, one core, 4 rows: 20 GB/s without, 33 with; 1 row: 35 and 34.)

@@ -106,8 +106,9 @@ constexpr int STRIP_QUANTISED = 3;  // 3 x 4 sums of integers and as many of flo
 template <int MR, bool BITS4>
 constexpr int FAR_QUANTISED = MR == 1 && !BITS4 ? 0 : 4096;
 
-// Bytes of a row of weights in a block, which stays in the first-level cache with the one after it when strips are few.
-KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 128 : 256; }
+// Bytes of a row of weights in a block, which stays in the first-level cache, with much of the one after it when strips
+// are few.
+KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 256 : 384; }
 
 // Groups that are computed between two looks at what to fetch.
 KVASIR_INLINE int64_t RUN(int64_t strips) { return strips <= 3 ? 1 : strips <= 6 ? 2 : 4; }
