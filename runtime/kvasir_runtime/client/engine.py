@@ -166,7 +166,7 @@ class EngineClient:
         try:
             while self.failure is None and not self._socket.closed:
                 self._dispatch(self._decode(self._socket.recv(zmq.NOBLOCK)))
-                if self.failure is None and not self._readable:
+                if not self._readable:
                     return
         except msgspec.MsgspecError as error:
             self.fail(f"the engine sent a message that is not understood: {error}")
