@@ -41,6 +41,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._reused = [False] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
+        # Taken from the end: the lowest first, and freed ones before any that was never written and has no memory yet.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._index: dict[bytes, int] = {}

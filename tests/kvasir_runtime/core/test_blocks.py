@@ -42,6 +42,18 @@ def test_a_block_is_free_cached_or_pinned():
     assert pool.references(blocks[0]) == 2
 
 
+def test_blocks_that_were_used_are_taken_before_those_that_never_were():
+    """The kernel gives memory to a block when it is first written, so what was never taken costs nothing."""
+    pool = BlockPool(100)
+    used = set()
+    for _ in range(30):
+        first, second = pool.take(2), pool.take(3)
+        used.update(first, second)
+        pool.release(first)
+        pool.release(second)
+    assert used == {0, 1, 2, 3, 4}
+
+
 def test_take_refuses_what_it_does_not_have():
     pool = BlockPool(2)
     assert not pool.can_take(3)
