@@ -19,8 +19,8 @@ from kvasir_runtime.kernels.native.library import library
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
-_LIBRARY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-([x-])p .*\.so[^/\n]*$", re.MULTILINE)
-"""Of /proc/self/maps: a part of a shared library that cannot be written; from, to, "x" for code."""
+_LIBRARY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*\.so[^/\n]*$", re.MULTILINE)
+"""Of /proc/self/maps: a part of a shared library that cannot be written; from, to."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _IN_MEMORY, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # of an entry of /proc/self/pagemap
 
@@ -96,20 +96,21 @@ def return_library_pages() -> None:
     """Let go of the pages of shared libraries that starting them touched; the next use takes them from the file cache.
 
     With torch's CUDA build these are 220 MiB of code and tables, most of it CUDA's own, which a CPU never uses again.
-    Parts in which the loader wrote addresses stay: they are nowhere else. Not to be called while libraries are loaded.
+    Parts in which the loader wrote addresses, or a debugger a break, stay: they are nowhere else. Not to be called
+    while libraries are loaded.
     """
     with contextlib.suppress(OSError, AttributeError), Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
         libc = ctypes.CDLL(None)
         for found in _LIBRARY.finditer(Path("/proc/self/maps").read_text(errors="replace")):
             start, end = int(found[1], 16), int(found[2], 16)
-            if found[3] == "x" or as_in_file(os.pread(pages.fileno(), (end - start) // _PAGE * 8, start // _PAGE * 8)):
+            if as_in_file(os.pread(pages.fileno(), (end - start) // _PAGE * 8, start // _PAGE * 8)):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def as_in_file(entries: bytes) -> bool:
     """Whether none of these pages was ever written: then it would be in memory or swapped, and not of the file."""
     flags = np.frombuffer(entries, dtype=np.uint64)
-    return not ((flags & (_IN_MEMORY | _SWAPPED) != 0) & (flags & _OF_FILE == 0)).any()
+    return not (flags[flags & _OF_FILE == 0] & (_IN_MEMORY | _SWAPPED)).any()
 
 
 def _physical_cores() -> int:
