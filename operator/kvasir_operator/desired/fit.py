@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import Facts, Prediction, decode, predicted, roofline
 from kvasir_api.quantity import parse
-from kvasir_api.roofline import Roofline
+from kvasir_api.roofline import Card, Roofline
 from kvasir_api.service import Spec
 from kvasir_api.status import MOST
 from kvasir_operator.observed.world import Observed
@@ -38,11 +38,7 @@ def facts(seen: Observed) -> Facts | None:
 
 def on_class(seen: Observed, spec: AcceleratorClassSpec) -> Prediction | None:
     """What one replica would hold on a device of that class; None without facts."""
-    known = facts(seen)
-    if known is None:
-        return None
-    card = spec.compute.card()
-    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=_bytes(spec.memory), card=card)
+    return _on_class(seen, spec, spec.compute.card())
 
 
 def speed_on(seen: Observed, spec: AcceleratorClassSpec) -> Roofline | None:
@@ -63,7 +59,7 @@ def too_small(seen: Observed) -> Mapping[str, str]:
     """Classes that the model does not fit, with the numbers."""
     if facts(seen) is None:
         return {}
-    found = {name: on_class(seen, spec) for name, spec in seen.classes.items()}
+    found = {name: _on_class(seen, spec, None) for name, spec in seen.classes.items()}
     return {name: fit.message for name, fit in found.items() if fit is not None and fit.verdict == "TooSmall"}
 
 
@@ -73,6 +69,14 @@ def unknown(seen: Observed) -> Prediction | None:
     if found is None or not inspected(seen.spec) or facts(seen) is not None or found.uri != seen.spec.model.uri:
         return None
     return Prediction(verdict="Unknown", message=found.message or "what was read of the model cannot be understood")
+
+
+def _on_class(seen: Observed, spec: AcceleratorClassSpec, card: Card | None) -> Prediction | None:
+    """card: what tells of speed, None where nobody asks: a class is chosen many times in one reconcile."""
+    known = facts(seen)
+    if known is None:
+        return None
+    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=_bytes(spec.memory), card=card)
 
 
 def _bytes(quantity: str) -> int:

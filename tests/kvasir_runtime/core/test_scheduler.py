@@ -5,8 +5,8 @@ import pytest
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
-from kvasir_api.state import State
-from kvasir_runtime.core.plan import Results, Sampled
+from kvasir_api.state import Decoded, State
+from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
 from kvasir_runtime.core.sequence import new_sequence
 
 NO_EOS = FakeModel(table=tuple(range(1, 61)))
@@ -307,6 +307,14 @@ def test_the_report_counts_tokens_requests_and_time():
     assert (state.expected_tokens, state.reused_tokens) == (0, 8)
     # In block-seconds: a held 2 for 1 s and 3 for 2 s; b, besides the two it shared, 1 for 1 s, 2 for 4 s, 3 for 2 s.
     assert totals.kv_token_seconds == 4 * (2 + 6 + 1 + 8 + 6)
+
+
+def test_the_report_has_what_was_decoded():
+    served = endless()
+    served.scheduler.speed.observe(Plan(step=1, chunks=(Chunk(row=0, start=4, num_tokens=1, samples=True),)), 0.5)
+    state = served.scheduler.report(State())
+    assert state.decoded == Decoded(steps=1, seconds=0.5, rows=1, kv_tokens=5)
+    assert state.rates.decode_step_s == 0.5
 
 
 def test_what_is_still_to_come_is_estimated_by_what_was_answered():
