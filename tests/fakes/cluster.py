@@ -1,7 +1,7 @@
 """An API server in memory: enough of the verbs to drive mirrors and reconciles without a process.
 
 It merges applied objects deeply and replaces lists; it knows no ownership of fields, no defaults, no CEL and no garbage
-collection. Those are tested against a real API server.
+collection. Those are tested against a real API server. A status that generic tools could not rely on is refused.
 """
 
 import asyncio
@@ -9,9 +9,10 @@ import copy
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from fakes.flux import breaches
 from kvasir_kube.cluster import Listing, WatchEvent, WatchVerb
 from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundError
-from kvasir_kube.kinds import Json, Key, Kind, key, labels
+from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, Kind, key, labels
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -103,7 +104,9 @@ class FakeCluster:
             raise NotFoundError(f"{key(obj)} not found", status=404)
         self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.plural, key(obj)))
         if subresource and old is not None:
-            return await self._store(kind, {**old, subresource: copy.deepcopy(obj[subresource])})
+            changed = {**old, subresource: copy.deepcopy(obj[subresource])}
+            assert kind is not INFERENCE_SERVICE or breaches(changed) == []
+            return await self._store(kind, changed)
         return await self._store(kind, merged(old or {}, obj))
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:

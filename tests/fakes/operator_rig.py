@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from fakes.fault_proxy import FaultProxy
+from fakes.flux import breaches
 from fakes.kubelet import FakeKubelet, StubPod
 from kvasir_api import names
 from kvasir_kube.client import Client, configuration
@@ -174,6 +175,7 @@ class Rig:
     async def status(self, name: str = "tiny") -> Json:
         """The status, empty while it is older than the spec."""
         found = await self.service(name)
+        assert breaches(found) == []
         status: Json = found.get("status") or {}
         return status if status.get("observedGeneration") == found["metadata"]["generation"] else {}
 

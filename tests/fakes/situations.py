@@ -71,6 +71,7 @@ def situations(draw: Any) -> Findings:
         current="" if fault else "new",
         wanted=draw(st.integers(0, 3)),
         fault_reason=fault,
+        fault_message=fault and "spec.model.uri cannot be",
         course=None if fault else draw(st.sampled_from(COURSES)),
         trouble=draw(st.sampled_from(["", "", "the API server refused: quota"])),
         waiting=draw(st.sampled_from(["", "", "a pod reads the model's config"])),

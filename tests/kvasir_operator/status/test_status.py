@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 import kvasir_operator
+from fakes.flux import breaches
 from fakes.manifests import service
 from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
@@ -243,16 +244,29 @@ def test_overdue_survives_the_operators_restart():
 @given(situations())
 def test_every_status_keeps_the_rules_of_generic_tools(found):
     status, _ = compose(found)
-    by_type = {c.type: c for c in status.conditions}
-    assert len(by_type) == len(status.conditions)
-    assert "Ready" in by_type
-    working = {"Reconciling", "Stalled"} & set(by_type)
-    assert len(working) == (0 if by_type["Ready"].status == "True" else 1)
-    assert all(c.status == "True" for kind, c in by_type.items() if kind != "Ready")
+    assert breaches({"metadata": {"generation": found.seen.generation}, "status": document(status)}) == []
     assert status.observed_generation == found.seen.generation
-    assert all(c.observed_generation == found.seen.generation for c in status.conditions)
-    assert all(c.reason in names.REASONS for c in status.conditions)
     assert Status.model_validate(document(status)) == status
+
+
+@pytest.mark.parametrize(
+    ("change", "breach"),
+    [
+        ({"type": "Stalled"}, "Reconciling beside Stalled"),
+        ({"type": "Ready"}, "Ready beside Reconciling or Stalled"),
+        ({"type": "Degraded", "status": "False"}, "Degraded is there though it is not True"),
+        ({"type": "Degraded", "reason": "Unheard"}, "Degraded has a reason that is not published"),
+        ({"type": "Degraded", "observedGeneration": 4}, "Degraded is of a generation that is yet to come"),
+        ({"type": "Degraded", "message": ""}, "Degraded has no words"),
+    ],
+)
+def test_a_status_that_no_tool_could_rely_on_is_found(change, breach):
+    status = document(compose(findings(replica("loading")))[0])
+    one = {**status["conditions"][1], "status": "True", **change}
+    said = breaches({"metadata": {"generation": 3}, "status": {**status, "conditions": [*status["conditions"], one]}})
+    assert breach in said
+    assert breaches({"metadata": {"generation": 3}, "status": {**status, "observedGeneration": 4}})
+    assert breaches({"status": {**status, "conditions": status["conditions"][1:]}}) == ["Ready is missing"]
 
 
 @given(situations(), situations())

@@ -1,0 +1,46 @@
+"""What generic tools demand of a status, as flux's checker of conditions, kstatus and the API conventions say it: every
+status that a test sees is held to it, whoever wrote the test."""
+
+from datetime import datetime
+from typing import Any
+
+from kvasir_api import names
+
+Json = dict[str, Any]
+
+
+def breaches(obj: Json) -> list[str]:
+    """What of the status no tool could rely on; nothing for an object that has none yet."""
+    status = obj.get("status") or {}
+    if not status:
+        return []
+    generation = (obj.get("metadata") or {}).get("generation", status.get("observedGeneration", 0))
+    conditions = status.get("conditions") or []
+    true = {c["type"] for c in conditions if c["status"] == "True"}
+    found = [_of(condition, generation) for condition in conditions]
+    said = [
+        ("a type is there twice", len({c["type"] for c in conditions}) < len(conditions)),
+        ("Ready is missing", "Ready" not in {c["type"] for c in conditions}),
+        ("Ready beside Reconciling or Stalled", "Ready" in true and true & {"Reconciling", "Stalled"}),
+        ("Reconciling beside Stalled", {"Reconciling", "Stalled"} <= true),
+        ("neither ready nor working nor stalled", not true & {"Ready", "Reconciling", "Stalled"}),
+        ("observedGeneration is ahead", status.get("observedGeneration", 0) > generation),
+        (
+            "a condition is of another generation than the status",
+            any(c["observedGeneration"] != status.get("observedGeneration") for c in conditions),
+        ),
+    ]
+    return [sentence for sentence, broken in said if broken] + [one for some in found for one in some]
+
+
+def _of(condition: Json, generation: int) -> list[str]:
+    """Of one condition by itself."""
+    kind = condition["type"]
+    said = [
+        ("is there though it is not True", kind != "Ready" and condition["status"] != "True"),
+        ("has a reason that is not published", condition["reason"] not in names.REASONS),
+        ("is of a generation that is yet to come", condition["observedGeneration"] > generation),
+        ("has no words", not condition["message"]),
+        ("has no time", datetime.fromisoformat(condition["lastTransitionTime"]).tzinfo is None),
+    ]
+    return [f"{kind} {sentence}" for sentence, broken in said if broken]
