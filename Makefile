@@ -60,8 +60,8 @@ test: setup  ## Run every test on two workers: the unit suites, then end to end 
 test-unit: setup  ## Run only what needs no control plane
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e" $(PYTEST_ARGS) || { code=$$?; test $$code -eq $(or $(EMPTY),0); }
 
-test-e2e: setup  ## Run only what needs the control plane
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+test-e2e: setup  ## Run only what needs the control plane, in two lanes
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e -o testpaths="tests/e2e tests/kvasir_local" $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 
 test-faults: setup  ## Do every kind of harm at every write of the operator, in five scenarios (LANES=…; see docs/faults.md)
 	@KVASIR_FAULTS=all $(TEST_ENV) $(BIN)/python -m pytest -n $(or $(LANES),4) --dist worksteal tests/e2e/test_operator_faults.py $(PYTEST_ARGS)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kubernetes import client
 
 NODE = Node(name="kvasir-0", index=0, fake_gpus=4)
+TESTS = Path(__file__).parent
+END_TO_END = ("e2e", "kvasir_local")
+"""Folders of the tests that are `e2e`: `make test-e2e` looks nowhere else, which saves it half a minute."""
 
 
 def pytest_configure() -> None:
@@ -45,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("e2e")
         if item.get_closest_marker("e2e"):
+            if item.path.relative_to(TESTS).parts[0] not in END_TO_END:
+                raise pytest.UsageError(f"{item.nodeid} is e2e, but not in one of tests/{{{','.join(END_TO_END)}}}")
             item.add_marker(pytest.mark.xdist_group(_lane(item)))
 
 
