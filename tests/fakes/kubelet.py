@@ -96,6 +96,11 @@ class FakeKubelet:
         pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
         await self._client.delete(POD, *key(pod), grace_s=0)
 
+    async def finish(self, name: str) -> None:
+        """A pod that was told to end has ended its requests, and so ends."""
+        self.pods[name].say(running=0)
+        self._dirty.put_nowait(next(k for k in self._mirror.objects if k[1] == name))
+
     async def lose(self) -> None:
         """The node falls silent, and the controllers have noticed: its pods are marked, and nobody ends them any
         more."""

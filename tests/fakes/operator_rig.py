@@ -292,7 +292,7 @@ async def standing(control: ControlPlane, tmp: Path) -> AsyncGenerator[Rig]:
             services = await client.list(INFERENCE_SERVICE, namespace)
             for service in services.items:
                 await client.delete(INFERENCE_SERVICE, namespace, service["metadata"]["name"])
-            kubectl(control, "delete", "node", namespace, "--wait=false")
+            kubectl(control, "delete", "node", namespace, "--wait=false", "--ignore-not-found")
             kubectl(control, "delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
 
