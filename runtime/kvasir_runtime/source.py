@@ -77,16 +77,22 @@ def _download(name: str, file: str = "") -> Path:
         raise ModelError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
-            raise ModelError(_unreachable(name)) from error
+            # The hub's library says so of any answer that it did not like, too.
+            answered = isinstance(error.__cause__, errors.HfHubHTTPError)
+            raise ModelError(_unfetched(name, error.__cause__) if answered else _unreachable(name)) from error
         raise ModelError(f"repository {name} on the hub has no {file}") from error
     except errors.RepositoryNotFoundError as error:
         reason = "is neither a directory nor a public repository on the hub; a private one needs HF_TOKEN"
         raise ModelError(f"model {name} {reason}") from error
     except errors.OfflineModeIsEnabled as error:
         raise ModelError(_unreachable(name)) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ModelError(f"model {name} could not be fetched from the hub: {lines[0]}") from error
+    except Exception as error:  # whatever the library's HTTP client raises: cut off, led in circles, too slow
+        raise ModelError(_unfetched(name, error)) from error
+
+
+def _unfetched(name: str, error: BaseException | None) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return f"model {name} could not be fetched from the hub: {lines[0]}"
 
 
 def _unreachable(name: str) -> str:
