@@ -60,6 +60,11 @@ EXTRA: Final = {
 """Arguments behind those of the base, by Deployment."""
 OPTIONAL: Final = {"network-policies": "networkPolicies", "monitoring": "monitoring"}
 """Components that a value turns on."""
+OPTIONAL_WORDS: Final = {
+    "networkPolicies": "Whether network policies surround operator and gateway.",
+    "monitoring": "Whether monitors of the Prometheus operator come with it; its kinds must be known.",
+}
+QUANTITY: Final = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 
 
 def main(arguments: list[str]) -> int:
@@ -212,23 +217,51 @@ def _schema() -> dict[str, Any]:
     def shape(properties: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": False, "properties": properties}
 
-    text, count = {"type": "string"}, {"type": "integer", "minimum": 1, "maximum": 20}
-    texts = {"type": "array", "items": {"type": "string", "minLength": 1}}
-    resources = shape({"requests": {"type": "object"}, "limits": {"type": "object"}})
-    registry = {"type": "string", "pattern": "^$|/$", "description": "Before each image's name; ends with a slash."}
-    directories = {"type": "array", "items": {"type": "string", "pattern": "^/"}}
-    namespace = {"type": "string", "maxLength": 63, "description": "Serve only this namespace; empty serves all."}
-    picker = shape({"resources": resources, "extraArgs": texts})
-    operator = {"replicas": count, "resources": resources, "allowModelDirs": directories, "extraArgs": texts}
-    gateway = {"replicas": count, "envoy": shape({"image": text, "resources": resources}), "picker": picker}
+    def told(what: str, **rest: Any) -> dict[str, Any]:
+        return {"type": "string", **rest, "description": what}
+
+    def several(what: str, **rest: Any) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "string", "minLength": 1, **rest}, "description": what}
+
+    def pods(what: str) -> dict[str, Any]:
+        return {"type": "integer", "minimum": 1, "maximum": 20, "description": what}
+
+    def switch(what: str) -> dict[str, Any]:
+        return shape({"enabled": {"type": "boolean", "description": what}})
+
+    amounts = {"type": "object", "additionalProperties": {"type": ["string", "integer"], "pattern": QUANTITY}}
+    asked = {"description": "What the container asks of its node, by resource.", **amounts}
+    limits = {"description": "What the container may take at most, by resource.", **amounts}
+    resources = shape({"requests": asked, "limits": limits})
+    arguments = several("Further arguments of its command.")
     properties = {
-        "images": shape({"registry": registry, "tag": text}),
-        "crds": shape({"install": {"type": "boolean"}}),
-        "watchNamespace": namespace,
-        **{value: shape({"enabled": {"type": "boolean"}}) for value in OPTIONAL.values()},
-        "operator": shape(operator),
-        "gateway": shape(gateway),
-        "global": {"type": "object"},
+        "images": shape(
+            {
+                "registry": told("Before each image's name; ends with a slash.", pattern="^$|/$"),
+                "tag": told("Tag of our images; empty takes the chart's appVersion.", maxLength=128),
+            }
+        ),
+        "crds": shape(
+            {"install": {"type": "boolean", "description": "Whether the definitions come with this release."}}
+        ),
+        "watchNamespace": told("Serve only this namespace; empty serves all.", maxLength=63),
+        **{value: switch(OPTIONAL_WORDS[value]) for value in OPTIONAL.values()},
+        "operator": shape(
+            {
+                "replicas": pods("Operators, of which the holder of the Lease acts."),
+                "resources": resources,
+                "allowModelDirs": several("Directories of nodes below which file:// models may lie.", pattern="^/"),
+                "extraArgs": arguments,
+            }
+        ),
+        "gateway": shape(
+            {
+                "replicas": pods("Gateways, all of which serve."),
+                "envoy": shape({"image": told("Image of Envoy, whole.", minLength=1), "resources": resources}),
+                "picker": shape({"resources": resources, "extraArgs": arguments}),
+            }
+        ),
+        "global": {"type": "object", "description": "Of charts that have this one as a part; nothing here reads it."},
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **shape(properties)}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 
 ROOT = Path(__file__).parents[2]
 BASE, CHART = ROOT / "manifests" / "base", ROOT / "manifests" / "chart"
@@ -104,9 +105,58 @@ def test_one_namespace_gets_rights_in_that_namespace_alone() -> None:
     assert {d["roleRef"]["name"] for d in narrow} == {"kvasir-operator", "kvasir-gateway"}
 
 
+def leaves(node: Any, path: str = "") -> dict[str, Any]:
+    """Schema of every value that is set as one, by its path."""
+    if "properties" not in node:
+        return {path: node}
+    assert node["additionalProperties"] is False, f"{path} takes anything"
+    return {
+        p: s
+        for name, child in node["properties"].items()
+        for p, s in leaves(child, f"{path}.{name}".strip(".")).items()
+    }
+
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+LEAVES = leaves(SCHEMA)
+VALIDATOR = Draft7Validator(SCHEMA)
+
+
+def test_every_value_has_its_schema_and_words() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    given = {path for path in LEAVES if _at(values, path) is not None}
+    assert given == set(LEAVES) - {"global"}
+    assert [path for path, schema in LEAVES.items() if len(schema.get("description", "")) < 20] == []
+    assert list(VALIDATOR.iter_errors(values)) == []
+
+
+@pytest.mark.parametrize("path", sorted(set(LEAVES) - {"global"}))
+def test_no_value_takes_another_type(path: str) -> None:
+    """Numbers for words, words for numbers, an object for a list, and a word for an object's amount."""
+    wrong: dict[str, Any] = {
+        "string": 7,
+        "integer": "many",
+        "boolean": "yes",
+        "array": {"a": "b"},
+        "object": {"cpu": "a lot"},
+    }
+    value: Any = wrong[LEAVES[path]["type"]]
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    errors = list(VALIDATOR.iter_errors(value))
+    assert [".".join(map(str, error.absolute_path)).startswith(path) for error in errors] == [True]
+
+
+def _at(values: Any, path: str) -> Any:
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
 @pytest.mark.parametrize(
     ("value", "place"),
     [
+        ("operator.resources.limits.memory=lots", "memory"),
         ("operator.replica=2", "operator"),
         ("operator.replicas=0", "operator.replicas"),
         ("images.registry=registry.example", "images.registry"),
