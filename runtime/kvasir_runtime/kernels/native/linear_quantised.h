@@ -108,7 +108,7 @@ constexpr int FAR_QUANTISED = MR == 1 && !BITS4 ? 0 : 4096;
 
 // Bytes of a row of weights in a block, which stays in the first-level cache, with much of the one after it when strips
 // are few.
-KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 256 : 384; }
+KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 128 : 384; }
 
 // Groups that are computed between two looks at what to fetch.
 KVASIR_INLINE int64_t RUN(int64_t strips) { return strips <= 3 ? 1 : strips <= 6 ? 2 : 4; }
@@ -243,10 +243,12 @@ void task_quantised(const Linear& w, const Product& p, const Rounded& x, int64_t
   const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE;
   const uint8_t* end_of_weight = w.weight + w.tiles * lines * 64;
   const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
-  const int64_t at_once = strips == 1 ? groups : most(1, block_bytes(strips) * (BITS4 ? 2 : 1) / w.group);
-  for (int64_t group = 0; group < groups; group += at_once) {
-    const int64_t count = least(at_once, groups - group), line = group * w.group / per_line;
-    const int64_t bytes = count * w.group / per_line * width * 64;
+  // Blocks of the same size, one group more or less: what is fetched ahead is as much as the block at hand.
+  const int64_t at_most = strips == 1 ? groups : most(1, block_bytes(strips) * (BITS4 ? 2 : 1) / w.group);
+  const int64_t blocks = ceil_div(groups, at_most);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t group = groups * block / blocks, count = groups * (block + 1) / blocks - group;
+    const int64_t line = group * w.group / per_line, bytes = count * w.group / per_line * width * 64;
     const uint8_t* next = base + line * width * 64 + bytes;
     Ahead ahead{next, next + least(bytes, end_of_weight - next), strips > 1 ? width : 0, strips, true};
     StripQuantised s{&w, &p, x, base + (line * width + inside) * 64, w.scales + scales_at + group * width * TILE,
