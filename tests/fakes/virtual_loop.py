@@ -58,3 +58,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """asyncio.run in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+async def elapse(seconds: float) -> None:
+    """So much virtual time passes."""
+    await asyncio.sleep(seconds)

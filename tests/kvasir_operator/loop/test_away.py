@@ -8,7 +8,7 @@ import pytest
 from fakes import virtual_loop
 from fakes.cluster import FakeCluster
 from fakes.operator_bench import KEY, Bench
-from fakes.virtual_loop import LoopClock
+from fakes.virtual_loop import LoopClock, elapse
 from kvasir_api.state import Kv, State
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
@@ -67,10 +67,10 @@ async def serving(**spec):
     await bench.put_service(**spec)
     await bench.operator.fill()
     running = asyncio.create_task(bench.operator.run())
-    await asyncio.sleep(5)
+    await elapse(5)
     await bench.put_pods(2, running=1, pinned=500)
     bench.watch()
-    await asyncio.sleep(120)
+    await elapse(120)
     assert bench.reason() == "AllReplicasReady"
     yield bench
     running.cancel()
@@ -83,7 +83,7 @@ async def absent(bench):
     before = {kind.plural: dict(bench.cluster.objects[kind.plural]) for kind in (POD, DEPLOYMENT)}
     bench.cluster.away, bench.cluster.asked = True, []
     for _ in range(int(AWAY_S / 10)):
-        await asyncio.sleep(10)
+        await elapse(10)
         assert bench.operator.live() == "", "a restart would cure nothing"
     assert {plural: bench.cluster.objects[plural] for plural in before} == before
     return bench.cluster.asked
@@ -92,9 +92,9 @@ async def absent(bench):
 async def returned(bench):
     """It is back, and the watches begin anew a minute later at worst."""
     bench.cluster.away, bench.cluster.asked, bench.cluster.writes = False, [], []
-    await asyncio.sleep(60)
+    await elapse(60)
     bench.watch()
-    await asyncio.sleep(60)
+    await elapse(60)
     return bench.cluster.asked
 
 
