@@ -8,7 +8,8 @@ from kvasir_operator.status.findings import Findings
 def cold_start(found: Findings) -> ColdStart | None:
     """Of the replica that became ready last; as known before while none that never restarted is ready.
 
-    Kubernetes counts whole seconds, so parts may miss the sum by one.
+    The parts sum up to the whole, but where rounding of what the runtime measured adds a second or two to it:
+    Kubernetes counts whole seconds.
     """
     fresh = [r for r in found.seen.replicas if r.phase == "ready" and r.ready_at is not None and not r.restarts]
     fresh = [r for r in fresh if r.reading is not None]
@@ -23,13 +24,15 @@ def _of(r: Replica) -> ColdStart:
     started_at = r.started_at or scheduled_at
     said = r.reading.start if r.reading else None
     load_s, warm_s = (said.load_s, said.warm_s) if said else (0.0, 0.0)
+    seconds = _whole(ready_at - r.created)
+    schedule, image, load, warm = map(_whole, (scheduled_at - r.created, started_at - scheduled_at, load_s, warm_s))
     return ColdStart(
-        seconds=_whole(ready_at - r.created),
-        schedule_seconds=_whole(scheduled_at - r.created),
-        image_seconds=_whole(started_at - scheduled_at),
-        load_seconds=_whole(load_s),
-        warm_seconds=_whole(warm_s),
-        other_seconds=_whole(ready_at - started_at - load_s - warm_s),
+        seconds=seconds,
+        schedule_seconds=schedule,
+        image_seconds=image,
+        load_seconds=load,
+        warm_seconds=warm,
+        other_seconds=max(0, seconds - schedule - image - load - warm),
     )
 
 

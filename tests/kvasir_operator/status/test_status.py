@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import kvasir_operator
 from fakes.flux import breaches
@@ -192,12 +193,24 @@ def test_the_last_start_is_told_with_its_parts():
     found = findings(started("a", 140.0), started("b", 145.0), started("c", 150.0, restarts=1))
     cold = compose(found)[0].cold_start
     assert cold == ColdStart(
-        seconds=45, schedule_seconds=2, image_seconds=8, load_seconds=20, warm_seconds=5, other_seconds=9
+        seconds=45, schedule_seconds=2, image_seconds=8, load_seconds=20, warm_seconds=5, other_seconds=10
     )
     kept = compose(again(found, replica("loading")))[0].cold_start
     assert kept == cold
     assert compose(findings(replica("loading")))[0].cold_start is None
     assert "coldStart" not in document(compose(findings(replica("loading")))[0])
+
+
+@given(st.lists(st.floats(0, 4000), min_size=5, max_size=5))
+def test_the_parts_of_a_start_sum_up_to_the_whole(parts):
+    schedule, image, load, warm, _ = parts
+    times = [100.0, *(round(100 + t) for t in (schedule, schedule + image, sum(parts)))]
+    reading = State(start=Start(load_s=load, warm_s=warm))
+    names_ = ("created", "scheduled_at", "started_at", "ready_at")
+    cold = compose(findings(replica("ready", reading=reading, **dict(zip(names_, times, strict=True)))))[0].cold_start
+    told = (cold.schedule_seconds, cold.image_seconds, cold.load_seconds, cold.warm_seconds, cold.other_seconds)
+    assert cold.seconds <= sum(told) <= cold.seconds + 2
+    assert cold.seconds == times[3] - 100
 
 
 def test_every_reason_is_in_the_public_list():
