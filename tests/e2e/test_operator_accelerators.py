@@ -1,10 +1,12 @@
 """What an AcceleratorClass says of its devices and patches in pods, on a real API server."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from fakes.class_fields import CASES, with_value
 from fakes.models import words
 from fakes.operator_rig import kubectl
 from kvasir_api import names
@@ -13,6 +15,7 @@ from kvasir_kube.kinds import ACCELERATOR_CLASS, DEPLOYMENT, POD
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 H100 = {"capability": "9.0", "memoryGigabytesPerSecond": 3350, "fp16Teraflops": 989, "fp8Teraflops": 1979}
+SHARE = "degradedBelowPercent"
 SIDECAR = {
     "name": "exporter",
     "image": "dcgm:1",
@@ -27,11 +30,16 @@ PATCHES = [
 ]
 
 
+SHAPING = sorted(path for path in CASES if path.startswith(("pod", "runtimeImage", "resourceName")))
+CHOOSING = ("memory", "pricePerHour", "spot")
+"""Fields that decide which class a service gets; those of compute have tests of their own."""
+
+
 class Class:
     """An AcceleratorClass of one test's own name."""
 
-    def __init__(self, rig: Any) -> None:
-        self.name, self._rig = f"card-{rig.namespace}", rig
+    def __init__(self, rig: Any, name: str = "card") -> None:
+        self.name, self._rig = f"{name}-{rig.namespace}", rig
 
     async def be(self, **spec: Any) -> None:
         body = {"metadata": {"name": self.name}, "spec": {"memory": "80Gi", **spec}}
@@ -54,6 +62,72 @@ async def template(rig: Any) -> Any:
     current = (await rig.status()).get("rollout", {}).get("currentRevision")
     found = [d for d in await rig.all(DEPLOYMENT) if d["metadata"]["labels"][names.LABEL_REVISION] == current]
     return found[0]["spec"]["template"] if found else {}
+
+
+def test_every_field_is_shown_on_a_cluster():
+    assert {path for path in CASES if not path.startswith("compute.")} == {*SHAPING, *CHOOSING}
+    assert {path for path in CASES if path.startswith("compute.")} == {f"compute.{name}" for name in [*H100, SHARE]}
+
+
+async def test_fields_that_shape_pods_do_so_on_a_real_api_server(rig):
+    """One class and one service for each, which asks for no replica, so that templates are made and no pod is."""
+
+    async def differs(number: int, path: str) -> bool:
+        card = Class(rig, f"f{number}")
+        found: dict[str, Any] = {}
+        for value in CASES[path]:
+            await card.be(**with_value(path, value))
+            if not found:
+                spec = {"uri": f"file:///srv/f{number}", "inspect": "Never"}
+                await rig.apply(f"f{number}", model=spec, resources=card.wanted, replicas=0)
+
+            async def revised() -> bool:
+                now = (await rig.status(f"f{number}")).get("rollout", {}).get("currentRevision")
+                if now and now not in found:
+                    made = await rig.client.get(DEPLOYMENT, rig.namespace, f"f{number}-{now}")
+                    found[now] = stripped(made["spec"]["template"])
+                    return True
+                return False
+
+            await rig.until(revised, lambda: rig.dump(f"f{number}"))
+        await rig.client.delete(ACCELERATOR_CLASS, "", card.name)
+        one, other = found.values()
+        return bool(one != other)
+
+    told = await asyncio.gather(*(differs(number, path) for number, path in enumerate(SHAPING)))
+    assert [path for path, difference in zip(SHAPING, told, strict=True) if not difference] == []
+
+
+def stripped(pod_template: dict[str, Any]) -> dict[str, Any]:
+    """Without the revision's name, which differs whenever anything does."""
+    revision = pod_template["metadata"]["labels"][names.LABEL_REVISION]
+    found: dict[str, Any] = json.loads(json.dumps(pod_template).replace(revision, "rev"))
+    return found
+
+
+async def test_fields_that_choose_a_class_do_so_on_a_real_api_server(rig):
+    """Two classes with more memory than any other, and a service that asks for so much."""
+    mine, other = Class(rig, "mine"), Class(rig, "other")
+    await other.be(memory="900Gi", pricePerHour=5)
+    base = {"memory": "900Gi", "pricePerHour": 4}
+    await mine.be(**base)
+    asked = {"accelerator": {"count": 1, "minMemory": "900Gi"}}
+    await rig.apply(model={"uri": "file:///srv/tiny", "inspect": "Never"}, resources=asked, replicas=0)
+
+    async def chosen(name: str) -> None:
+        async def look() -> bool:
+            return bool((await rig.status()).get("rollout", {}).get("acceleratorClass") == name)
+
+        await rig.until(look, lambda: f"{name}: {rig.dump('tiny')}")
+
+    await chosen(mine.name)
+    for field, value in zip(CHOOSING, ("800Gi", 6, True), strict=True):
+        await mine.be(**{**base, field: value})
+        await chosen(other.name)
+        await mine.be(**base)
+        await chosen(mine.name)
+    for card in (mine, other):
+        await rig.client.delete(ACCELERATOR_CLASS, "", card.name)
 
 
 async def test_patches_reach_the_pods_and_bad_ones_are_refused_by_their_number(rig, card):

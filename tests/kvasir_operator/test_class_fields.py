@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fakes.class_fields import CASES, with_value
 from fakes.manifests import service
 from fakes.models import words
 from kvasir_api import crd
@@ -15,38 +16,7 @@ from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import observed
 
 SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
-TAINT = {"key": "a", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 5}
 OTHER = {"metadata": {"name": "other"}, "spec": {"memory": "80Gi", "pricePerHour": 5}}
-SPEED = {"memoryGigabytesPerSecond": 3350, "fp16Teraflops": 989}
-PATCH = {"op": "add", "path": "/spec/enableServiceLinks", "value": True}
-WHOLE = ("memoryGigabytesPerSecond", "fp16Teraflops", "fp8Teraflops", "degradedBelowPercent")
-"""Fields that have an effect only beside others: their cases give the whole object."""
-CASES: dict[str, tuple[Any, Any]] = {
-    "resourceName": ("nvidia.com/gpu", "amd.com/gpu"),
-    "memory": ("24Gi", "80Gi"),
-    "pricePerHour": (4, 6),
-    "spot": (False, True),
-    "runtimeImage": ("a:1", "a:2"),
-    "compute.capability": ("", "8.0"),
-    "compute.memoryGigabytesPerSecond": (SPEED, {**SPEED, "memoryGigabytesPerSecond": 2000}),
-    "compute.fp16Teraflops": (SPEED, {**SPEED, "fp16Teraflops": 300}),
-    "compute.fp8Teraflops": (SPEED, {**SPEED, "fp8Teraflops": 1979}),
-    "compute.degradedBelowPercent": (SPEED, {**SPEED, "degradedBelowPercent": 90}),
-    "podPatches[].op": ([PATCH], [{**PATCH, "op": "remove"}]),
-    "podPatches[].path": ([PATCH], [{**PATCH, "path": "/spec/hostIPC"}]),
-    "podPatches[].value": ([PATCH], [{**PATCH, "value": False}]),
-    "pod.nodeSelector": ({}, {"gpu": "l4"}),
-    "pod.tolerations[].key": ([TAINT], [{**TAINT, "key": "b"}]),
-    "pod.tolerations[].operator": ([{**TAINT, "value": ""}], [{**TAINT, "value": "", "operator": "Exists"}]),
-    "pod.tolerations[].value": ([TAINT], [{**TAINT, "value": "w"}]),
-    "pod.tolerations[].effect": ([TAINT], [{**TAINT, "effect": ""}]),
-    "pod.tolerations[].tolerationSeconds": ([TAINT], [{**TAINT, "tolerationSeconds": 6}]),
-    "pod.runtimeClassName": ("nvidia", "other"),
-    "pod.priorityClassName": ("high", "low"),
-    "pod.annotations": ({}, {"a": "b"}),
-    "pod.env[].name": ([{"name": "A"}], [{"name": "B"}]),
-    "pod.env[].value": ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
-}
 
 
 def leaves(node: dict[str, Any], path: str = "") -> set[str]:
@@ -64,14 +34,7 @@ def leaves(node: dict[str, Any], path: str = "") -> set[str]:
 
 def effects(path: str, value: Any) -> tuple[Any, ...]:
     """What a service that would take the cheapest class that fits gets."""
-    spec: dict[str, Any] = {"memory": "80Gi", "pricePerHour": 4}
-    *parents, last = path.partition("[]")[0].split(".")
-    if last in WHOLE:
-        last = parents.pop()
-    here = spec
-    for parent in parents:
-        here = here.setdefault(parent, {})
-    here[last] = value
+    spec = with_value(path, value)
     obj = service(
         resources={"accelerator": {"count": 1, "minMemory": "20Gi"}},
         model={"uri": "file:///srv/a"},
