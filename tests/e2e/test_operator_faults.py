@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from fakes.fault_proxy import KINDS, Fault, FaultProxy
 from fakes.kubelet import HOSTNAME
-from fakes.operator_rig import kubectl, standing
+from fakes.operator_rig import standing
 from kvasir_kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -33,6 +33,7 @@ FLAGS = ("--allow-model-dir=/srv",)
 DROPPING = (*FLAGS, "--resync=1")
 """For what only a list brings to light; elsewhere lists would cure what the watches alone must."""
 SETTLE_S = 90.0
+START_S = 300.0
 WHOLE = os.environ.get("KVASIR_FAULTS") == "all"
 ELASTIC = {"minReplicas": 1, "maxReplicas": 3, "scaleDown": {"windowSeconds": 2, "percent": 100, "periodSeconds": 1}}
 
@@ -50,7 +51,19 @@ class Scenario:
 
 async def put(rig, **spec):
     """The service, on the lane's own node: other lanes have theirs beside it."""
-    await rig.apply(**spec, pod={"nodeSelector": {HOSTNAME: rig.namespace}})
+    placed = {**spec, "pod": {"nodeSelector": {HOSTNAME: rig.namespace}}}
+    await answer(rig, lambda: rig.apply(**placed))
+
+
+async def scale(rig, replicas):
+    """No kubectl: the proxy and the node would stand still while it runs."""
+    spec = {"spec": {"replicas": replicas}}
+    await answer(rig, lambda: rig.client.merge(INFERENCE_SERVICE, rig.namespace, "tiny", spec, manager="test"))
+
+
+async def answer(rig, ask):
+    """What the API server says; asked again where it is kept from its work and says nothing."""
+    return await rig.until(ask, lambda: "an answer of the API server")
 
 
 async def created(rig):
@@ -58,14 +71,14 @@ async def created(rig):
 
 
 async def scaled_up(rig):
-    kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=3", f"--namespace={rig.namespace}")
+    await scale(rig, 3)
 
 
 async def scaled_down(rig):
     for pod in rig.kubelet.of():
         pod.say(running=1)
     await rig.heard()
-    kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
+    await scale(rig, 1)
 
 
 async def edited(rig):
@@ -117,12 +130,14 @@ async def lane(control, tmp_path_factory):
     ):
         rig.through(proxy.url)
 
-        def with_flags(*flags: str, fresh: bool) -> None:
+        async def with_flags(*flags: str, fresh: bool) -> None:
             """The operator runs, and with these flags."""
             if fresh or not rig.running or running != list(flags):
                 rig.stop()
                 running[:] = flags
+                proxy.listening = False
                 rig.start(*flags)
+            await begun(rig, proxy)
 
         yield rig, proxy, with_flags
         rig.stop()
@@ -136,13 +151,12 @@ async def proxied(lane, request):
     fault = callspec.params.get("fault") if callspec else None
     kind = fault.kind if fault else ""
     # It waits the longer the more often its watches failed, and those of the case before are not this one's.
-    with_flags(*(DROPPING if kind == "dropped events" else FLAGS), fresh=kind == "watches broken")
+    await with_flags(*(DROPPING if kind == "dropped events" else FLAGS), fresh=kind == "watches broken")
     proxy.arm(None)
     rig.kubelet.cut_off.clear()
     yield rig, proxy
     for pod in rig.kubelet.of():
         pod.say(running=0)
-    await rig.delete()
     await rig.until(lambda: empty(rig), lambda: "nothing is left", s=SETTLE_S)
 
 
@@ -156,11 +170,12 @@ async def test_the_end_is_the_same(proxied, name, fault):
     proxy.arm(fault)
     await scenario.act(rig)
     await rig.until(lambda: harmed(proxy), lambda: f"write {fault.write}, have {proxy.writes}", s=SETTLE_S)
+    await begun(rig, proxy)
     await rig.until(lambda: arrived(rig, scenario), lambda: rig.dump("tiny"), s=SETTLE_S)
     await rig.until(lambda: quiet(proxy), lambda: f"no write for a second, have {proxy.writes[-5:]}", s=SETTLE_S)
     assert rig.kubelet.cut_off == []
-    assert len(await rig.all(SERVICE)) == 1
-    assert len(await rig.all(CONTROLLER_REVISION)) == scenario.revisions
+    assert len(await answer(rig, lambda: rig.all(SERVICE))) == 1
+    assert len(await answer(rig, lambda: rig.all(CONTROLLER_REVISION))) == scenario.revisions
     assert rig.running
 
 
@@ -176,11 +191,22 @@ def start(scenario):
 
 
 async def empty(rig):
-    kinds = (INFERENCE_SERVICE, DEPLOYMENT, CONTROLLER_REVISION, POD, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)
-    for kind in kinds:
-        if rig.kubelet.pods or await rig.all(kind):
+    """Whether nothing is left of the service, which is deleted until it is gone."""
+    if await rig.all(INFERENCE_SERVICE):
+        await rig.delete()
+    for kind in (POD, DEPLOYMENT, CONTROLLER_REVISION, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, INFERENCE_SERVICE):
+        if await rig.all(kind):
             return False
-    return True
+    return not rig.kubelet.pods
+
+
+async def begun(rig, proxy):
+    """A new operator works. Until then its processor time, not what it does, decides how long that takes."""
+    await rig.until(lambda: listens(proxy), lambda: "an operator that watches", s=START_S)
+
+
+async def listens(proxy):
+    return proxy.listening
 
 
 async def harmed(proxy):
@@ -196,7 +222,7 @@ async def arrived(rig, scenario):
     status = await rig.status()
     current = status.get("rollout", {}).get("currentRevision")
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
-    if not ready or {p.revision for p in rig.kubelet.of()} != {current}:
+    if not ready or [p.revision for p in rig.kubelet.of()] != [current] * scenario.replicas:
         return False
     pods = [p for p in await rig.all(POD) if not p["metadata"].get("deletionTimestamp")]
     return len(pods) == scenario.replicas and await rig.deployments() == {current: scenario.replicas}

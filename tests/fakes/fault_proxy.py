@@ -75,6 +75,7 @@ class FaultProxy:
         self._busy: Counter[str] | None = None
         self._busy_s = 0
         self.fired = False
+        self.listening = False  # whether the operator watches; the test says when another one starts
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -147,12 +148,14 @@ class FaultProxy:
     async def _harm(self, kind: Kind, request: web.Request, body: bytes) -> web.StreamResponse:
         match kind:
             case "kill before":
+                self.listening = False
                 self._kill()
                 return self._hung_up(request)
             case "kill after" | "old lists":
                 await self._forward(request, body)
                 if kind == "old lists":
                     self._old = dict(self._lists)
+                self.listening = False
                 self._kill()
                 return self._hung_up(request)
             case "lost answer":
@@ -205,6 +208,7 @@ class FaultProxy:
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         watch, passed = Watch(), web.StreamResponse()
+        self.listening = True
         headers = {**_headers(request.headers), "Accept-Encoding": "identity"}
         self._watches.add(watch)
         try:
