@@ -17,12 +17,15 @@ from kvasir_local.members import APISERVER, HOST, Network
 
 _LOWEST: Final = 20_000
 _HIGHEST: Final = 32_000
+_FIRST_NETWORK: Final = 16
+_PORTS_EACH: Final = 50
+"""Each pod network has ports of its own, so that whoever has the one has the others."""
 _LISTEN: Final = "0A"
 
 
-def free_ports(count: int, *, seed: int | None = None) -> list[int]:
+def free_ports(count: int, *, seed: int | None = None, among: range = range(_LOWEST, _HIGHEST)) -> list[int]:
     """`count` different ports on 127.0.0.1 that were free a moment ago."""
-    candidates = list(range(_LOWEST, _HIGHEST))
+    candidates = list(among)
     random.Random(seed).shuffle(candidates)
     found: list[int] = []
     for port in candidates:
@@ -30,11 +33,12 @@ def free_ports(count: int, *, seed: int | None = None) -> list[int]:
             found.append(port)
             if len(found) == count:
                 return found
-    raise LocalClusterError(f"only {len(found)} free ports between {_LOWEST} and {_HIGHEST}, {count} are needed")
+    raise LocalClusterError(f"only {len(found)} free ports in {among.start} to {among.stop}, {count} are needed")
 
 
 def lock_file() -> Path:
-    """To be held by whoever chooses, until its members listen: before that nobody sees that their ports are taken."""
+    """To be held by whoever chooses, until etcd listens in the pod network: before that nobody sees that the network,
+    and with it its ports, are taken."""
     return Path(tempfile.gettempdir()) / f"kvasir-addresses-{os.getuid()}.lock"
 
 
@@ -45,8 +49,9 @@ def choose(*, apiserver: int | None = None, node_address: str | None = None) -> 
     """
     if apiserver is not None:
         check_free(apiserver, APISERVER)
-    etcd, etcd_peer, chosen, controller_manager, scheduler = free_ports(5)
     pod_network = free_pod_network()
+    first = _LOWEST + (int(pod_network.removeprefix("127.")) - _FIRST_NETWORK) * _PORTS_EACH
+    etcd, etcd_peer, chosen, controller_manager, scheduler = free_ports(5, among=range(first, first + _PORTS_EACH))
     return Network(
         etcd=etcd,
         etcd_peer=etcd_peer,
@@ -92,7 +97,7 @@ def holder_of(port: int) -> str:
 def free_pod_network(*, seed: int | None = None) -> str:
     """Two octets `127.A` so that no process listens in 127.A.0.0/16 now: each node gets one /24 of it."""
     used = {address.split(".")[1] for address, _, _ in _listeners() if address.startswith("127.")}
-    free = [str(second) for second in range(16, 255) if str(second) not in used]
+    free = [str(second) for second in range(_FIRST_NETWORK, 255) if str(second) not in used]
     if not free:
         raise LocalClusterError("every 127.A.0.0/16 from 127.16 to 127.254 has a listener: no network for pods is left")
     return f"127.{random.Random(seed).choice(free)}"

@@ -167,10 +167,11 @@ class ControlPlane:
             raise LocalClusterError("a control plane cannot be started without its binaries")
         for line in _stop_stragglers(self.layout.root):
             self._say.done(f"stopped a process left behind: {line}")
-        with self._alone(addresses.lock_file(), "another cluster starts", "starting a cluster"):
-            self._begin(self._binaries)
+        with contextlib.ExitStack() as choosing:
+            choosing.enter_context(self._alone(addresses.lock_file(), "another cluster starts", "starting a cluster"))
+            self._begin(self._binaries, claimed=choosing.close)
 
-    def _begin(self, binaries: Path) -> None:
+    def _begin(self, binaries: Path, *, claimed: Callable[[], None]) -> None:
         network = addresses.choose(apiserver=self._apiserver_port, node_address=self._node_address)
         _clear(self.layout)
         _put_aside(self.layout.logs)
@@ -189,7 +190,7 @@ class ControlPlane:
         try:
             if owner is not None:
                 self._spawn(GUARD)
-            self._bring_up(members.MEMBERS)
+            self._bring_up(members.MEMBERS, claimed=claimed)
         except BaseException:
             _stop_members(self.state, self._say)
             record.forget(self.layout)
@@ -207,8 +208,11 @@ class ControlPlane:
                 self._spawn(name)
         self._bring_up([name for name in members.MEMBERS if name in dead])
 
-    def _bring_up(self, names: Sequence[str]) -> None:
-        """Starts members in two waves: the controllers give up when they find no API server."""
+    def _bring_up(self, names: Sequence[str], *, claimed: Callable[[], None] = lambda: None) -> None:
+        """Starts members in two waves: the controllers give up when they find no API server.
+
+        claimed: called once etcd listens, from when on nobody else chooses these addresses.
+        """
         network = self.state.network
         started = time.monotonic()
         for wave in (members.MEMBERS[:2], members.MEMBERS[2:]):
@@ -217,6 +221,8 @@ class ControlPlane:
                 self._spawn(name)
             for name in wanted:
                 self._await(name, partial(probe.member, name, layout=self.layout, network=network), started)
+                if name == members.ETCD:
+                    claimed()
         ask = partial(probe.defaults, layout=self.layout, network=network)
         self._await(members.CONTROLLER_MANAGER, ask, started)
         self._say.done(f"control plane ready after {time.monotonic() - started:.1f} s: {members.server_url(network)}")
