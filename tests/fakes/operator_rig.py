@@ -246,7 +246,7 @@ class Rig:
                 found = await look()
                 looks += 1
             except KubeError as error:
-                if error.status not in (0, 404):
+                if 0 < error.status < 500 and error.status != 404:
                     raise
                 found, looks = None, looks + (error.status == 404)
             if found is not None and found is not False and found != {} and found != ():
