@@ -80,7 +80,7 @@ class Launched:
     filling: its masks, if any. begun: its forward pass was when it was launched, where the device is the host; forward:
     takes part in it and goes on behind it, as long as that is to be done. finish: enqueues its draw, while that is put
     off. drawn: in host memory, complete once the device passed the mark. final: guides whose samples of this plan come
-    to nothing. results: once they were taken.
+    to nothing. results: once they were taken; ending: guides that want nothing of what was planned without them.
     """
 
     plan: Plan
@@ -92,6 +92,7 @@ class Launched:
     mark: Mark | None = None
     final: list["Guide"] = field(default_factory=list)
     results: Results | None = None
+    ending: list["Guide"] = field(default_factory=list)
 
 
 class Runner:
@@ -242,16 +243,16 @@ class Runner:
             launched.results = launched.drawn.results(launched.plan)
             if launched.filling is not None and self._masks is not None:
                 taken = self._masks.take(launched.results, launched.filling, self._rows, self._controls)
-                launched.results, final = taken
-                self._take_back(launched, final)
+                launched.results, launched.ending = taken
+                self._take_back(launched)
         return launched.results
 
-    def _take_back(self, launched: Launched, final: list["Guide"]) -> None:
+    def _take_back(self, launched: Launched) -> None:
         """What later plans draw by these guides comes to nothing, in those that began and in those that will."""
         for later in self._launched:
-            if final and later.plan.step > launched.plan.step:
-                later.final += final
-                for guide in final:
+            if launched.ending and later.plan.step > launched.plan.step:
+                later.final += launched.ending
+                for guide in launched.ending:
                     if later.filling is not None:
                         later.filling.take_back(guide)
 
@@ -327,6 +328,9 @@ class Runner:
         launched.filling = masks.filling(sampled)
         if launched.filling is None:
             return
+        for older in self._launched:
+            if older.results is not None:  # taken for the draw between, but whoever planned this has not seen them
+                launched.final += older.ending
         for guide in launched.final:
             launched.filling.take_back(guide)
         untold = [older.filling for older in self._launched if older is not launched and older.results is None]

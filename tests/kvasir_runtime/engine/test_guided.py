@@ -14,6 +14,7 @@ from fakes.overlapping import Overlapping
 from fakes.serving import request
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import State
+from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.replay import replay
@@ -156,6 +157,40 @@ def test_pressure_and_depth_change_no_answer(folder, words, text_of):
     for number in range(16):
         assert len(json.loads(text_of(roomy[f"g{number}"].tokens))) == 2
         assert roomy[f"g{number}"].reason == "stop"
+
+
+def test_what_is_launched_after_forced_tokens_were_taken_early_comes_to_nothing(folder, words):
+    """With three plans in flight a draw may wait for tokens that whoever made the third plan has not seen."""
+    queue = Overlapping()
+    options = ServeOptions(model=str(folder), kv_cache_tokens=512, max_sequences=4, max_model_len=128)
+    runner = build(options, lambda _: None, queue)
+    forced, free = (Grammar(kind="regex", text=text) for text in ("[ab] the number of replicas [0-9]{20}", "[a-z]{20}"))
+    prompt = (5, 6, 7)
+    joins = tuple(
+        Join(
+            row=row,
+            request_id=f"{row}",
+            tokens=prompt,
+            prompt_tokens=3,
+            computed_tokens=0,
+            blocks=(2 * row, 2 * row + 1),
+            sampling=guided("g", grammar, words, prompt=prompt).sampling,
+        )
+        for row, grammar in enumerate((forced, free))
+    )
+
+    def chunk(row, start, num_tokens=1):
+        return Chunk(row=row, start=start, num_tokens=num_tokens, samples=True)
+
+    flying = [
+        runner.launch(Plan(step=1, joins=joins, chunks=(chunk(0, 0, 3), chunk(1, 0, 3)))),
+        runner.launch(Plan(step=2, chunks=(chunk(1, 3),))),
+        runner.launch(Plan(step=3, chunks=(chunk(0, 3),))),
+    ]
+    first, second, third = (runner.collect(one).sampled for one in flying)
+    assert len(first[0].tokens) > 1
+    assert [len(first[1].tokens), len(second[0].tokens)] == [1, 1]
+    assert third[0].tokens == ()
 
 
 def test_a_guided_answer_moves_in_every_step_though_its_masks_wait(folder, words):
