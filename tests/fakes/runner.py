@@ -57,7 +57,10 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class FakeRunner:
-    """fail_steps: steps whose collection raises, with fail_words if there are any. vector_size: of pooled vectors; 0 for the pooled tokens themselves."""
+    """fail_steps: steps whose collection raises, with fail_words if there are any.
+
+    vector_size: of pooled vectors; 0 for the pooled tokens themselves.
+    """
 
     model: FakeModel = field(default_factory=FakeModel)
     num_blocks: int = 64
