@@ -164,10 +164,8 @@ class EngineClient:
     def _receive(self) -> None:
         """Everything that came. ZeroMQ says only once that there is something, so it is read until there is nothing."""
         try:
-            while self.failure is None and not self._socket.closed:
+            while self.failure is None and not self._socket.closed and self._readable:
                 self._dispatch(self._decode(self._socket.recv(zmq.NOBLOCK)))
-                if not self._readable:
-                    return
         except msgspec.MsgspecError as error:
             self.fail(f"the engine sent a message that is not understood: {error}")
 
