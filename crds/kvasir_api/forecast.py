@@ -23,9 +23,9 @@ gate-up (2x intermediate), its product, and the float32 copies that norms make."
 BATCH_TOKENS: Final = {"cpu": 512, "cuda": 8192}
 """Tokens of the largest step where nobody set them."""
 
-PROCESS_BYTES: Final = {"cpu": 560 << 20, "cuda": 640 << 20}
+PROCESS_BYTES: Final = {"cpu": 350 << 20, "cuda": 640 << 20}
 """What the engine holds besides weights, activations and cache: on a CPU the process itself as measured (torch and its libraries,
-558 MiB with a model of 4 MB), on CUDA an allowance for the driver's context."""
+346 MiB with a model of 4 MB), on CUDA an allowance for the driver's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,7 +159,7 @@ async def test_a_forged_status_changes_nothing_and_is_corrected(rig):
     kubectl(rig.control, "patch", *where)
 
     async def corrected():
-        now = await rig.status()
+        now = (await rig.service())["status"]  # a lie need not keep the rules of statuses
         same = ("replicas", "readyReplicas", "desiredReplicas")
         revision = now.get("rollout", {}).get("currentRevision") == true["rollout"]["currentRevision"]
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in now.get("conditions", ()))

@@ -14,8 +14,7 @@ async def test_a_claim_without_a_volume_is_told_and_waited_for(rig):
     where = {"namespace": rig.namespace, "name": "models"}
     await rig.client.apply(CLAIM, {"metadata": where, "spec": spec}, manager="test")
     await rig.apply(replicas=1, model={"uri": "pvc://models/tiny"})
-    told = await rig.until_condition("Ready", reason="Unschedulable")
-    assert told["status"] == "False"
+    told = await rig.until_condition("Ready", "False", reason="Unschedulable")
     assert "unbound immediate PersistentVolumeClaims" in told["message"]
     await rig.claim()
     await rig.until_condition("Ready", reason="AllReplicasReady")
