@@ -228,5 +228,5 @@ def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]
 
 
 def _serving(r: Replica) -> tuple[str, ...]:
-    """On what it computes, as it said."""
-    return (r.reading.device, r.reading.kernels, r.reading.fallback) if r.reading else ()
+    """On what it computes, and why it lets nobody in, as it said."""
+    return (r.reading.device, r.reading.kernels, r.reading.fallback, r.reading.locked) if r.reading else ()
