@@ -4,7 +4,7 @@ Cluster-scoped, so that whoever writes an InferenceService can name a class but 
 a priority. The CRD is generated from these models; the operator parses objects into them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -157,6 +157,10 @@ class AcceleratorClassSpec(Part):
         "Operations on the finished pod template of a replica, in order, for what pod has no field for. What the operator lives by cannot be changed; a patch that tries, or does not apply, is refused by its number.",
         max_length=32,
     )
+
+
+OF_PODS: Final = {"resource_name", "runtime_image", "pod"}
+"""Fields of a class that shape its pods, besides pod_patches."""
 
 
 class AcceleratorClass(Part):

@@ -83,6 +83,13 @@ def pinned(tokens: int) -> Json:
 
 
 ON_GPU: Final[Json] = {"model": {"inspect": "Never"}, "resources": {"accelerator": {"count": 1}}}
+
+
+def _classed(values: tuple[Any, Any], shows: tuple[str, str], beside: Json = ON_GPU) -> Effect:
+    """A change of what is asked of an accelerator's class, told of a service that has no replica yet."""
+    return Effect(values=values, look="class", shows=shows, beside=beside, later=False, replicas=0)
+
+
 EFFECTS: Final[dict[str, Effect]] = {
     "replicas": Effect(values=(1, 2), look="desired", shows=(1, 2)),
     "autoscaling.minReplicas": _scales((1, 2), (1, 2), says=IDLE),
@@ -122,29 +129,12 @@ EFFECTS: Final[dict[str, Effect]] = {
     "rollout.paused": _rolls((False, True), "phase", ("Progressing", "Paused")),
     "rollout.progressDeadlineSeconds": _rolls((1800, 10), "stalled", ("", "ProgressDeadlineExceeded")),
     "model.inspect": Effect(values=("Never", "Always"), look="fit", shows=("", "Unknown"), later=False),
-    "resources.accelerator.classes": Effect(
-        values=(["small-{id}"], ["large-{id}"]),
-        look="class",
-        shows=("small-{id}", "large-{id}"),
-        beside=ON_GPU,
-        later=False,
-        replicas=0,
-    ),
-    "resources.accelerator.minMemory": Effect(
-        values=("3Gi", "5Gi"),
-        look="class",
-        shows=("small-{id}", "large-{id}"),
-        beside=ON_GPU,
-        later=False,
-        replicas=0,
-    ),
-    "resources.accelerator.spot": Effect(
-        values=(False, True),
-        look="class",
-        shows=("small-{id}", "spot-{id}"),
-        beside={**ON_GPU, "resources": {"accelerator": {"count": 1, "minMemory": "3Gi"}}},
-        later=False,
-        replicas=0,
+    "resources.accelerator.classes": _classed((["small-{id}"], ["large-{id}"]), ("small-{id}", "large-{id}")),
+    "resources.accelerator.minMemory": _classed(("3Gi", "5Gi"), ("small-{id}", "large-{id}")),
+    "resources.accelerator.spot": _classed(
+        (False, True),
+        ("small-{id}", "spot-{id}"),
+        {**ON_GPU, "resources": {"accelerator": {"count": 1, "minMemory": "3Gi"}}},
     ),
 }
 ELSEWHERE: Final = {

@@ -50,6 +50,14 @@ class Bench:
             obj = {**old, "spec": obj["spec"]}
         await self.cluster.put(INFERENCE_SERVICE, obj)
 
+    async def restarted(self) -> list[tuple[str, str]]:
+        """What another operator writes that takes over from this one."""
+        self.writes()
+        self.operator = self.started()
+        await self.turn()
+        await self.turn()
+        return self.writes()
+
     async def put_pods(self, count: int, *, ready: bool = True, **says: Any) -> None:
         """Pods of the current revision, each saying what is given."""
         (workload,) = self.cluster.objects[DEPLOYMENT.plural].values()

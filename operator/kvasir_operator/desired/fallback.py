@@ -9,6 +9,7 @@ import hashlib
 import json
 from typing import Final
 
+from kvasir_api.accelerator import OF_PODS
 from kvasir_operator.observed.world import Observed
 
 PARTS: Final = {"model", "resources", "runtime", "pod"}
@@ -46,4 +47,4 @@ def passed_now(seen: Observed, *, revision: str, name: str, considered: tuple[st
 def _shape(seen: Observed, name: str) -> object:
     """What a class makes of pods."""
     known = seen.classes.get(name)
-    return known and known.model_dump(include={"resource_name", "runtime_image", "pod", "pod_patches"})
+    return known and known.model_dump(include={*OF_PODS, "pod_patches"})

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from kvasir_api.accelerator import PodPatch
+from kvasir_api.accelerator import OF_PODS, PodPatch
 from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.observed.world import Observed
 
 Json = dict[str, Any]
 PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
-OF_A_CLASS: Final = {"resource_name", "runtime_image", "pod"}
 OF_A_CHOICE: Final = ("classes", "minMemory", "spot", "fallbackSeconds")
 ID_LENGTH: Final = 10
 KEPT_REVISIONS: Final = 5
@@ -34,7 +33,7 @@ def inputs(seen: Observed, patches: Sequence[PodPatch] = ()) -> Json:
         parts["model"].pop(name, None)
     found = chosen(seen)
     if found is not None:
-        said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_A_CLASS)
+        said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_PODS)
         parts["acceleratorClass"] = said
         if patches:
             said["podPatches"] = [patch.model_dump(mode="json", exclude_defaults=True) for patch in patches]

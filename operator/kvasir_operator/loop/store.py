@@ -33,10 +33,10 @@ class Store:
         """Remember an object. False when it is older than what is known, its deletion included, or the same."""
         objects = self._objects.setdefault(kind.plural, {})
         known, where = objects.get(key(obj)), (kind.plural, key(obj))
-        if resource_version(obj) <= max(self._gone.get(where, 0), self._gone_before.get(where, 0)):
+        gone = max(self._gone.get(where, 0), self._gone_before.get(where, 0))
+        # Also of another object of the same name: versions count for the whole kind.
+        if resource_version(obj) <= max(gone, resource_version(known) if known else 0):
             return False
-        if known is not None and resource_version(obj) <= resource_version(known):
-            return False  # also where it is another object of the same name: versions count for the whole kind
         if known is not None:
             self._unlist(kind, known)
         objects[key(obj)] = slim(obj)

@@ -135,8 +135,7 @@ class Writer:
                 if r.drain_since is not None or r.drained:
                     await self._unmark(seen, r)
             case "cut":
-                await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
-                self._telemetry.wrote(POD.kind)
+                await self._delete(seen, r)
             case "aside":
                 await self._set_aside(seen, r, now)
                 await self._say(seen, service, "DeviceFailed", r, step.why, kind="Warning")
@@ -144,8 +143,7 @@ class Writer:
                 await self._bring_back(seen, r)
                 await self._say(seen, service, "BroughtBack", r, step.why)
             case "free":
-                await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
-                self._telemetry.wrote(POD.kind)
+                await self._delete(seen, r)
                 await self._say(seen, service, "AsideEnded", r, step.why)
 
     async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
@@ -191,6 +189,10 @@ class Writer:
         """Best effort: the next reading shows whether it drains, and the step is repeated until it does."""
         if r.ops_url:
             await self._reader.drain(r.ops_url, on=drain)
+
+    async def _delete(self, seen: Observed, r: Replica) -> None:
+        await self._cluster.delete(POD, seen.namespace, r.name, uid=r.uid, grace_s=CUT_GRACE_S)
+        self._telemetry.wrote(POD.kind)
 
     async def _mark(self, seen: Observed, r: Replica, *, since: str | None, cost: str) -> None:
         notes = {names.ANNOTATION_DELETION_COST: cost}

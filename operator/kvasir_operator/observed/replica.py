@@ -83,6 +83,11 @@ class Replica:
         return not self.terminating
 
     @property
+    def unhealthy_words(self) -> str:
+        """What the kubelet says of its devices, empty when they are well."""
+        return f"the kubelet calls {', '.join(self.unhealthy)} unhealthy" if self.unhealthy else ""
+
+    @property
     def ops_url(self) -> str:
         """Base URL of its ops port, empty while it has no address."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip

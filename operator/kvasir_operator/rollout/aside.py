@@ -34,7 +34,7 @@ def steps(seen: Observed, *, wanted: int, now: float) -> tuple[Step, ...]:
 
 def words(r: Replica) -> str:
     """How the device of a replica failed, by the runtime or else by the kubelet; empty where neither says so."""
-    return r.device_fault or (f"the kubelet calls {', '.join(r.unhealthy)} unhealthy" if r.unhealthy else "")
+    return r.device_fault or r.unhealthy_words
 
 
 def _end(seen: Observed, r: Replica, wanted: int, now: float) -> Step | None:

@@ -57,14 +57,14 @@ def _at_max(found: Findings) -> int:
 
 def _worse(found: Findings) -> list[tuple[str, str]]:
     """Reasons and messages for which a service that serves does so worse than it should, the gravest first."""
-    serving = [r for r in found.seen.replicas if r.live and r.phase == "ready"]
+    serving = found.serving
     failed = found.first("failed")
     worse = []
     if failed and serving:
         reason = "DeviceFailed" if failed.device_fault else "ReplicasFailing"
         worse.append((reason, f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
     lost = [f"{r.name} on node {r.node} is set aside with its device: {r.last_words}" for r in found.seen.aside]
-    lost += [f"{r.name}: the kubelet calls {', '.join(r.unhealthy)} unhealthy" for r in serving if r.unhealthy]
+    lost += [f"{r.name}: {r.unhealthy_words}" for r in serving if r.unhealthy]
     worse += [("DeviceFailed", words) for words in lost]
     locked = [r for r in serving if r.reading is not None and r.reading.locked]
     if locked and (said := locked[0].reading):

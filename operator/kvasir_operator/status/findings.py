@@ -66,6 +66,11 @@ class Findings:
         return sum(r.phase == "ready" for r in self.updated)
 
     @property
+    def serving(self) -> tuple[Replica, ...]:
+        """Replicas of any revision that take requests."""
+        return tuple(r for r in self.seen.replicas if r.live and r.phase == "ready")
+
+    @property
     def outdated(self) -> int:
         """Replicas of other revisions that have not begun to leave."""
         return sum(r.live and r.phase != "draining" and r.revision != self.current for r in self.seen.replicas)

@@ -32,7 +32,7 @@ def slow(found: Findings) -> tuple[Slow, ...]:
     if found.roofline is None or not found.slow_below_percent:
         return ()
     known = found.seen.status.capacity.slow_replicas
-    ready = sorted((r for r in found.seen.replicas if r.live and r.phase == "ready"), key=lambda r: r.name)
+    ready = sorted(found.serving, key=lambda r: r.name)
     judged = [_judged(found, r, was=r.name in known) for r in ready if r.revision == (found.asked or found.current)]
     return tuple(one for one in judged if one is not None)
 
@@ -47,7 +47,7 @@ def message(found: Findings, slowed: tuple[Slow, ...], serving: int) -> str:
 
 def measured(found: Findings) -> dict[str, Any]:
     """What of the status's capacity tells of speed; as it was known while no replica has been under load."""
-    latest = [e for r in found.seen.replicas if r.live and r.phase == "ready" and (e := _latest(found, r))]
+    latest = [e for r in found.serving if (e := _latest(found, r))]
     before = found.seen.status.capacity
     told: dict[str, Any] = {"slow_replicas": [one.name for one in slow(found)][:MOST_NAMED]}
     if not latest:

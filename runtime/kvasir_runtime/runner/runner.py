@@ -1,10 +1,9 @@
 """Runs plans: the forward pass, the draw of the next tokens, the rows in between. The engine calls launch and collect.
 
 Where the device is not the host `launch` only enqueues work, and `collect` waits for the drawn ids alone. On a CPU with
-C++ kernels `launch` lets the other cores begin with the forward pass, and `collect` takes part in it: meanwhile this
-core serves the clients, which is no arithmetic lost that a queue in front of one core would not lose as well. Without
-them, and behind another plan, the whole plan is run by `collect`. So on all, launches form a queue that is worked off
-in order.
+C++ kernels `launch` lets the other cores begin with the forward pass, and `collect` takes part in it: in between this
+core serves the clients. Without them, and behind another plan, the whole plan is run by `collect`. So on all, launches
+form a queue that is worked off in order.
 
 The draw of guided rows is put off: their masks follow from the token before, which may still be computed when the
 forward pass is launched. It is enqueued as soon as that token was collected, in any case before the next plan.

@@ -29,7 +29,7 @@ class Wishes:
         self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
         self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p
         self.seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
-        (self._warm.add if sampling.temperature else self._warm.discard)(row)
+        self._note_warmth(row)
         self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
 
     def copy(self, forks: Sequence[Fork]) -> None:
@@ -41,7 +41,10 @@ class Wishes:
         stops = [self._stop_token_ids[source] for source in sources]
         for row, stop_token_ids in zip(rows, stops, strict=True):
             self._stop_token_ids[row] = stop_token_ids
-            (self._warm.add if self.temperature[row] else self._warm.discard)(row)
+            self._note_warmth(row)
+
+    def _note_warmth(self, row: int) -> None:
+        (self._warm.add if self.temperature[row] else self._warm.discard)(row)
 
     def greedy(self, sampled: Sequence[Chunk]) -> bool:
         """Whether all chunks that sample want the most likely token, and may have any."""

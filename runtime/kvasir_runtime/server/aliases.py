@@ -7,7 +7,7 @@ their buckets follow its longest context.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,9 +20,6 @@ from kvasir_runtime.wire import Ready
 
 ENGINE: Final = "0"
 DECLARED: Final = {metric.name.removeprefix("vllm:"): metric for metric in metrics.VLLM}
-BETWEEN: Final = "inter_token_latency_seconds"
-IN_STEP: Final = "iteration_tokens_total"
-PER_STEP: Final = (BETWEEN, IN_STEP)
 
 Series = tuple[tuple[str, ...], float]
 """Values of the labels after model_name and engine, and the value."""
@@ -78,8 +75,7 @@ class Aliases(Collector):
         self._registry = registry
         self._snapshot = snapshot
         self._cache_config: tuple[str, ...] | None = None
-        self._histograms: dict[str, Histogram] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._histograms: dict[str, Tally] = {}
         success = DECLARED["request_success_total"]
         self._success = Counter(success.name, success.help, success.labels, registry=registry)
         for reason in metrics.FINISH_REASONS:
@@ -92,11 +88,7 @@ class Aliases(Collector):
         for name, metric in DECLARED.items():
             if metric.kind == "histogram":
                 buckets = metric.buckets or metrics.token_buckets(ready.max_model_len)
-                if name in PER_STEP:
-                    self._tallies[name] = Tally(metric, self._labels, buckets, self._registry)
-                    continue
-                family = Histogram(metric.name, metric.help, metric.labels, registry=self._registry, buckets=buckets)
-                self._histograms[name] = family.labels(*self._labels)
+                self._histograms[name] = Tally(metric, self._labels, buckets, self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
@@ -106,23 +98,11 @@ class Aliases(Collector):
         if self._cache_config is not None:
             yield self._family(DECLARED["cache_config_info"], ((self._cache_config, 1),))
 
-    def observe(self, name: str, value: float) -> None:
-        """One observation of a histogram; nothing before the model is open."""
+    def observe(self, name: str, value: float, count: int = 1) -> None:
+        """Value was seen in a histogram, so many times; nothing before the model is open."""
         histogram = self._histograms.get(name)
         if histogram is not None:
-            histogram.observe(value)
-
-    def tokens(self, gap_s: float, count: int) -> None:
-        """So many tokens came, each gap_s after the one before; nothing before the model is open."""
-        tally = self._tallies.get(BETWEEN)
-        if tally is not None:
-            tally.observe(gap_s, count)
-
-    def step(self, computed_tokens: int) -> None:
-        """The engine computed a step of so many tokens."""
-        tally = self._tallies.get(IN_STEP)
-        if tally is not None:
-            tally.observe(computed_tokens)
+            histogram.observe(value, count)
 
     def ended(self, sequence: Ended) -> None:
         """Everything that is counted once per sequence."""

@@ -80,7 +80,7 @@ class RuntimeMetrics:
     def tokens(self, count: int, gap_s: float) -> None:
         """count tokens came gap_s after the one before; they share the time."""
         self._gap.observe(gap_s / count, count)
-        self._aliases.tokens(gap_s / count, count)
+        self._aliases.observe("inter_token_latency_seconds", gap_s / count, count)
 
     def ended(self, sequence: Ended) -> None:
         """A sequence ended; its reason is stop, length, abort or error."""
@@ -98,7 +98,7 @@ class RuntimeMetrics:
 
     def step(self, computed_tokens: int) -> None:
         """The engine computed a step."""
-        self._aliases.step(computed_tokens)
+        self._aliases.observe("iteration_tokens_total", computed_tokens)
 
     def grammar(self, seconds: float, refused: bool) -> None:
         """A grammar that was not known was tried out."""

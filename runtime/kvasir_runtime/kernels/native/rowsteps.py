@@ -16,7 +16,6 @@ from kvasir_runtime.kernels.native.step import Step
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _WORK: Final = ("token_ids", "positions", "slots")
-_EACH: Final = ("wanted", "likeliest")
 
 
 class RowsStruct(ctypes.Structure):
