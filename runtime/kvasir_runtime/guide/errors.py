@@ -1,4 +1,6 @@
-"""What the rooms of this package raise and say. It imports nothing, so that who needs no grammar pays for none."""
+"""What the rooms of this package raise and say. It imports no library, so that who needs no grammar pays for none."""
+
+import re
 
 
 class GrammarError(ValueError):
@@ -6,6 +8,8 @@ class GrammarError(ValueError):
 
 
 def one_line(message: str) -> str:
-    """llguidance's message without its line breaks and the dump of its state, bounded."""
-    text = " ".join(message.split("<non-verbose/>", maxsplit=1)[0].split())
+    """llguidance's message without its line breaks, its backtrace and the dump of its state, bounded."""
+    text = " ".join(re.split("<non-verbose/>|<backtrace>", message, maxsplit=1)[0].split())
+    if text.startswith("panic: "):
+        return f"it is too complex: {text.removeprefix('panic: ')}"[:400]
     return text[:400] or "nothing can follow"

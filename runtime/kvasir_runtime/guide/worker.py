@@ -112,7 +112,7 @@ class _Trials:
         try:
             found = msgspec.msgpack.decode(one.said, type=Verdict)
         except msgspec.MsgspecError:
-            found = Verdict(error=_death(status))
+            found = Verdict(error=death(os.waitstatus_to_exitcode(status)))
         _tell(Told(one.number, found, time.monotonic() - one.began))
 
 
@@ -120,7 +120,7 @@ def _try(grammar: Grammar, loaded: Vocabulary, writer: int) -> None:
     """In the fork: never returns."""
     status = 1
     try:
-        _limit()
+        limit()
         said = msgspec.msgpack.encode(trial.verdict(grammar, loaded))
         while said:
             said = said[os.write(writer, said) :]
@@ -131,7 +131,7 @@ def _try(grammar: Grammar, loaded: Vocabulary, writer: int) -> None:
         os._exit(status)
 
 
-def _limit() -> None:
+def limit() -> None:
     """Memory on top of what the vocabulary takes, seconds of one core, and no core dumps."""
     os.nice(5)  # who waits for a grammar has time, unlike the engine on the same cores
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -145,8 +145,9 @@ def _limit() -> None:
         os.dup2(null, stream)
 
 
-def _death(status: int) -> str:
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in {signal.SIGKILL, signal.SIGXCPU}:
+def death(code: int) -> str:
+    """What a fork died of that told no verdict, by its exit status, or its signal with a minus."""
+    if code in {-signal.SIGKILL, -signal.SIGXCPU}:
         return f"it is too complex: it took more than {CPU_S} s to compile"
     return f"it is too complex: it took more than {MEMORY_BYTES >> 20} MB to compile"
 

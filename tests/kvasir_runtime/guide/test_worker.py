@@ -4,15 +4,21 @@ import asyncio
 import json
 import os
 import resource
+import subprocess
+import sys
 import time
 
 import msgspec
+import pytest
 
 from kvasir_runtime.guide.talk import HEAD, LOADED, MEMORY_BYTES, WALL_S, Ask, Told, Verdict, framed
+from kvasir_runtime.guide.worker import death
 from kvasir_runtime.server.verdicts import ONE_THREAD, WORKER_COMMAND
 from kvasir_runtime.wire import Grammar
 
 ANY = {"type": "object"}
+TOO_LONG = "it is too complex: it took more than 3 s to compile"
+TOO_MUCH = "it is too complex: it took more than 256 MB to compile"
 
 
 def schema(document):
@@ -122,13 +128,22 @@ def test_hostile_grammars_are_refused_within_the_limits_and_harmless_ones_are_no
     assert {name: told[name].verdict.error for name in [*HARMLESS, "plain"] if told[name].verdict.error} == {}
     assert all(one.seconds < WALL_S + 5 for one in told.values())
     reasons = {name: one.verdict.error for name, one in told.items()}
-    assert reasons["a huge multiple"] == "it is too complex: it took more than 3 s to compile"
-    assert reasons["rules of repetitions"] == "it is too complex: it took more than 256 MB to compile"
+    for name in ("a huge multiple", "rules of repetitions"):
+        assert reasons[name] in {TOO_LONG, TOO_MUCH}, "a quick processor gets to the bytes before the seconds"
     assert "unsatisfiable" in reasons["an empty class"]
     assert "not valid JSON" in reasons["no JSON"]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert peak <= max(before, (MEMORY_BYTES >> 10) + 400_000), "kilobytes"
     assert time.monotonic() - began < 300
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [("while True: pass", TOO_LONG), ("bytearray(300 << 20)", TOO_MUCH), ("os.abort()", TOO_MUCH)],
+)
+def test_what_is_over_a_limit_dies_and_the_limit_is_named(work, reason):
+    program = f"import os\nfrom kvasir_runtime.guide import worker\nworker.limit()\n{work}"
+    assert death(subprocess.run([sys.executable, "-c", program], check=False).returncode) == reason
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path):
