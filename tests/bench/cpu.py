@@ -2,7 +2,8 @@
 
 Writes a random model of each shape that is asked for, starts each engine in turn (A B A B, a round at a time), and
 sends the four workloads of `kvasir bench` through the HTTP API; divides every figure by what memory and processors
-allow, measured before and after that engine's turn. `--write` puts tables and a plot into docs/benchmarks.
+allow: products as measured before and after that engine's turn, memory before and after each workload. `--write` puts
+tables and a plot into docs/benchmarks.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -66,13 +68,14 @@ def measured(
     rounds: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in chosen}
     limits: dict[str, list[dict[str, float]]] = {engine.name: [] for engine in chosen}
     ready = {engine.name: engine.prepared(model, folder) for engine in chosen}
-    failed, reads = set(), []
+    failed: set[str] = set()
+    reads: list[float] = []
     for number in range(asked.rounds):
         for engine in chosen:
             if engine.name in failed:
                 continue
             try:
-                figures = one_round(engine, ready[engine.name], number, asked.workloads.split(","), folder)
+                figures, near = one_round(engine, ready[engine.name], number, asked.workloads.split(","), folder)
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 print(f"{engine.name}: {error}", file=sys.stderr, flush=True)
                 failed.add(engine.name)
@@ -81,31 +84,39 @@ def measured(
             before, tops[size] = tops[size], ceilings.measured(DTYPES[size])
             top = before.or_better(tops[size])
             rounds[engine.name].append(figures)
-            limits[engine.name].append(limits_of(cost, engine, top))
-            reads.append(top.read)
-            print(f"[{number + 1}] {engine.name}: {_line(figures)}; memory {top.read / 1e9:.1f} GB/s", flush=True)
+            limits[engine.name].append(limits_of(cost, engine, top, near))
+            reads += near.values()
+            rates = " ".join(f"{rate / 1e9:.0f}" for rate in near.values())
+            print(f"[{number + 1}] {engine.name}: {_line(figures)}; memory {rates} GB/s", flush=True)
     rounds = {name: own for name, own in rounds.items() if own}
     typical = {name: results.medians(limits[name]) for name in rounds}
     print("\n" + results.side_by_side(rounds, typical))
     return {"read": statistics.median(reads or [tops[2].read]), "rounds": rounds, "limits": typical}, bool(failed)
 
 
-def one_round(engine: Engine, model: Path, number: int, workloads: Sequence[str], folder: Path) -> dict[str, float]:
-    """Start it, warm it, send the workloads, stop it. Prompts are others in every round."""
+def one_round(
+    engine: Engine, model: Path, number: int, workloads: Sequence[str], folder: Path
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Start it, send the workloads, stop it. Prompts are others in every round.
+
+    Returns the figures, and by workload the bytes a second that memory gave right before or right after it, the better.
+    """
     command, log = engine.command(model, PORT), folder / "server.log"
     ready = f"http://127.0.0.1:{PORT}{engine.ready}"
     documents: dict[str, dict[str, Any]] = {}
     with serving(command, ready, log, dict(engine.env)) as server:
         ready_rss = peak_rss(server.process.pid)
         with watching(server.process) as seen:
+            reads = [ceilings.read_rate()]
             for workload in workloads:
                 documents[workload] = _sent(workload, number, folder / "figures.json")
+                reads.append(ceilings.read_rate())
         found = results.of_round(documents, server.start_s, ready_rss, max(ready_rss, seen.peak_rss))
         if engine.name.startswith("Kvasir"):
             found["logits"] = _checked(engine, model, number)
     if seen.foreign_cores > NOISE_CORES:
         print(f"    others used {seen.foreign_cores:.1f} cores meanwhile: do not trust this round", flush=True)
-    return found
+    return found, {workload: max(reads[i : i + 2]) for i, workload in enumerate(workloads)}
 
 
 def _sent(workload: str, seed: int, out: Path) -> dict[str, Any]:
@@ -134,17 +145,18 @@ def _checked(engine: Engine, model: Path, seed: int) -> float:
     return error
 
 
-def limits_of(cost: Work, engine: Engine, top: Ceilings) -> dict[str, float]:
-    """By figure: what the ceilings allow this precision, in seconds or tokens a second."""
+def limits_of(cost: Work, engine: Engine, top: Ceilings, reads: Mapping[str, float]) -> dict[str, float]:
+    """By figure: what the machine allows this precision, in seconds or tokens a second. reads: memory's by workload."""
     size, single = engine.weight_bytes, PRESETS["w1"]
     crowded, sharing = PRESETS["w2"], PRESETS["w3"]
-    mixed = crowd(tasks(crowded, 0), 0, SEQUENCES, cost, size, top)
+    near = {workload: replace(top, read=reads.get(workload, top.read)) for workload in PRESETS}
     drawn = sum(task.output_tokens for task in tasks(crowded, 0))
+    seen = single.prompt_tokens[0] + single.output_tokens[0] / 2
     return {
-        "w1_tpot": step(1, cost, size, top),
+        "w1_tpot": step(1, cost, size, near["w1"], seen),
         "w1_ttft": prefill(single.prompt_tokens[0], 0, cost, top),
-        "w2_rate": drawn / mixed,
-        "w3_wall": crowd(tasks(sharing, 0), sharing.shared_tokens, sharing.concurrency, cost, size, top),
+        "w2_rate": drawn / crowd(tasks(crowded, 0), 0, SEQUENCES, cost, size, near["w2"]),
+        "w3_wall": crowd(tasks(sharing, 0), sharing.shared_tokens, sharing.concurrency, cost, size, near["w3"]),
         "w4_cold": prefill(PRESETS["w4"].shared_tokens + 64, 0, cost, top),
     }
 

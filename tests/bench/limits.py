@@ -1,8 +1,9 @@
 """What the machine allows: the least time that each figure of a workload could take, from ceilings of the same run.
 
-Pure. Decode reads every weight once a step and multiplies it once a token; a step takes the longer of the two. Prompts
-are products of large matrices, and attention over what came before. What a limit leaves out (sampling, HTTP, the client
-on the same cores) nobody gets for free, so a fraction of 1 is out of reach; fractions of two runs can be compared.
+Pure. Decode reads every weight once a step, and the keys and values of every sequence in it, and multiplies each weight
+once a token; a step takes the longer of the two. Prompts are products of large matrices, and attention over what came
+before. What a limit leaves out (sampling, HTTP, the client on the same cores) nobody gets for free, so a fraction of 1
+is out of reach; fractions of two runs can be compared.
 """
 
 from collections.abc import Sequence
@@ -39,18 +40,19 @@ def prefill(tokens: int, before: int, work: Work, ceilings: Ceilings) -> float:
     return (2 * work.weights * tokens + work.attention * pairs) / ceilings.rate(tokens)
 
 
-def step(rows: int, work: Work, weight_bytes: float, ceilings: Ceilings, kv_bytes: float = 0.0) -> float:
-    """Seconds of one decode step of so many sequences. kv_bytes: of all keys and values that it reads."""
-    read = (work.weights * weight_bytes + kv_bytes) / ceilings.read
+def step(rows: int, work: Work, weight_bytes: float, ceilings: Ceilings, seen: float) -> float:
+    """Seconds of one decode step of so many sequences. seen: tokens whose keys and values it reads, in 16 bits."""
+    read = (work.weights * weight_bytes + 2 * work.kv_width * seen) / ceilings.read
     return max(read, 2 * work.weights * rows / ceilings.rate(rows))
 
 
 def crowd(tasks: Sequence[Task], shared: int, at_once: int, work: Work, weight_bytes: float, top: Ceilings) -> float:
     """Seconds for many requests: the common prefix once, all prompts at the rate of large products, and their decode.
 
-    Decode at the best: every step as full as the number at once allows.
+    Decode at the best: every step as full as the number at once allows, keys and values of the prefix read once in it.
     """
     prompts = prefill(shared, 0, work, top) if shared else 0.0
     prompts += sum(2 * work.weights * (task.words - shared) for task in tasks) / top.rate(512)
-    tokens = sum(task.output_tokens - 1 for task in tasks)
-    return prompts + tokens / at_once * step(at_once, work, weight_bytes, top)
+    steps = sum(task.output_tokens - 1 for task in tasks) / at_once
+    seen = sum((task.words - shared + task.output_tokens / 2) * (task.output_tokens - 1) for task in tasks)
+    return prompts + steps * step(at_once, work, weight_bytes, top, seen / steps + shared)

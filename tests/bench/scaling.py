@@ -61,15 +61,10 @@ def measured(shape: str, engine_name: str, folder: Path) -> list[dict[str, Any]]
             tpot = _tpot(streams, folder / "figures.json")
             before, after = after, ceilings.measured(dtype)
             top = before.or_better(after)
-            limit = step(streams, cost, engine.weight_bytes, top, kv_bytes=_kv_bytes(streams, cost))
+            limit = step(streams, cost, engine.weight_bytes, top, seen=streams * (PROMPT + OUTPUT / 2))
             point = {"streams": streams, "rate": streams / tpot, "ceiling": streams / limit}
             points.append(point | _bound(streams, top, cost))
     return points
-
-
-def _kv_bytes(streams: int, cost: Work) -> float:
-    """Keys and values that a step reads, in the middle of the answers, in 16 bits."""
-    return 2.0 * streams * cost.kv_width * (PROMPT + OUTPUT / 2)
 
 
 def _bound(streams: int, top: Ceilings, cost: Work) -> dict[str, str]:

@@ -42,9 +42,9 @@ def test_memory_is_read_in_every_way_that_the_processor_has() -> None:
 
 def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
     cost = Work(weights=1_000_000, kv_width=1, attention=1)
-    assert limits.step(1, cost, 4, TOP) == pytest.approx(4e-3)
-    assert limits.step(1, cost, 1, TOP) == pytest.approx(2e-3)
-    assert limits.step(1, cost, 1, TOP, kv_bytes=3e6) == pytest.approx(4e-3)
+    assert limits.step(1, cost, 4, TOP, seen=0) == pytest.approx(4e-3)
+    assert limits.step(1, cost, 1, TOP, seen=0) == pytest.approx(2e-3)
+    assert limits.step(1, cost, 1, TOP, seen=1_500_000) == pytest.approx(4e-3)
 
 
 def test_a_crowd_computes_the_shared_prefix_once() -> None:
@@ -52,6 +52,13 @@ def test_a_crowd_computes_the_shared_prefix_once() -> None:
     tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
     seconds = limits.crowd(tasks, 512, 4, cost, 2, TOP)
     assert seconds == pytest.approx((512 + 4 * 8) * 2e6 / 8e9 + 2 * 8e-3)
+
+
+def test_a_crowd_reads_the_keys_of_each_and_those_of_the_prefix_once() -> None:
+    """Two steps of 4 x (8 + 3 / 2) tokens and 512, of 1 kB each in 16 bits, at 1 GB/s."""
+    cost = Work(weights=0, kv_width=500, attention=0)
+    tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
+    assert limits.crowd(tasks, 512, 4, cost, 2, TOP) == pytest.approx(2 * (4 * 9.5 + 512) * 1e3 / 1e9)
 
 
 def test_ratio_is_to_the_best_peer_and_above_one_when_better() -> None:
