@@ -61,8 +61,12 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the start, 0 until they are over. load_s: reading and placing the weights. warm_s: the first steps."""
+    """Seconds of the start, 0 until they are over.
 
+    weights_s: fetching the model's files, or finding them. load_s: reading and placing the weights. warm_s: the first steps.
+    """
+
+    weights_s: float = 0.0
     load_s: float = 0.0
     warm_s: float = 0.0
 

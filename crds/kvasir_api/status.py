@@ -153,8 +153,15 @@ class ColdStart(Part):
 
     seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0, le=MOST)
     schedule_seconds: int = option(0, "Until a node was found.", unit="seconds", ge=0, le=MOST)
+    weights_seconds: int = option(
+        0, "Until the model was on the node: mounting its volume, and fetching it.", unit="seconds", ge=0, le=MOST
+    )
     image_seconds: int = option(
-        0, "From there until the container ran: image and volumes.", unit="seconds", ge=0, le=MOST
+        0,
+        "Until the container ran: the image; with volumes where the kubelet tells no time of theirs.",
+        unit="seconds",
+        ge=0,
+        le=MOST,
     )
     load_seconds: int = option(0, "Reading and placing the weights.", unit="seconds", ge=0, le=MOST)
     warm_seconds: int = option(0, "First steps, compilation and graphs.", unit="seconds", ge=0, le=MOST)

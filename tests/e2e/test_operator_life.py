@@ -32,7 +32,7 @@ async def test_create_becomes_ready_and_says_where(rig):
     assert (await rig.status())["capacity"]["device"] == "cpu, stub"
     cold = (await rig.status())["coldStart"]
     assert cold["seconds"] >= cold["scheduleSeconds"] + cold["imageSeconds"] - 1
-    assert cold["loadSeconds"] == 0
+    assert (cold["weightsSeconds"], cold["loadSeconds"]) == (0, 0)
     (svc,) = await rig.all(SERVICE)
     assert svc["spec"]["ports"][0]["port"] == names.PORT_HTTP
     assert "finalizers" not in (await rig.service())["metadata"]

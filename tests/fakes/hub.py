@@ -5,8 +5,9 @@ import hashlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 Fault = Literal[
@@ -19,12 +20,22 @@ FILES: Final = {"config.json": b'{"model_type": "llama"}', "model.safetensors": 
 
 @dataclass(slots=True)
 class Hub:
-    """fault: of the weights, or of the whole repository. asked: method, path and authorization of each request."""
+    """files: of the repository, by name. fault: of the weights, or of the whole repository.
+
+    asked: method, path and authorization of each request. open: the weights are sent once it is set.
+    """
 
     url: str
     fault: Fault = "none"
+    files: Mapping[str, bytes] = field(default_factory=lambda: FILES)
+    open: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     elsewhere: str = ""
+
+    def env(self, home: Path) -> dict[str, str]:
+        """What leads the hub's library here. home: where it keeps what it fetched."""
+        off = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return {"HF_HOME": str(home), "HF_ENDPOINT": self.url, **off}
 
     def of(self, method: str) -> list[str]:
         """Paths that were asked for by a method."""
@@ -52,13 +63,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if hub.fault in ("refused", "gated", "absent", "busy"):
             return self._refuse(hub.fault)
         if "/tree/" in self.path:
-            tree = [{"type": "file", "path": name, "size": len(file), "oid": name} for name, file in FILES.items()]
+            tree = [{"type": "file", "path": name, "size": len(file), "oid": name} for name, file in hub.files.items()]
             return self._send(json.dumps(tree).encode(), {})
         if self.path.startswith("/api/"):
-            siblings = [{"rfilename": name, "size": len(content)} for name, content in FILES.items()]
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in hub.files.items()]
             return self._send(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode(), {})
         name = self.path.rsplit("/", 1)[-1].partition("?")[0]
         of_weights = name == "model.safetensors"
+        if of_weights and body:
+            hub.open.wait(100)
         if of_weights and hub.fault == "circle":
             return self._lead(self.path)
         if of_weights and hub.fault == "elsewhere" and body:
@@ -66,7 +79,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._file(name, body=body, fault=hub.fault if of_weights else "none")
 
     def _file(self, name: str, *, body: bool, fault: Fault) -> None:
-        content = FILES[name]
+        content = self.hub.files[name]
         first = int((self.headers.get("range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
         claimed = len(content) + (1000 if fault == "too long" else 0)
@@ -101,17 +114,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(fault: Fault = "none") -> Iterator[Hub]:
-    """A hub with one repository, org/name."""
+def serving(fault: Fault = "none", files: Mapping[str, bytes] = FILES, *, held: bool = False) -> Iterator[Hub]:
+    """A hub with one repository, org/name. held: its weights wait for `open`."""
     handler = type("Handler", (_Handler,), {})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        hub = Hub(url=f"http://127.0.0.1:{server.server_address[1]}", fault=fault)
+        hub = Hub(url=f"http://127.0.0.1:{server.server_address[1]}", fault=fault, files=files)
+        if not held:
+            hub.open.set()
         handler.hub = hub  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield hub
         finally:
+            hub.open.set()
             server.shutdown()
             thread.join()

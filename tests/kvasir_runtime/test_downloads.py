@@ -21,15 +21,7 @@ TOKEN = "hf_of_a_user"
 
 def fetched(found: hub.Hub, home: Path) -> str:
     """The line that came of it, in a process of its own: the library reads its environment when it is imported."""
-    env = {
-        **os.environ,
-        "HF_HOME": str(home),
-        "HF_ENDPOINT": found.url,
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
+    env = {**os.environ, **found.env(home), "HF_TOKEN": TOKEN}
     done = subprocess.run(
         [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=100, check=False
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from fakes import checkpoints
+from fakes import checkpoints, hub
 from fakes.api_process import STUB, ApiProcess, api_process
 from kvasir_api.names import REFUSAL_PREFIX
 
@@ -67,6 +67,22 @@ def test_ports_answer_while_the_model_loads(model, tmp_path):
         assert server.ask("/v1/completions", BODY).status == 200
         for fact in ("stub, none kernels, float32", "8,192 tokens", "1.0 MiB", "2.00 requests of 4,096 tokens"):
             assert fact in server.output()
+
+
+def test_a_model_from_the_hub_is_fetched_and_the_seconds_are_told(model, tmp_path):
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    with (
+        hub.serving(files=files, held=True) as found,
+        api_process(Path("org/name"), env=found.env(tmp_path), wait="listening") as server,
+    ):
+        server.until("weights asked for", lambda: any("model.safetensors" in path for path in found.of("GET")))
+        asked = time.monotonic()
+        assert server.state()["phase"] == "starting"
+        least = time.monotonic() - asked
+        found.open.set()
+        server.wait_ready()
+        assert server.ask("/v1/models").json["data"][0]["id"] == "name"
+        assert server.state()["start"]["weights_s"] > least
 
 
 def test_told_to_stop_while_loading_it_stops(model, tmp_path):

@@ -36,13 +36,14 @@ RESTARTS_OF_A_FAILURE: Final = 2
 class Replica:
     """One pod.
 
-    created, scheduled_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen. assigned: a
-    node was found. refusal: the line with which the runtime refused model or options. last_words: why it failed, for
-    people. drained: the operator has marked it as the first to go. reading: what the runtime said last, None when it is
-    silent. node: where it runs; node_leaves, spot: that node will not be there for long, or can vanish at short notice,
-    as far as that was asked. out_of_memory: its container ended last because it took more memory than its limit.
-    device_fault: how its container said, when it ended last, that its device failed. unhealthy: devices of it that the
-    kubelet calls so. aside_at: when it was set aside last.
+    created, scheduled_at, mounted_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen.
+    mounted_at: when its volumes were there, which not every kubelet tells. assigned: a node was found. refusal: the
+    line with which the runtime refused model or options. last_words: why it failed, for people. drained: the operator
+    has marked it as the first to go. reading: what the runtime said last, None when it is silent. node: where it runs;
+    node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
+    out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
+    said, when it ended last, that its device failed. unhealthy: devices of it that the kubelet calls so. aside_at: when
+    it was set aside last.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Replica:
     phase: Phase = "starting"
     created: float = 0.0
     scheduled_at: float | None = None
+    mounted_at: float | None = None
     started_at: float | None = None
     ready_at: float | None = None
     drain_since: float | None = None
@@ -105,8 +107,8 @@ def replica(pod: Json, reading: State | None) -> Replica:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     notes = metadata.get("annotations") or {}
     runtime = _runtime(status.get("containerStatuses") or ())
-    ready, scheduled = _condition(status, "Ready"), _condition(status, "PodScheduled")
-    refusal = "" if ready.get("status") == "True" else refusal_line(_terminated(runtime))
+    ready_at = _true_since(status, "Ready")
+    refusal = refusal_line(_terminated(runtime)) if ready_at is None else ""
     return Replica(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
@@ -115,9 +117,10 @@ def replica(pod: Json, reading: State | None) -> Replica:
         ops_port=_ops_port(pod),
         phase=_phase(pod, runtime, refusal, reading),
         created=epoch(metadata.get("creationTimestamp")) or 0.0,
-        scheduled_at=epoch(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+        scheduled_at=_true_since(status, "PodScheduled"),
+        mounted_at=_true_since(status, "PodReadyToStartContainers"),
         started_at=epoch(((runtime.get("state") or {}).get("running") or {}).get("startedAt")),
-        ready_at=epoch(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        ready_at=ready_at,
         drain_since=epoch(notes.get(names.ANNOTATION_DRAIN)),
         drained=notes.get(names.ANNOTATION_DELETION_COST) == str(DRAINED_COST),
         terminating=bool(metadata.get("deletionTimestamp")),
@@ -228,6 +231,11 @@ def _terminated(runtime: Json) -> Json:
 
 def _runtime(statuses: Iterable[Json]) -> Json:
     return next((status for status in statuses if status.get("name") == names.CONTAINER_RUNTIME), {})
+
+
+def _true_since(status: Json, kind: str) -> float | None:
+    condition = _condition(status, kind)
+    return epoch(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
 
 
 def _condition(status: Json, kind: str) -> Json:

@@ -1,5 +1,6 @@
 """Where the time of a start went: as Kubernetes says until the container runs, then as the runtime says."""
 
+from kvasir_api.state import Start
 from kvasir_api.status import ColdStart
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.findings import Findings
@@ -22,17 +23,20 @@ def _of(r: Replica) -> ColdStart:
     ready_at = r.ready_at or r.created
     scheduled_at = r.scheduled_at or r.created
     started_at = r.started_at or scheduled_at
-    said = r.reading.start if r.reading else None
-    load_s, warm_s = (said.load_s, said.warm_s) if said else (0.0, 0.0)
+    mounted_at = min(max(scheduled_at, r.mounted_at or 0.0), started_at)
+    said = r.reading.start if r.reading else Start()
     seconds = _whole(ready_at - r.created)
-    schedule, image, load, warm = map(_whole, (scheduled_at - r.created, started_at - scheduled_at, load_s, warm_s))
+    schedule, image = _whole(scheduled_at - r.created), _whole(started_at - mounted_at)
+    weights = _whole(mounted_at - scheduled_at) + _whole(said.weights_s)
+    load, warm = _whole(said.load_s), _whole(said.warm_s)
     return ColdStart(
         seconds=seconds,
         schedule_seconds=schedule,
+        weights_seconds=weights,
         image_seconds=image,
         load_seconds=load,
         warm_seconds=warm,
-        other_seconds=max(0, seconds - schedule - image - load - warm),
+        other_seconds=max(0, seconds - schedule - weights - image - load - warm),
     )
 
 

@@ -121,8 +121,9 @@ class ServeProcess:
         await asyncio.to_thread(pod.keys.load, may_come=bool(given.revision))
         if pod.keys.watched:
             self._tasks.append(asyncio.create_task(keys.watch(pod.keys)))
+        asked = time.monotonic()
         folder = await asyncio.to_thread(source.resolve, self._options.model)
-        find_s = time.monotonic() - self._began
+        found = time.monotonic()
         said = await asyncio.to_thread(defaults, folder, self._options)
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
         try:
@@ -145,7 +146,7 @@ class ServeProcess:
             client=self._client,
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
-            start=state.Start(load_s=ready.load_s, warm_s=ready.warm_s),
+            start=state.Start(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
             folder=folder,
             verdicts=Verdicts(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )
@@ -157,7 +158,7 @@ class ServeProcess:
         total_s = time.monotonic() - self._began
         console.ready(
             ready,
-            Start(names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=find_s),
+            Start(names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=found - self._began),
         )
 
     async def _unlocked(self) -> None:

@@ -62,6 +62,19 @@ def test_marks_and_times_are_read_back():
     assert (seen.drain_since, seen.drained, seen.ready_at) == (60.0, True, epoch("2026-01-01T00:00:10Z"))
 
 
+def test_the_times_of_a_start_are_read_where_they_came_true():
+    def since(kind, second, status="True"):
+        return {"type": kind, "status": status, "lastTransitionTime": f"1970-01-01T00:00:{second}Z"}
+
+    mounted = "PodReadyToStartContainers"
+    conditions = [since("PodScheduled", 12), since(mounted, 14)]
+    running = {"state": {"running": {"startedAt": "1970-01-01T00:00:16Z"}}}
+    seen = replica(pod("a", conditions=conditions, container=running), None)
+    assert (seen.scheduled_at, seen.mounted_at, seen.started_at) == (12.0, 14.0, 16.0)
+    not_yet = replica(pod("a", conditions=[since("PodScheduled", 12), since(mounted, 14, "False")]), None)
+    assert (not_yet.scheduled_at, not_yet.mounted_at, not_yet.started_at) == (12.0, None, None)
+
+
 @pytest.mark.parametrize(
     ("container", "words"),
     [
