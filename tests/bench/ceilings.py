@@ -32,7 +32,13 @@ def read_rate() -> float:
 
     None always is: which way reaches most depends on how many streams a machine's memory likes to have at a time.
     """
-    return max(num_bytes / _best(read) for num_bytes, read in ways_to_read(BYTES).values())
+    return reader()(REPEATS)
+
+
+def reader() -> Callable[[int], float]:
+    """What measures that rate as often as it is called, by the best of so many reads of each way; holds its memory."""
+    ways = ways_to_read(BYTES)
+    return lambda repeats: max(num_bytes / _best(read, repeats) for num_bytes, read in ways.values())
 
 
 def ways_to_read(num_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
@@ -101,10 +107,10 @@ def _repeat(call: Callable[[], object], count: int) -> None:
         call()
 
 
-def _best(run: Callable[[], object]) -> float:
+def _best(run: Callable[[], object], repeats: int = REPEATS) -> float:
     run()
     best = float("inf")
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - started)

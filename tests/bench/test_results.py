@@ -1,9 +1,12 @@
 """The arithmetic behind the benchmark's tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench import ceilings, limits, results
 from bench.limits import Ceilings
+from bench.scaling import Try, point
 from bench.shapes import SHAPES, Work, work
 from kvasir_runtime.bench.workload import Task
 from kvasir_runtime.kernels.native.library import library
@@ -59,6 +62,18 @@ def test_a_crowd_reads_the_keys_of_each_and_those_of_the_prefix_once() -> None:
     cost = Work(weights=0, kv_width=500, attention=0)
     tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
     assert limits.crowd(tasks, 512, 4, cost, 2, TOP) == pytest.approx(2 * (4 * 9.5 + 512) * 1e3 / 1e9)
+
+
+def test_a_point_is_the_try_with_the_median_share_of_what_its_own_memory_allows() -> None:
+    """A step of 1 MB takes 1, 2 or 4 ms at these rates, and 32 rows of multiplying 16 ms."""
+    cost = Work(weights=1_000_000, kv_width=0, attention=0)
+    tries = [Try(rate=rate, before=read, after=read / 1.05) for rate, read in ((900, 1e9), (300, 5e8), (200, 2.5e8))]
+    assert all(one.steady for one in tries)
+    assert not Try(rate=1, before=1e9, after=1.2e9).steady
+    found = point(1, tries, cost, 1, replace(TOP, products={1: 1e12}))
+    assert found == {"streams": 1, "rate": 200, "ceiling": pytest.approx(250), "bound": "memory", "read": 2.5e8}
+    busy = point(32, tries[:1], cost, 1, TOP)
+    assert (busy["ceiling"], busy["bound"]) == (pytest.approx(32 / 16e-3), "products")
 
 
 def test_ratio_is_to_the_best_peer_and_above_one_when_better() -> None:
