@@ -101,6 +101,22 @@ KVASIR_INLINE Floats larger(Floats a, Floats b) {
 #endif
 }
 
+KVASIR_INLINE Floats smaller(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return reinterpret_cast<Floats>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#endif
+}
+
+KVASIR_INLINE Floats square_root(Floats v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+#else
+  return reinterpret_cast<Floats>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
+#endif
+}
+
 KVASIR_INLINE float sum(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
