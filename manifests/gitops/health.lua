@@ -18,6 +18,9 @@ if stalled then
   return { status = "Degraded", message = stalled.reason .. ": " .. stalled.message }
 end
 local ready = condition("Ready")
+if ready and ready.reason == "RolloutPaused" then
+  return { status = "Suspended", message = ready.message }
+end
 if ready == nil or ready.status ~= "True" then
   return { status = "Progressing", message = ready and (ready.reason .. ": " .. ready.message) or "not ready yet" }
 end

@@ -14,6 +14,7 @@ from lupa.lua51 import LuaRuntime
 from fakes.manifests import service
 from fakes.situations import ELASTIC, findings, replica, situations
 from kvasir_api import names
+from kvasir_operator.observed.course import Course
 from kvasir_operator.status.compose import compose, document
 
 GITOPS = Path(__file__).parents[3] / "manifests" / "gitops"
@@ -26,6 +27,7 @@ EXPRESSIONS = {
     for name, expression in {"InProgress": "inProgress", "Failed": "failed", "Current": "current"}.items()
 }
 READY, LOADING = replica("ready"), replica("loading")
+OLD = replica("ready", revision="old", name="old")
 BROKEN = replica("failed", name="bad", refusal="/models/x has no config.json")
 
 
@@ -70,6 +72,8 @@ def argo(obj: dict[str, Any]) -> tuple[str, str]:
     [
         (findings(READY), "Healthy", "1 replica ready"),
         (findings(wanted=0), "Suspended", "no replica is asked for"),
+        (findings(READY, OLD, course=Course(target="new", phase="Paused")), "Suspended", "in revision new"),
+        (findings(READY, OLD, course=Course(target="new", phase="Held")), "Progressing", "RolloutHeld: "),
         (findings(LOADING), "Progressing", "ModelLoading: "),
         (findings(BROKEN), "Degraded", "ModelLoadFailed: /models/x has no config.json"),
         (findings(LOADING, overdue=True), "Degraded", "ProgressDeadlineExceeded: no progress for 1800 s"),
@@ -101,5 +105,10 @@ def test_all_three_agree_on_every_status(found: Any) -> None:
     obj = applied(found)
     expected = kstatus(obj)
     assert flux(obj) == expected
-    healthy = {"InProgress": {"Progressing"}, "Failed": {"Degraded"}, "Current": {"Healthy", "Suspended", "Degraded"}}
+    paused = any(condition["reason"] == "RolloutPaused" for condition in obj["status"]["conditions"])
+    healthy = {
+        "InProgress": {"Suspended" if paused else "Progressing"},
+        "Failed": {"Degraded"},
+        "Current": {"Healthy", "Suspended", "Degraded"},
+    }
     assert argo(obj)[0] in healthy[expected]
