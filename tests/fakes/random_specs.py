@@ -6,7 +6,7 @@ pattern or choices; sizes and labels that no node has end with pods that find no
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -66,7 +66,9 @@ def _of_type(schema: Json, path: str) -> st.SearchStrategy[Any]:
             low, high = schema.get("minimum", 0), schema.get("maximum", 1 << 31)
             return st.one_of(st.sampled_from([low, high]), st.integers(low, min(high, low + 50)))
         case "array":
-            return st.lists(values(schema["items"], f"{path}[]"), max_size=min(3, schema.get("maxItems", 3)))
+            unique = {"map": _keys_of(schema), "set": repr}.get(schema.get("x-kubernetes-list-type", ""))
+            most = min(3, schema.get("maxItems", 3))
+            return st.lists(values(schema["items"], f"{path}[]"), max_size=most, unique_by=unique)
         case "object" if "properties" in schema:
             given = {name: values(child, f"{path}.{name}") for name, child in schema["properties"].items()}
             must = {name: given.pop(name) for name in schema.get("required", ())}
@@ -81,6 +83,13 @@ def _of_type(schema: Json, path: str) -> st.SearchStrategy[Any]:
             return st.sampled_from([text for text in ODD if len(text) <= schema.get("maxLength", 1 << 20)])
         case other:
             raise ValueError(f"{path}: no values for type {other}")
+
+
+def _keys_of(schema: Json) -> Callable[[Json], tuple[Any, ...]]:
+    """What tells the items of a list apart that the server merges by their keys: it refuses two of the same."""
+    keys = schema.get("x-kubernetes-list-map-keys", ())
+    defaults = {key: schema["items"]["properties"][key].get("default") for key in keys}
+    return lambda item: tuple(item.get(key, defaults[key]) for key in keys)
 
 
 def put(spec: Json, path: str, value: Any) -> Json:
