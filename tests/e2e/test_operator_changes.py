@@ -124,9 +124,11 @@ async def ending(rig):
     if "Stalled" in conditions:
         return f"Stalled, {conditions['Stalled']['reason']}: {conditions['Stalled']['message']}"
     pods = await rig.all(POD)
-    # A service is ready while pods of before still drain; it has come to rest when their workload is gone.
+    # A service is ready while pods of before still drain, and nothing need be written for as long; it has come to rest
+    # when their workload is gone, and those of its own that were too many.
     alone = list(await rig.deployments()) == [status.get("rollout", {}).get("currentRevision")]
-    at_rest = alone and len(pods) == len(rig.kubelet.of()) == status.get("replicas", 0)
+    counts = {len(pods), len(rig.kubelet.of()), status.get("replicas", 0), status.get("desiredReplicas", 0)}
+    at_rest = alone and len(counts) == 1
     ready = conditions.get("Ready", {}).get("reason")
     if conditions.get("Reconciling", {}).get("reason") == "RolloutPaused":
         return PAUSED

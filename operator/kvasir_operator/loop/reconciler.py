@@ -78,10 +78,10 @@ class Reconciler:
         service = self._store.get(INFERENCE_SERVICE, name)
         if service is None or service["metadata"].get("deletionTimestamp"):
             # Children go by garbage collection; there is nothing of ours to undo.
-            self._memory.pop(name, None)
-            for part in (self._scaler, self._inspector, self._writer, self._announcer):
-                part.forget(name)
+            self._forget(name)
             return
+        if name in self._memory and self._memory[name].uid != service["metadata"]["uid"]:
+            self._forget(name)  # deleted and made again, before anybody looked
         if self._scaler.incomplete(name):
             self._dirty.mark(name, FIRST_WORDS_S)
             return
@@ -93,11 +93,14 @@ class Reconciler:
             raise
         self._telemetry.reconciled("ok", self._clock.steady() - started)
 
+    def _forget(self, name: Key) -> None:
+        self._memory.pop(name, None)
+        for part in (self._scaler, self._inspector, self._writer, self._announcer):
+            part.forget(name)
+
     async def _bring_nearer(self, name: Key, service: Json) -> None:
         seen = await self._observer.observe(service)
-        memory = self._memory.get(name)
-        if memory is None or memory.uid != seen.uid:
-            memory = self._memory[name] = Memory(uid=seen.uid)
+        memory = self._memory.setdefault(name, Memory(uid=seen.uid))
         found = self._found(name, seen)
         refused: KubeError | None = None
         broken = fault(seen, self._settings)

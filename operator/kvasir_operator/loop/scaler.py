@@ -33,8 +33,9 @@ KEPT_DECISIONS: Final = 10
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """What is kept of one service between ticks. elastic: autoscaling was on at the last tick."""
+    """What is kept of one service between ticks. uid: whose it is; another may have come under its name."""
 
+    uid: str
     window: Window = EMPTY
     paces: dict[str, Pace] = field(default_factory=dict)
     state: State
@@ -81,8 +82,8 @@ class Scaler:
         """Listen to everybody, then decide for each service whose pods have all been heard."""
         await self._hearing.listen()
         services = {key(service): service for service in self._store.all(INFERENCE_SERVICE)}
-        for gone in set(self._memory) - set(services):
-            self.forget(gone)
+        for name in [name for name, memory in self._memory.items() if memory.uid != _uid(services.get(name))]:
+            self.forget(name)
         for name, service in services.items():
             if not service["metadata"].get("deletionTimestamp") and not self._hearing.incomplete(name):
                 await self._look(name, service)
@@ -210,9 +211,14 @@ class Scaler:
             before = status.autoscaling.desired_replicas if status.autoscaling else status.desired_replicas
             wanted = max(before, spec.autoscaling.min_replicas)
             decisions = list(status.autoscaling.decisions) if status.autoscaling else []
-        memory = Memory(state=State(wanted=wanted, since=self._clock.steady()), decisions=decisions)
+        uid = _uid(self._store.get(INFERENCE_SERVICE, name))
+        memory = Memory(uid=uid, state=State(wanted=wanted, since=self._clock.steady()), decisions=decisions)
         self._memory[name] = memory
         return memory
+
+
+def _uid(service: Json | None) -> str:
+    return str(service["metadata"]["uid"]) if service else ""
 
 
 def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]:

@@ -7,9 +7,10 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
+from fakes.operator_bench import FILE, Bench
 from fakes.readings import FakeReader
 from kvasir_kube.errors import KubeError
-from kvasir_kube.kinds import DEPLOYMENT, POD
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
 from kvasir_operator.diff import Write
 from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.recorder import Recorder
@@ -65,3 +66,19 @@ async def test_marks_of_a_pod_carry_its_uid(server, verb):
 
     await writer(Listening()).step(seen(), service(), Step(verb=verb, replica=OLD, why="so"))
     assert sent == ["uid-of-before"]
+
+
+async def test_a_service_that_was_made_again_under_its_name_begins_anew():
+    """Deleted and made again before anybody looked: what the one before was scaled to is not this one's."""
+    bench = Bench()
+    await bench.put_service(autoscaling={"minReplicas": 3, "maxReplicas": 4})
+    await bench.turn()
+    assert bench.replicas() == [3]
+    for objects in bench.cluster.objects.values():
+        objects.clear()
+    again = service(**FILE, autoscaling={"maxReplicas": 4})
+    again["metadata"] |= {"uid": "uid-again", "creationTimestamp": "2026-01-01T00:00:09Z"}
+    await bench.cluster.put(INFERENCE_SERVICE, again)
+    await bench.turn()
+    assert bench.replicas() == [1]
+    assert bench.status()["autoscaling"].get("decisions", []) == []
