@@ -127,10 +127,14 @@ class Reconciler:
         return Findings(
             seen=seen,
             now=rfc3339(self._clock.wall()),
-            wanted=seen.status.desired_replicas if unread else self._scaler.wanted(name, seen.spec, seen.status),
+            wanted=seen.status.desired_replicas
+            if unread
+            else self._scaler.wanted(name, seen.uid, seen.spec, seen.status),
             blocked=seen.foreign,
             missing=self._scaler.missing(name),
-            autoscaling=seen.status.autoscaling if unread else self._scaler.status(name, seen.spec, seen.status),
+            autoscaling=seen.status.autoscaling
+            if unread
+            else self._scaler.status(name, seen.uid, seen.spec, seen.status),
             gateway_url=self._settings.gateway_url,
             full_classes=fallback.passed(seen),
             full_for=fallback.asked(seen),

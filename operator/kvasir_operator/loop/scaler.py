@@ -81,32 +81,34 @@ class Scaler:
     async def tick(self) -> None:
         """Listen to everybody, then decide for each service whose pods have all been heard."""
         await self._hearing.listen()
-        services = {key(service): service for service in self._store.all(INFERENCE_SERVICE)}
-        for name in [name for name, memory in self._memory.items() if memory.uid != _uid(services.get(name))]:
-            self.forget(name)
-        for name, service in services.items():
-            if not service["metadata"].get("deletionTimestamp") and not self._hearing.incomplete(name):
-                await self._look(name, service)
+        services = [key(service) for service in self._store.all(INFERENCE_SERVICE)]
+        for gone in set(self._memory) - set(services):
+            self.forget(gone)
+        for name in services:
+            service = self._store.get(INFERENCE_SERVICE, name)  # as it is by now, if it is still there
+            if service is None or service["metadata"].get("deletionTimestamp") or self._hearing.incomplete(name):
+                continue
+            await self._look(name, service)
         for name in list(self.attention):
             self._dirty.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
 
-    def wanted(self, name: Key, spec: Spec, status: Status) -> int:
+    def wanted(self, name: Key, uid: str, spec: Spec, status: Status) -> int:
         """Replicas wanted now: what was decided last, or spec.replicas without autoscaling."""
         if spec.autoscaling is None:
             return spec.replicas
-        wanted = self._remembered(name, spec, status).state.wanted
+        wanted = self._remembered(name, uid, spec, status).state.wanted
         return min(max(wanted, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
 
-    def status(self, name: Key, spec: Spec, status: Status) -> AutoscalingStatus | None:
+    def status(self, name: Key, uid: str, spec: Spec, status: Status) -> AutoscalingStatus | None:
         """What status says of autoscaling; None while it is off."""
         if spec.autoscaling is None:
             return None
-        memory = self._remembered(name, spec, status)
+        memory = self._remembered(name, uid, spec, status)
         decision = memory.decision
         if decision is None:
             before = status.autoscaling or AutoscalingStatus()
-            return before.model_copy(update={"desired_replicas": self.wanted(name, spec, status)})
+            return before.model_copy(update={"desired_replicas": self.wanted(name, uid, spec, status)})
         return AutoscalingStatus(
             desired_replicas=decision.replicas,
             raw_replicas=min(decision.raw, MOST_REPLICAS),
@@ -142,7 +144,7 @@ class Scaler:
         if invalid:
             return
         replicas = self._hearing.replicas(name)
-        memory = self._remembered(name, spec, parsed_status(service))
+        memory = self._remembered(name, service["metadata"]["uid"], spec, parsed_status(service))
         now = self._clock.steady()
         memory.window = extended(
             memory.window,
@@ -199,9 +201,9 @@ class Scaler:
             await self._recorder.say(service, "ScalingHeld", note, kind="Warning")
         memory.held = held
 
-    def _remembered(self, name: Key, spec: Spec, status: Status) -> Memory:
+    def _remembered(self, name: Key, uid: str, spec: Spec, status: Status) -> Memory:
         memory = self._memory.get(name)
-        if memory is not None:
+        if memory is not None and memory.uid == uid:
             if spec.autoscaling is None:
                 # Its demand is not watched before it is scaled by it.
                 memory.state = State(wanted=spec.replicas, since=self._clock.steady())
@@ -211,14 +213,9 @@ class Scaler:
             before = status.autoscaling.desired_replicas if status.autoscaling else status.desired_replicas
             wanted = max(before, spec.autoscaling.min_replicas)
             decisions = list(status.autoscaling.decisions) if status.autoscaling else []
-        uid = _uid(self._store.get(INFERENCE_SERVICE, name))
         memory = Memory(uid=uid, state=State(wanted=wanted, since=self._clock.steady()), decisions=decisions)
         self._memory[name] = memory
         return memory
-
-
-def _uid(service: Json | None) -> str:
-    return str(service["metadata"]["uid"]) if service else ""
 
 
 def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]:

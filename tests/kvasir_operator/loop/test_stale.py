@@ -7,7 +7,7 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
-from fakes.operator_bench import FILE, Bench
+from fakes.operator_bench import FILE, KEY, Bench
 from fakes.readings import FakeReader
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
@@ -18,7 +18,7 @@ from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.world import observed, parsed_spec, parsed_status
 from kvasir_operator.rollout.leaving import Step
 
 OLD = Replica(name="p0", uid="uid-of-before", phase="ready", ip="10.0.0.1", drain_since=1.0)
@@ -68,14 +68,22 @@ async def test_marks_of_a_pod_carry_its_uid(server, verb):
     assert sent == ["uid-of-before"]
 
 
-async def test_a_service_that_was_made_again_under_its_name_begins_anew():
-    """Deleted and made again before anybody looked: what the one before was scaled to is not this one's."""
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_service_that_was_made_again_under_its_name_begins_anew(late):
+    """Deleted and made again before anybody looked, or while somebody still looked at it: what the one before was
+    scaled to is not this one's."""
     bench = Bench()
     await bench.put_service(autoscaling={"minReplicas": 3, "maxReplicas": 4})
     await bench.turn()
     assert bench.replicas() == [3]
+    before = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
     for objects in bench.cluster.objects.values():
         objects.clear()
+    if late:
+        await bench.turn()
+        await bench.operator.reconciler.reconcile(KEY)
+        spec, status = parsed_spec(before)[0], parsed_status(before)
+        assert bench.operator.scaler.wanted(KEY, before["metadata"]["uid"], spec, status) == 3
     again = service(**FILE, autoscaling={"maxReplicas": 4})
     again["metadata"] |= {"uid": "uid-again", "creationTimestamp": "2026-01-01T00:00:09Z"}
     await bench.cluster.put(INFERENCE_SERVICE, again)
