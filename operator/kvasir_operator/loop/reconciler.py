@@ -123,18 +123,14 @@ class Reconciler:
     def _found(self, name: Key, seen: Observed) -> Findings:
         """What is known before the children are looked at. A spec that cannot be read leaves the numbers as they
         were."""
-        unread = bool(seen.invalid)
+        unread, service = bool(seen.invalid), (name, seen.uid, seen.spec, seen.status)
         return Findings(
             seen=seen,
             now=rfc3339(self._clock.wall()),
-            wanted=seen.status.desired_replicas
-            if unread
-            else self._scaler.wanted(name, seen.uid, seen.spec, seen.status),
+            wanted=seen.status.desired_replicas if unread else self._scaler.wanted(*service),
             blocked=seen.foreign,
             missing=self._scaler.missing(name),
-            autoscaling=seen.status.autoscaling
-            if unread
-            else self._scaler.status(name, seen.uid, seen.spec, seen.status),
+            autoscaling=seen.status.autoscaling if unread else self._scaler.status(*service),
             gateway_url=self._settings.gateway_url,
             full_classes=fallback.passed(seen),
             full_for=fallback.asked(seen),

@@ -29,9 +29,10 @@ _PIECE: Final = 1 << 18
 
 def quantize(rows: Tensor, format: Format) -> Quantized:  # noqa: A002 -- its name
     """(rows, columns) in any floating type to a format; columns must be whole groups. In C++ where that can be."""
-    found, weight = library(), quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
-    if found is None or not native.takes(found, rows, weight):
+    found = library()
+    if found is None or not native.takes(found, rows, format):
         return plain(rows, format)
+    weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
     native.ranged(found, rows, weight, shares=RANGES, refinements=REFINEMENTS, least_scale=LEAST_SCALE)
     return weight
 

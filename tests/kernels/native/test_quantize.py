@@ -23,7 +23,7 @@ def variant(request: pytest.FixtureRequest, native: Library) -> Library:
 
 def searched(library: Library, rows: torch.Tensor) -> Quantized:
     weight = quantized.empty(FOUR, rows.shape[0], rows.shape[1], rows.device)
-    assert native_quantize.takes(library, rows, weight)
+    assert native_quantize.takes(library, rows, FOUR)
     native_quantize.ranged(library, rows, weight, shares=RANGES, refinements=REFINEMENTS, least_scale=LEAST_SCALE)
     return weight
 
@@ -73,4 +73,4 @@ def test_a_group_is_the_same_whoever_lies_beside_it(variant: Library) -> None:
 )
 def test_others_are_left_to_torch(native: Library, format_: Format, dtype: torch.dtype) -> None:
     rows = torch.zeros(2, 64, dtype=dtype)
-    assert not native_quantize.takes(native, rows, quantized.empty(format_, 2, 64, rows.device))
+    assert not native_quantize.takes(native, rows, format_)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.native.library import Library
 from kvasir_runtime.kernels.native.structs import TYPES
-from kvasir_runtime.kernels.quantized import GROUP, Quantized
+from kvasir_runtime.kernels.quantized import GROUP, Format, Quantized
 
 MOST_SHARES: Final = 8
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -31,10 +31,10 @@ class QuantizeArgs(ctypes.Structure):
     )
 
 
-def takes(library: Library, rows: Tensor, into: Quantized) -> bool:
+def takes(library: Library, rows: Tensor, format: Format) -> bool:  # noqa: A002 -- its name
     """Whether `ranged` can do it: groups of 32 with scales of 16 bits, dense, on this processor."""
     known = rows.device.type == "cpu" and rows.dtype in TYPES and rows.dtype.is_floating_point
-    fits = into.format.bits == 4 and into.format.group == GROUP and not into.format.wide
+    fits = format.bits == 4 and format.group == GROUP and not format.wide
     return library.has("quantize4") and known and fits and rows.is_contiguous()
 
 
