@@ -104,13 +104,14 @@ def one_round(
     command, log = engine.command(model, PORT), folder / "server.log"
     ready = f"http://127.0.0.1:{PORT}{engine.ready}"
     documents: dict[str, dict[str, Any]] = {}
+    read = ceilings.reader()
     with serving(command, ready, log, dict(engine.env)) as server:
         ready_rss = peak_rss(server.process.pid)
         with watching(server.process) as seen:
-            reads = [ceilings.read_rate()]
+            reads = [read(ceilings.REPEATS)]
             for workload in workloads:
                 documents[workload] = _sent(workload, number, folder / "figures.json")
-                reads.append(ceilings.read_rate())
+                reads.append(read(ceilings.REPEATS))
         found = results.of_round(documents, server.start_s, ready_rss, max(ready_rss, seen.peak_rss))
         if engine.name.startswith("Kvasir"):
             found["logits"] = _checked(engine, model, number)
