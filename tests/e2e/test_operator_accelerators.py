@@ -231,7 +231,7 @@ async def test_a_replica_that_decodes_too_slowly_degrades_the_service(rig, card)
         """Steps of 4 streams with 1000 tokens each, a second of them before every look."""
 
         async def look() -> Any:
-            had, steps = pod.says.decoded, 1 + int(1 / step_s)
+            had, steps = pod.state.decoded, 1 + int(1 / step_s)
             pod.say(
                 decoded=Decoded(
                     steps=had.steps + steps,

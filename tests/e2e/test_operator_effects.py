@@ -108,7 +108,7 @@ async def go_on(rig, one):
     """Its pods say something, then it is told what it shall do, and its new pods say something."""
     effect = one.effect
     for pod in pods(rig, one)[:1]:
-        pod.say(**effect.says)
+        pod.set_state(**effect.says)
     if one.then == one.spec:
         return
     await rig.apply(one.name, **one.then)
@@ -118,7 +118,7 @@ async def go_on(rig, one):
             return next((p for p in pods(rig, one) if p.revision != one.old), None)
 
         pod = await rig.until(new, lambda: f"a new pod of {one.name}: {rig.dump(one.name)}")
-        pod.say(**effect.new_says)
+        pod.set_state(**effect.new_says)
 
 
 def pods(rig, one):
@@ -130,7 +130,7 @@ async def seen(rig, one):
     """What the case compares. New pods that shall serve get ready whenever it is looked."""
     new = [pod for pod in pods(rig, one) if pod.revision != one.old]
     for pod in new if one.effect.serve else ():
-        if pod.says.phase == "loading":
+        if pod.state.phase == "loading":
             await rig.kubelet.ready(pod.name)
     status = await rig.status(one.name)
     conditions = {c["type"]: c["reason"] for c in status.get("conditions", ())}

@@ -76,7 +76,7 @@ async def scaled_up(rig):
 
 async def scaled_down(rig):
     for pod in rig.kubelet.of():
-        pod.say(running=1)
+        pod.set_state(running=1)
     await rig.heard()
     await scale(rig, 1)
 
@@ -87,7 +87,7 @@ async def edited(rig):
 
 async def loaded(rig):
     for pod in rig.kubelet.of():
-        pod.say(kv_pinned=950, running=8)
+        pod.set_state(kv_pinned=950, running=8)
 
 
 SCENARIOS = {
@@ -156,7 +156,7 @@ async def proxied(lane, request):
     rig.kubelet.cut_off.clear()
     yield rig, proxy
     for pod in rig.kubelet.of():
-        pod.say(running=0)
+        pod.set_state(running=0)
     await rig.until(lambda: empty(rig), lambda: "nothing is left", s=SETTLE_S)
 
 
@@ -217,8 +217,8 @@ async def arrived(rig, scenario):
     """Whether the service is as the spec wants it: ready, that many pods, all of the current revision, no other
     workload. Pods that drain are let go when they were asked."""
     for pod in rig.kubelet.of():
-        if pod.drains and pod.says.running:
-            pod.say(running=0)
+        if pod.drains and pod.state.running:
+            pod.set_state(running=0)
     status = await rig.status()
     current = status.get("rollout", {}).get("currentRevision")
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))

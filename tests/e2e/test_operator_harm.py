@@ -74,7 +74,7 @@ async def test_an_api_server_that_is_away_changes_no_pod_and_is_not_stormed(prox
     with proxy.away() as tried:
         kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=3", f"--namespace={rig.namespace}")
         for pod in rig.kubelet.of():
-            pod.say(running=1)
+            pod.set_state(running=1)
         await passed(AWAY_S)
         refused = dict(tried)
     assert rig.running

@@ -73,8 +73,8 @@ async def test_busy_replica_is_drained_before_it_leaves(rig):
     await rig.apply(replicas=2)
     await rig.until_condition("Ready")
     first, second = await rig.until_pods(2)
-    first.say(running=2, remaining_tokens=500)
-    second.say(running=1, remaining_tokens=100)
+    first.set_state(running=2, remaining_tokens=500)
+    second.set_state(running=1, remaining_tokens=100)
     await rig.heard()
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
 
@@ -85,7 +85,7 @@ async def test_busy_replica_is_drained_before_it_leaves(rig):
     assert (first.drains, set((await rig.deployments()).values())) == ([], {2})
     status = await rig.until_condition("Ready")
     assert (await rig.status())["counts"]["draining"] in (0, 1), status
-    second.say(running=0)
+    second.set_state(running=0)
     assert await rig.until_pods(1) == [first]
     assert (await rig.events("DrainStarted"))[0].startswith(second.name)
     assert (await rig.events("Drained"))[0].startswith(second.name)
@@ -95,7 +95,7 @@ async def test_returning_load_cancels_a_drain(rig):
     await rig.apply(replicas=2)
     await rig.until_condition("Ready")
     for pod in await rig.until_pods(2):
-        pod.say(running=1, remaining_tokens=100)
+        pod.set_state(running=1, remaining_tokens=100)
     await rig.heard()
     uids = await rig.pod_uids()
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
@@ -107,7 +107,7 @@ async def test_returning_load_cancels_a_drain(rig):
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=2", f"--namespace={rig.namespace}")
 
     async def released():
-        return victim.drains[-1] == "DELETE" and victim.says.phase == "ready"
+        return victim.drains[-1] == "DELETE" and victim.state.phase == "ready"
 
     await rig.until(released, lambda: f"the drain is taken back: {victim.drains}")
     await rig.until_condition("Ready", reason="AllReplicasReady")
@@ -119,7 +119,7 @@ async def test_edit_makes_a_revision_and_drains_the_old_one(rig):
     await rig.until_condition("Ready")
     (old,) = await rig.deployments()
     for pod in await rig.until_pods(2):
-        pod.say(running=1)
+        pod.set_state(running=1)
     await rig.heard()
     await rig.apply(replicas=2, runtime={"blockSize": 32})
     await rig.until_condition("Reconciling", reason="RollingOut")
@@ -127,7 +127,7 @@ async def test_edit_makes_a_revision_and_drains_the_old_one(rig):
     async def drained():
         for pod in rig.kubelet.of(old):
             if pod.drains:
-                pod.say(running=0)
+                pod.set_state(running=0)
         return not rig.kubelet.of(old)
 
     await rig.until(drained, lambda: "the old revision is gone")
@@ -258,10 +258,10 @@ async def test_whoever_empties_nodes_takes_one_replica_at_a_time(rig):
         return budget.get("status", {}).get("disruptionsAllowed") == 1
 
     await rig.until(allows_one, lambda: "a budget that lets one go")
-    first.say(running=1, remaining_tokens=500)
+    first.set_state(running=1, remaining_tokens=500)
     assert "TooManyRequests" not in evict(rig, first)
     assert "disruption budget" in evict(rig, second)
-    first.say()
+    first.set_state()
     await rig.until_condition("Ready")
     await rig.until(allows_one, lambda: "a budget that lets one go again")
 

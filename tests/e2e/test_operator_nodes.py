@@ -36,14 +36,14 @@ async def test_a_node_that_was_deleted_loses_its_replicas_first_and_only_when_it
     await until_ready(rig, (rig.kubelet, 2))
     async with rig.second_node() as other:
         for pod in rig.kubelet.of():
-            pod.say(running=1, remaining_tokens=9)
+            pod.set_state(running=1, remaining_tokens=9)
         before = await rig.pod_uids()
         kubectl(rig.control, "delete", "node", rig.namespace)
         scale(rig, 3)
         await until_ready(rig, (rig.kubelet, 2), (other, 1))
         assert before < await rig.pod_uids(), "a pod was taken away although it streams"
         # The one that is on a node costs most to let go, and stays.
-        other.of()[0].say(running=4, remaining_tokens=9000)
+        other.of()[0].set_state(running=4, remaining_tokens=9000)
         scale(rig, 2)
 
         async def drains():
@@ -51,7 +51,7 @@ async def test_a_node_that_was_deleted_loses_its_replicas_first_and_only_when_it
 
         (victim,) = await rig.until(drains, lambda: rig.dump("tiny"))
         assert victim in rig.kubelet.of()
-        victim.say(running=0)
+        victim.set_state(running=0)
         await until_ready(rig, (rig.kubelet, 1), (other, 1))
         assert not rig.kubelet.cut_off
         (left,) = rig.kubelet.of()
@@ -72,7 +72,7 @@ async def test_a_spot_node_is_left_first_and_within_its_notice(rig):
         await until_ready(rig, (spot, 2), (rig.kubelet, 2))
         kubectl(rig.control, "uncordon", spot_node)
         for pod in spot.of():  # they cost most to let go, and must all the same
-            pod.say(running=3, remaining_tokens=900)
+            pod.set_state(running=3, remaining_tokens=900)
         scale(rig, 3)
 
         async def drains():
@@ -80,7 +80,7 @@ async def test_a_spot_node_is_left_first_and_within_its_notice(rig):
 
         (victim,) = await rig.until(drains, lambda: rig.dump("tiny"))
         assert victim in spot.of()
-        victim.say(running=0)
+        victim.set_state(running=0)
         await until_ready(rig, (spot, 1), (rig.kubelet, 2))
         await noticed(rig, spot, spot_node)
 

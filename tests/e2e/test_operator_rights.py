@@ -92,7 +92,7 @@ async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still
 async def overstays(rig):
     """A pod that drains for so long that it is cut short."""
     for pod in await rig.until_pods(2):
-        pod.say(running=1)
+        pod.set_state(running=1)
     await rig.heard()
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
 

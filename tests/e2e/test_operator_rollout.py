@@ -55,7 +55,7 @@ async def test_a_canary_serves_is_judged_and_goes_on(rig):
     newest, before = (await rig.status())["rollout"]["history"]
     assert (newest["name"], newest["number"], newest["changed"]) == (canary.revision, 2, "runtime.blockSize")
     assert (before["name"], newest["readyReplicas"], before["readyReplicas"]) == (old, 1, 3)
-    canary.say(served=GOOD)
+    canary.set_state(served=GOOD)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     await rig.until_pods(0, revision=old)
     assert {p.revision for p in await rig.until_pods(4)} == {canary.revision}
@@ -69,7 +69,7 @@ async def test_a_bad_canary_is_rolled_back_and_may_be_promoted(rig):
     old = await ready(rig, 4, **rules)
     await rig.apply(replicas=4, rollout=rules, runtime=EDIT)
     (canary,) = await new_pods(rig, old, 1)
-    canary.say(served=BAD)
+    canary.set_state(served=BAD)
     stalled = await rig.until_condition("Stalled", reason="RolledBack")
     assert stalled["message"].startswith(
         f"revision {canary.revision} was given up for {old}: 50.0 % of its 40 requests"
@@ -106,7 +106,7 @@ async def test_a_paused_rollout_stands_still_and_an_aborted_one_goes_back(rig):
     await rig.apply(replicas=3, runtime=EDIT, rollout={"paused": True})
     await phase(rig, "Paused")
     rig.kubelet.hold = False
-    new.say(phase="ready")
+    new.set_state(phase="ready")
     await rig.until_condition("Reconciling", reason="RolloutPaused")
     await rig.heard()
     assert len([p for p in rig.kubelet.of() if p.revision != old]) == 1
@@ -126,7 +126,7 @@ async def test_each_strategy_keeps_its_promise_at_every_moment(rig, strategy, mo
 
     async def watch():
         while True:
-            seen.append([p.revision == old for p in rig.kubelet.of() if p.says.phase == "ready"])
+            seen.append([p.revision == old for p in rig.kubelet.of() if p.state.phase == "ready"])
             await asyncio.sleep(0.02)
 
     watcher = asyncio.create_task(watch())
@@ -196,7 +196,7 @@ def watched(rig):
 
     async def watch():
         while True:
-            seen.append(sum(p.says.phase == "ready" for p in rig.kubelet.of() if p.name.startswith("tiny-")))
+            seen.append(sum(p.state.phase == "ready" for p in rig.kubelet.of() if p.name.startswith("tiny-")))
             await asyncio.sleep(0.02)
 
     return seen, asyncio.create_task(watch())

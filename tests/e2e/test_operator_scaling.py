@@ -17,7 +17,7 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     await rig.apply(autoscaling=ELASTIC)
     await rig.until_condition("Ready")
     (first,) = await rig.until_pods(1)
-    first.say(kv_pinned=950, running=8)
+    first.set_state(kv_pinned=950, running=8)
     await rig.until_pods(2)
     status = await rig.until(lambda: desired(rig, 2), lambda: rig.dump("tiny"))
     assert status["autoscaling"]["bindingLaw"] == "kv"
@@ -27,7 +27,7 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas, kv rules: kv asks for 1.")
     assert (await rig.service())["spec"].get("replicas") == 1  # the spec is the user's
     for pod in await rig.until_pods(2):
-        pod.say(kv_pinned=0, running=0)
+        pod.set_state(kv_pinned=0, running=0)
     await rig.until_pods(1)
     status = await rig.until(lambda: desired(rig, 1), lambda: rig.dump("tiny"))
     assert [d["to"] for d in status["autoscaling"]["decisions"]] == [1, 2]
@@ -44,12 +44,12 @@ async def test_silent_pod_holds_the_number_and_says_so(rig):
     await rig.apply(autoscaling={**ELASTIC, "scaleDown": slow})
     await rig.until_condition("Ready")
     (first,) = await rig.until_pods(1)
-    first.say(kv_pinned=950, running=8)
+    first.set_state(kv_pinned=950, running=8)
     await rig.until_pods(2)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     pods = rig.kubelet.of()
     pods[1].silent = True
-    pods[0].say(kv_pinned=0, running=0)
+    pods[0].set_state(kv_pinned=0, running=0)
     stale = await rig.until_condition("MetricsStale")
     assert pods[1].name in stale["message"]
 
@@ -67,13 +67,13 @@ async def test_wanted_number_survives_the_operators_restart(rig):
     await rig.apply(autoscaling={**ELASTIC, "scaleDown": {"windowSeconds": 60}})
     await rig.until_condition("Ready")
     (first,) = await rig.until_pods(1)
-    first.say(kv_pinned=950, running=8)
+    first.set_state(kv_pinned=950, running=8)
     await rig.until_pods(2)
     await rig.until_condition("Ready", reason="AllReplicasReady")
     uids = await rig.pod_uids()
     rig.stop()
     for pod in rig.kubelet.of():
-        pod.say(kv_pinned=0, running=0)
+        pod.set_state(kv_pinned=0, running=0)
     rig.start("--allow-model-dir=/srv")
     await rig.heard()
     await rig.heard()
@@ -96,7 +96,7 @@ async def test_bounds_are_followed_and_scale_is_refused(rig):
     (decision,) = await rig.until(decided, lambda: rig.dump("tiny"))
     assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "floor")
     for pod in await rig.until_pods(2):
-        pod.say(kv_pinned=1000)
+        pod.set_state(kv_pinned=1000)
     await rig.apply(autoscaling={**ELASTIC, "minReplicas": 2, "maxReplicas": 2})
     said = await rig.until_condition("ScalingAtMax", reason="MaximumReached")
     assert "spec.autoscaling.maxReplicas 2" in said["message"]

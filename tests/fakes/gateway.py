@@ -5,17 +5,16 @@ Nothing of ours is patched: app.run gets these through its parameters.
 
 import asyncio
 import contextlib
-import json
 import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
-from aiohttp import web
 
+from fakes.stub_runtime import StubRuntime
 from kvasir_api import names, state
 from kvasir_gateway.envoy import bootstrap, files
 from kvasir_gateway.picker import app
@@ -44,107 +43,6 @@ async def until(found: Callable[[], bool | Awaitable[bool]], what: str) -> None:
     raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
 
 
-class StubPod:
-    """A runtime pod: streams `tokens` pieces and says its state on a second port.
-
-    hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers or after a piece.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state = state.State(phase="ready")
-        self.tokens = 3
-        self.failure: tuple[int, bytes] | None = None
-        self.hold_headers: asyncio.Event | None = None
-        self.hold_tokens: asyncio.Event | None = None
-        self.seen: list[web.Request] = []
-        self.open = 0
-        self.aborted = 0
-        self._runners: list[web.AppRunner] = []
-        self.http_port = self.ops_port = 0
-
-    async def start(self) -> Self:
-        """Listen on two ports of their own."""
-        clients, control = web.Application(client_max_size=1 << 30), web.Application()
-        for prefix in ("/v1", "/api"):
-            clients.router.add_route("*", prefix + "/{tail:.*}", self._answer)
-        control.router.add_get(names.PATH_STATE, self._state)
-        self.http_port = await self._listen(clients)
-        self.ops_port = await self._listen(control)
-        return self
-
-    async def _listen(self, application: web.Application) -> int:
-        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        self._runners.append(runner)
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port: int = runner.addresses[0][1]
-        return port
-
-    async def stop(self) -> None:
-        """Stop listening; a connection that was accepted just now is made before all are closed."""
-        for runner in self._runners:
-            for site in list(runner.sites):
-                await site.stop()
-        await asyncio.sleep(0.01)
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners.clear()
-
-    async def kill(self) -> None:
-        """As SIGKILL does: every connection is reset and nobody listens any more."""
-        for runner in self._runners:
-            for site in list(runner.sites):
-                await site.stop()
-        for pause_s in (0.0, 0.01, 0.03):  # a connection that was accepted just now is made a little later
-            await asyncio.sleep(pause_s)
-            for runner in self._runners:
-                for connection in runner.server.connections if runner.server else ():
-                    if isinstance(connection.transport, asyncio.Transport):
-                        connection.transport.abort()
-
-    async def _state(self, _request: web.Request) -> web.Response:
-        return web.Response(body=state.encode(self.state))
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        self.seen.append(request)
-        self.open += 1
-        try:
-            return await self._stream(request, json.loads(body or b"{}"))
-        except (asyncio.CancelledError, ConnectionError):
-            self.aborted += 1
-            raise
-        finally:
-            self.open -= 1
-
-    async def _stream(self, request: web.Request, body: Json) -> web.StreamResponse:
-        hold_headers, hold_tokens = self.hold_headers, self.hold_tokens
-        if hold_headers:
-            await hold_headers.wait()
-        if self.failure:
-            return web.Response(status=self.failure[0], body=self.failure[1], content_type="application/json")
-        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-pod": self.name})
-        await response.prepare(request)
-        for index in range(self.tokens):
-            await response.write(self.piece(index))
-            if hold_tokens:
-                await hold_tokens.wait()
-            await asyncio.sleep(0)
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
-
-    def piece(self, index: int) -> bytes:
-        """One event of the stream."""
-        return f'data: {{"pod": "{self.name}", "token": {index}, "text": "é☃"}}\n\n'.encode()
-
-    def whole(self) -> bytes:
-        """The whole stream."""
-        return b"".join(self.piece(index) for index in range(self.tokens)) + b"data: [DONE]\n\n"
-
-
 class FakeObjects:
     """Services and pods as a test wants them."""
 
@@ -171,7 +69,7 @@ class FakeObjects:
         """Wait for the test to let it be complete."""
         await self.synced.wait()
 
-    def serve(self, name: str, *pods: StubPod, model: str = "") -> None:
+    def serve(self, name: str, *pods: StubRuntime, model: str = "") -> None:
         """Let a service have these pods, all ready, and no others."""
         self._services[name] = service(name, model=model)
         for key in [key for key in self._pods if key.startswith(f"{name}/")]:
@@ -180,7 +78,7 @@ class FakeObjects:
             self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port)
         self.changed.set()
 
-    def edit(self, name: str, stub: StubPod, **fields: Any) -> None:
+    def edit(self, name: str, stub: StubRuntime, **fields: Any) -> None:
         """Replace fields of one pod, see pod()."""
         self._pods[f"{name}/{stub.name}"] = pod(name, stub.name, http=stub.http_port, ops=stub.ops_port, **fields)
         self.changed.set()

@@ -9,15 +9,11 @@ import contextlib
 import itertools
 import random
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-import msgspec
-from aiohttp import web
-
-from kvasir_api import names, state
+from fakes.stub_runtime import StubRuntime
+from kvasir_api import names
 from kvasir_kube.client import Client
 from kvasir_kube.errors import KubeError, NotFoundError
 from kvasir_kube.kinds import POD, Json, Key, Kind, key, labels, uid
@@ -30,30 +26,16 @@ AGAIN_S: Final = 0.5
 HOSTNAME: Final = "kubernetes.io/hostname"
 
 
-@dataclass(slots=True)
-class StubPod:
-    """One pod. `says` is its /state; set its fields with `say`. silent: it does not answer. refused: its last line.
-    broken: the last line of one whose device failed."""
+class StubPod(StubRuntime):
+    """One pod with an ops port alone. refused: its last line. broken: the last line of one whose device failed."""
 
-    name: str
-    uid: str
-    ip: str
-    args: list[str]
-    revision: str
-    says: state.State = field(default_factory=lambda: state.State(phase="ready"))
-    silent: bool = False
-    refused: str = ""
-    broken: str = ""
-    terminating: bool = False
-    drains: list[str] = field(default_factory=list)
-    asked: int = 0
-
-    def say(self, **fields: Any) -> None:
-        """Change what /state says; kv_pinned is a short form for a cache of 1000 tokens."""
-        pinned = fields.pop("kv_pinned", None)
-        if pinned is not None:
-            fields["kv"] = state.Kv(capacity_tokens=1000, pinned_tokens=pinned, free_tokens=1000 - pinned)
-        self.says = msgspec.structs.replace(self.says, **fields)
+    def __init__(self, pod: Json, ip: str) -> None:
+        super().__init__(pod["metadata"]["name"])
+        self.uid, self.ip = uid(pod), ip
+        self.args: list[str] = pod["spec"]["containers"][0].get("args") or []
+        self.revision = (pod["metadata"].get("labels") or {}).get(names.LABEL_REVISION, "")
+        self.refused = self.broken = ""
+        self.terminating = False
 
 
 class FakeKubelet:
@@ -69,7 +51,6 @@ class FakeKubelet:
         self._client, self._node, self._refuse = client, node, refuse
         self._subnet, self._claim = _claimed_subnet()
         self._numbers = itertools.cycle(range(1, 255))
-        self._servers: dict[str, web.AppRunner] = {}
         self._dirty: asyncio.Queue[Key] = asyncio.Queue()
         self._mirror = Mirror(client, POD, on_change=self._dirty.put_nowait)
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,8 +64,7 @@ class FakeKubelet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for server in self._servers.values():
-            await server.cleanup()
+        await asyncio.gather(*(stub.stop() for stub in self.pods.values()))
         self._claim.close()
 
     def of(self, revision: str = "") -> list[StubPod]:
@@ -98,7 +78,7 @@ class FakeKubelet:
 
     async def finish(self, name: str) -> None:
         """A pod that was told to end has ended its requests, and so ends."""
-        self.pods[name].say(running=0)
+        self.pods[name].set_state(running=0)
         self._dirty.put_nowait(next(k for k in self._mirror.objects if k[1] == name))
 
     async def lose(self) -> None:
@@ -106,9 +86,7 @@ class FakeKubelet:
         more."""
         for task in self._tasks:
             task.cancel()
-        for server in self._servers.values():
-            await server.cleanup()
-        self._servers.clear()
+        await asyncio.gather(*(stub.stop() for stub in self.pods.values()))
         condition = {"type": "Ready", "status": "False", "reason": "NodeLost", "lastTransitionTime": now_text()}
         for name in self._mirror.objects:
             if name[1] in self.pods:
@@ -182,20 +160,14 @@ class FakeKubelet:
         )
 
     async def _start(self, pod: Json) -> None:
-        container = pod["spec"]["containers"][0]
-        stub = StubPod(
-            name=pod["metadata"]["name"],
-            uid=uid(pod),
-            ip=self._address(),
-            args=container.get("args") or [],
-            revision=(pod["metadata"].get("labels") or {}).get(names.LABEL_REVISION, ""),
-        )
-        stub.say(kv_pinned=0, device="cpu", kernels="stub", phase="loading" if self.hold else "ready")
-        stub.say(**self.first_words)
+        stub = StubPod(pod, self._address())
+        stub.set_state(kv_pinned=0, device="cpu", kernels="stub", phase="loading" if self.hold else "ready")
+        stub.set_state(**self.first_words)
         if self._refuse in stub.args[0]:
             stub.refused = f"{names.REFUSAL_PREFIX}{stub.args[0]} has no config.json"
         self.pods[stub.name] = stub
-        self._servers[stub.name] = await _serve(stub, lambda: self._dirty.put_nowait(key(pod)))
+        stub.on_drain = lambda: self._dirty.put_nowait(key(pod))
+        await stub.start_ops(stub.ip, names.PORT_OPS)
         await self._report(pod, stub)
 
     def _address(self) -> str:
@@ -206,7 +178,7 @@ class FakeKubelet:
 
     async def ready(self, name: str) -> None:
         """A pod that was held, or whose device had failed, becomes ready."""
-        self.pods[name].say(phase="ready")
+        self.pods[name].set_state(phase="ready")
         self.pods[name].broken = ""
         pod = next(obj for k, obj in self._mirror.objects.items() if k[1] == name)
         await self._report(pod, self.pods[name])
@@ -219,7 +191,7 @@ class FakeKubelet:
 
     async def _report(self, pod: Json, stub: StubPod) -> None:
         """Write the pod's status when it differs from what it should be."""
-        ready = stub.says.phase == "ready" and not (stub.refused or stub.broken)
+        ready = stub.state.phase == "ready" and not (stub.refused or stub.broken)
         have = pod.get("status") or {}
         now_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in have.get("conditions") or ())
         if have.get("podIP") and now_ready == ready and not stub.refused:
@@ -255,19 +227,18 @@ class FakeKubelet:
         name = pod["metadata"]["name"]
         stub = self.pods.get(name)
         if stub is not None:
-            if stub.says.running and not stub.drains and not stub.terminating:
+            if stub.state.running and not stub.drains and not stub.terminating:
                 self.cut_off.append(name)
             stub.terminating = True
-            if stub.says.running and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 10:
+            if stub.state.running and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 10:
                 return  # it finishes its requests; the test lets them end
         await self._stop(name)
         await self._client.delete(POD, *key(pod), uid=uid(pod), grace_s=0)
 
     async def _stop(self, name: str) -> None:
-        self.pods.pop(name, None)
-        server = self._servers.pop(name, None)
-        if server is not None:
-            await server.cleanup()
+        stub = self.pods.pop(name, None)
+        if stub is not None:
+            await stub.stop()
 
 
 def pod_reference(pod: Json) -> Json:
@@ -287,25 +258,3 @@ def _claimed_subnet() -> tuple[str, socket.socket]:
         with contextlib.suppress(OSError):
             return subnet, socket.create_server((f"{subnet}.255", names.PORT_OPS))
     raise OSError("of a hundred subnets below 127.16 each had a listener")
-
-
-async def _serve(stub: StubPod, changed: Callable[[], None]) -> web.AppRunner:
-    async def say(_: web.Request) -> web.Response:
-        stub.asked += 1
-        if stub.silent:
-            return web.Response(status=500)
-        return web.Response(body=state.encode(stub.says))
-
-    async def drain(request: web.Request) -> web.Response:
-        stub.drains.append(request.method)
-        stub.say(phase="draining" if request.method == "POST" else "ready")
-        changed()
-        return web.Response(status=202)
-
-    app = web.Application()
-    app.router.add_get(names.PATH_STATE, say)
-    app.router.add_route("*", names.PATH_DRAIN, drain)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, stub.ip, names.PORT_OPS).start()
-    return runner

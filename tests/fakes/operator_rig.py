@@ -227,10 +227,10 @@ class Rig:
 
     async def heard(self) -> None:
         """Wait until the operator has read every pod twice more, so that it knows what the test made them say."""
-        asked = {pod.name: pod.asked for pod in self.kubelet.of()}
+        asked = {pod.name: pod.state_reads for pod in self.kubelet.of()}
 
         async def look() -> bool:
-            return all(pod.asked >= asked.get(pod.name, 0) + 2 for pod in self.kubelet.of())
+            return all(pod.state_reads >= asked.get(pod.name, 0) + 2 for pod in self.kubelet.of())
 
         await self.until(look, lambda: "two readings of each pod")
 

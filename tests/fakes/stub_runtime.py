@@ -1,44 +1,167 @@
-"""A program that stands in for a runtime pod in a real cluster: `python -m fakes.stub_runtime ADDRESS NAME`.
+"""A runtime pod without an engine: streams pieces on its client port, serves /state and drain on its ops port.
 
-Its stream of /v1/slow ends when somebody asks its ops port for /go.
+Gateway tests, the fake kubelet and the tests of readings run it in their own process and set its faults;
+`python -m fakes.stub_runtime ADDRESS NAME` is the same as a program for pods of a real cluster.
 """
 
 import asyncio
+import json
 import sys
+from collections.abc import Callable
+from typing import Any, Self
 
+import msgspec
 from aiohttp import web
 
 from kvasir_api import names, state
 
 
-async def main(address: str, name: str) -> None:
-    """Serve until killed."""
-    go = asyncio.Event()
+class StubRuntime:
+    """Faults are fields that a test sets at any time.
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-pod": name})
-        await response.prepare(request)
-        await response.write(f"data: {name}\n\n".encode())
-        if request.path.endswith("/slow"):
-            await go.wait()
-        await response.write(b"data: [DONE]\n\n")
-        return response
+    state: what /state returns; `set_state` changes fields of it. silent: /state fails. raw_state: bytes that /state
+    returns instead. hold_state: /state waits for it. tokens: pieces of each stream. failure: status and body instead of
+    a stream. hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers or after a
+    piece. drains: methods of the drain calls so far. Streams of /v1/slow wait after their first piece until /release of
+    the ops port is read.
+    """
 
-    async def said(_request: web.Request) -> web.Response:
-        return web.Response(body=state.encode(state.State(phase="ready")))
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = state.State(phase="ready")
+        self.tokens = 3
+        self.failure: tuple[int, bytes] | None = None
+        self.hold_headers: asyncio.Event | None = None
+        self.hold_tokens: asyncio.Event | None = None
+        self.silent = False
+        self.raw_state: bytes | None = None
+        self.hold_state: asyncio.Event | None = None
+        self.drains: list[str] = []
+        self.on_drain: Callable[[], None] = lambda: None
+        self.state_reads = 0
+        self.seen: list[web.Request] = []
+        self.open = 0
+        self.aborted = 0
+        self.http_port = self.ops_port = 0
+        self._released = asyncio.Event()
+        self._runners: list[web.AppRunner] = []
 
-    async def let_go(_request: web.Request) -> web.Response:
-        go.set()
+    def set_state(self, **fields: Any) -> None:
+        """Change fields of /state; kv_pinned is a short form for a cache of 1000 tokens."""
+        pinned = fields.pop("kv_pinned", None)
+        if pinned is not None:
+            fields["kv"] = state.Kv(capacity_tokens=1000, pinned_tokens=pinned, free_tokens=1000 - pinned)
+        self.state = msgspec.structs.replace(self.state, **fields)
+
+    async def start(self, address: str = "127.0.0.1", *, http_port: int = 0, ops_port: int = 0) -> Self:
+        """Listen on both ports; 0 takes any free one."""
+        clients = web.Application(client_max_size=1 << 30)
+        for prefix in ("/v1", "/api"):
+            clients.router.add_route("*", prefix + "/{tail:.*}", self._answer)
+        self.http_port = await self._listen(clients, address, http_port)
+        await self.start_ops(address, ops_port)
+        return self
+
+    async def start_ops(self, address: str, port: int = 0) -> None:
+        """Listen on the ops port alone."""
+        control = web.Application()
+        control.router.add_get(names.PATH_STATE, self._state)
+        control.router.add_route("*", names.PATH_DRAIN, self._drain)
+        control.router.add_get("/release", self._release)
+        self.ops_port = await self._listen(control, address, port)
+
+    async def stop(self) -> None:
+        """Stop listening; a connection that was accepted just now is made before all are closed."""
+        await self._stop_listening()
+        await asyncio.sleep(0.01)
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+
+    async def kill(self) -> None:
+        """As SIGKILL does: every connection is reset and no port is open any more."""
+        await self._stop_listening()
+        for pause_s in (0.0, 0.01, 0.03):  # a connection that was accepted just now is made a little later
+            await asyncio.sleep(pause_s)
+            for runner in self._runners:
+                for connection in runner.server.connections if runner.server else ():
+                    if isinstance(connection.transport, asyncio.Transport):
+                        connection.transport.abort()
+
+    def piece(self, index: int) -> bytes:
+        """One event of the stream."""
+        return f'data: {{"pod": "{self.name}", "token": {index}, "text": "é☃"}}\n\n'.encode()
+
+    def whole(self) -> bytes:
+        """The whole stream."""
+        return b"".join(self.piece(index) for index in range(self.tokens)) + b"data: [DONE]\n\n"
+
+    async def _listen(self, application: web.Application, address: str, port: int) -> int:
+        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        self._runners.append(runner)
+        await web.TCPSite(runner, address, port).start()
+        taken: int = runner.addresses[0][1]
+        return taken
+
+    async def _stop_listening(self) -> None:
+        for runner in self._runners:
+            for site in list(runner.sites):
+                await site.stop()
+
+    async def _state(self, _request: web.Request) -> web.Response:
+        self.state_reads += 1
+        if self.hold_state:
+            await self.hold_state.wait()
+        if self.silent:
+            return web.Response(status=500)
+        return web.Response(body=state.encode(self.state) if self.raw_state is None else self.raw_state)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        self.drains.append(request.method)
+        self.set_state(phase="draining" if request.method == "POST" else "ready")
+        self.on_drain()
+        return web.Response(status=202)
+
+    async def _release(self, _request: web.Request) -> web.Response:
+        self._released.set()
         return web.Response()
 
-    clients, control = web.Application(), web.Application()
-    clients.router.add_post("/v1/{tail:.*}", answer)
-    control.router.add_get(names.PATH_STATE, said)
-    control.router.add_get("/go", let_go)
-    for application, port in ((clients, names.PORT_HTTP), (control, names.PORT_OPS)):
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, address, port).start()
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append(request)
+        self.open += 1
+        try:
+            return await self._stream(request, json.loads(body or b"{}"))
+        except (asyncio.CancelledError, ConnectionError):
+            self.aborted += 1
+            raise
+        finally:
+            self.open -= 1
+
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        hold_headers, hold_tokens = self.hold_headers, self.hold_tokens
+        if hold_headers:
+            await hold_headers.wait()
+        if self.failure:
+            return web.Response(status=self.failure[0], body=self.failure[1], content_type="application/json")
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-pod": self.name})
+        await response.prepare(request)
+        for index in range(self.tokens):
+            await response.write(self.piece(index))
+            if hold_tokens:
+                await hold_tokens.wait()
+            if request.path.endswith("/slow"):
+                await self._released.wait()
+            await asyncio.sleep(0)
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+
+async def main(address: str, name: str) -> None:
+    """Serve until killed."""
+    await StubRuntime(name).start(address, http_port=names.PORT_HTTP, ops_port=names.PORT_OPS)
     await asyncio.Event().wait()
 
 

@@ -7,7 +7,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from fakes.gateway import FakeObjects, StubPod, gateway, until
+from fakes.gateway import FakeObjects, gateway, until
+from fakes.stub_runtime import StubRuntime
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-faults")]
 
@@ -20,7 +21,7 @@ async def front():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pods():
-    stubs = [await StubPod(f"pod-{index}").start() for index in range(3)]
+    stubs = [await StubRuntime(f"pod-{index}").start() for index in range(3)]
     yield stubs
     for stub in stubs:
         await stub.stop()

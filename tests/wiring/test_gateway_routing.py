@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from fakes.gateway import StubPod, gateway, until
+from fakes.gateway import gateway, until
+from fakes.stub_runtime import StubRuntime
 from kvasir_api import names
 from kvasir_api.state import State
 
@@ -24,7 +25,7 @@ async def front():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pods():
-    stubs = [await StubPod(f"pod-{index}").start() for index in range(2)]
+    stubs = [await StubRuntime(f"pod-{index}").start() for index in range(2)]
     yield stubs
     for stub in stubs:
         await stub.stop()
