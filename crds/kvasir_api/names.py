@@ -72,7 +72,7 @@ ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 
 HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
 HEADER_CLUSTER: Final = "x-kvasir-cluster"
-HEADER_TICKET: Final = "x-kvasir-ticket"
+HEADER_INFLIGHT_ID: Final = "x-kvasir-inflight-id"
 
 # Condition types. Ready is always present; the others only while True.
 CONDITION_READY: Final = "Ready"

@@ -1,6 +1,6 @@
-"""The command `kvasir gateway`: the endpoint picker, and the bootstrap that Envoy starts from.
+"""The command `kvasir gateway`: the endpoint picker, and the bootstrap configuration of Envoy.
 
-Both run in the gateway's pod, the bootstrap first; they and Envoy share one directory.
+Both run in the gateway's pod, the bootstrap as its init container; they and Envoy share one directory.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from kvasir_api import names
 from kvasir_gateway.envoy import bootstrap as envoy
 from kvasir_gateway.envoy import files
 from kvasir_gateway.picker import app
-from kvasir_gateway.picker.sources import Mirrored
+from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube.client import Client, configuration
 from kvasir_kube.errors import KubeError
 from kvasir_kube.readings import Reader
@@ -65,11 +65,11 @@ def gateway(
     kubeconfig: str,
     reading_period: float,
 ) -> None:
-    """Run the endpoint picker that stands beside Envoy: it chooses the replica of each request."""
+    """Run the endpoint picker beside Envoy: it chooses the replica of each request."""
     if context.invoked_subcommand:
         return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = app.Settings(
+    settings = app.PickerSettings(
         directory=config_dir,
         address=address,
         state_port=state_port,
@@ -83,14 +83,14 @@ def gateway(
         sys.exit(names.EXIT_REFUSED)
 
 
-async def _run(settings: app.Settings, *, namespace: str, kubeconfig: str) -> None:
+async def _run(settings: app.PickerSettings, *, namespace: str, kubeconfig: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     config = await configuration(kubeconfig)
     async with Client(config) as cluster, aiohttp.ClientSession() as session:
-        await app.run(settings, objects=Mirrored(cluster, namespace=namespace), states=Reader(session), stop=stop)
+        await app.run(settings, objects=InformerSource(cluster, namespace=namespace), states=Reader(session), stop=stop)
 
 
 @gateway.command()
@@ -115,8 +115,8 @@ async def _run(settings: app.Settings, *, namespace: str, kubeconfig: str) -> No
 def bootstrap(
     config_dir: Path, address: str, max_body_bytes: int, port: int, idle_timeout: int, max_connections: int
 ) -> None:
-    """Write what Envoy starts from, then end: the gateway pod's init container."""
-    settings = envoy.Settings(
+    """Write Envoy's bootstrap configuration and exit: the gateway pod's init container."""
+    settings = envoy.BootstrapSettings(
         directory=PurePosixPath(config_dir),
         address=address,
         port=port,

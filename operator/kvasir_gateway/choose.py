@@ -1,6 +1,6 @@
-"""Chooses the endpoints of one request: the least cost in seconds, bounded, from readings and own in-flight counts.
+"""Chooses the endpoints of one request by the least cost in seconds, from the pods' readings and own in-flight counts.
 
-Called by the picker once per request, never per token. Knows no clock, no addresses' meaning and no Kubernetes.
+Called by the picker once per request, never per token. Knows no clock, no Kubernetes and not what an address means.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ Reason = Literal["only", "cheapest", "tie", "bounded", "blind"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What a pod said of itself. age_s: seconds since it was true; the speeds are 0 while nothing was measured."""
+class EndpointLoad:
+    """The load that a pod reported. age_s: seconds since then; the speeds are 0 before a first measurement."""
 
     age_s: float
     running: int = 0
@@ -26,31 +26,31 @@ class Reading:
 class Candidate:
     """One endpoint that may be chosen.
 
-    inflight: requests that this gateway forwarded there and that have not ended. recent, recent_tokens: those of them,
-    and their estimated prompt tokens, that its reading cannot know yet. reading: None when there is none to trust.
+    inflight: requests that this gateway forwarded there and that have not ended. recent, recent_tokens: those of them
+    that are newer than the load, and their estimated prompt tokens. load: None without a fresh reading of a ready pod.
     """
 
     address: str
     inflight: int = 0
     recent: int = 0
     recent_tokens: int = 0
-    reading: Reading | None = None
+    load: EndpointLoad | None = None
 
     @property
     def requests(self) -> int:
-        """Requests there, by whoever knows more: the pod (from all gateways) or this gateway."""
-        said = self.reading.running + self.reading.waiting + self.recent if self.reading else 0
-        return max(self.inflight, said)
+        """Requests at the endpoint: the larger of the pod's count (of all gateways) and this gateway's."""
+        reported = self.load.running + self.load.waiting + self.recent if self.load else 0
+        return max(self.inflight, reported)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """Numbers of the choice.
+class ChoicePolicy:
+    """Parameters of the choice.
 
-    load_factor: no endpoint gets more than this times the mean of requests, plus one, while another one can be taken.
+    load_factor: an endpoint gets at most this times the mean of requests, plus one, while another one is below that.
     fresh_s: age up to which a reading costs nothing; every second beyond it is a second of cost, since a pod that does
     not answer may be in a long step. tie_fraction: costs this close are equal. prefill_tokens_per_s, decode_step_s:
-    speeds assumed before any was measured. max_endpoints: length of the list, for retries.
+    speeds assumed before a first measurement. max_endpoints: length of the list, for retries.
     """
 
     load_factor: float = 1.25
@@ -62,24 +62,24 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Addresses in order of preference, best first, and why the first one."""
+class EndpointChoice:
+    """Addresses in order of preference, best first, and why the first one was chosen."""
 
     addresses: tuple[str, ...]
     reason: Reason
     message: str
 
 
-def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, policy: Policy, seed: int) -> Choice:
+def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, policy: ChoicePolicy, seed: int) -> EndpointChoice:
     """Order the endpoints for one request.
 
     prompt_tokens: an estimate, since the gateway has no tokenizer. seed: any non-negative number; it breaks ties.
-    Endpoints without a reading come last. Raises ValueError for no candidates: the caller answers 503 instead.
+    Endpoints without a load come last. Raises ValueError for no candidates: the caller answers 503 instead.
     """
     if not candidates:
         raise ValueError("no candidates to choose from")
-    known = [c for c in candidates if c.reading is not None]
-    blind = sorted((c for c in candidates if c.reading is None), key=lambda c: c.inflight)
+    known = [c for c in candidates if c.load is not None]
+    blind = sorted((c for c in candidates if c.load is None), key=lambda c: c.inflight)
     if not known:
         return _blind(blind, policy, seed)
     costs = {c.address: _cost_s(c, prompt_tokens, policy) for c in known}
@@ -100,30 +100,30 @@ def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, policy: Polic
         f"cheapest of {len(candidates)} is {cheapest:.3f} s, at most {limit:.1f} requests each"
     )
     rest = [c for c in (*ranked, *blind) if c is not first]
-    return Choice(addresses=_addresses([first, *rest], policy), reason=reason, message=message)
+    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason=reason, message=message)
 
 
-def _blind(blind: list[Candidate], policy: Policy, seed: int) -> Choice:
+def _blind(blind: list[Candidate], policy: ChoicePolicy, seed: int) -> EndpointChoice:
     least = [c for c in blind if c.inflight == blind[0].inflight]
     first = _lighter_of_two(least, seed)
     rest = [c for c in blind if c is not first]
     message = f"no endpoint of {len(blind)} has a reading; {first.address} has {first.inflight} requests of ours"
-    return Choice(addresses=_addresses([first, *rest], policy), reason="blind", message=message)
+    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason="blind", message=message)
 
 
-def _cost_s(candidate: Candidate, prompt_tokens: int, policy: Policy) -> float:
-    """Seconds until the prompt is computed, plus one round of single tokens of everybody beside it."""
-    reading = candidate.reading
-    assert reading is not None
-    prefill = reading.prefill_tokens_per_s or policy.prefill_tokens_per_s
-    step_s = reading.decode_step_s or policy.decode_step_s
-    queued_tokens = reading.waiting_uncached_tokens + candidate.recent_tokens + prompt_tokens
-    beside = reading.running + reading.waiting + candidate.recent
-    return queued_tokens / prefill + beside * step_s + max(0.0, reading.age_s - policy.fresh_s)
+def _cost_s(candidate: Candidate, prompt_tokens: int, policy: ChoicePolicy) -> float:
+    """Seconds until the prompt is computed, plus one decode step for every request beside it."""
+    load = candidate.load
+    assert load is not None
+    prefill = load.prefill_tokens_per_s or policy.prefill_tokens_per_s
+    step_s = load.decode_step_s or policy.decode_step_s
+    queued_tokens = load.waiting_uncached_tokens + candidate.recent_tokens + prompt_tokens
+    beside = load.running + load.waiting + candidate.recent
+    return queued_tokens / prefill + beside * step_s + max(0.0, load.age_s - policy.fresh_s)
 
 
 def _lighter_of_two(candidates: list[Candidate], seed: int) -> Candidate:
-    """Power of two choices: of two drawn ones that with fewer requests, so that gateways do not all pick the same."""
+    """Power of two choices: the one with fewer requests of two drawn by seed, so that gateways spread their picks."""
     count = len(candidates)
     if count == 1:
         return candidates[0]
@@ -132,5 +132,5 @@ def _lighter_of_two(candidates: list[Candidate], seed: int) -> Candidate:
     return min(candidates[one], candidates[other], key=lambda c: c.requests)
 
 
-def _addresses(ordered: list[Candidate], policy: Policy) -> tuple[str, ...]:
+def _addresses(ordered: list[Candidate], policy: ChoicePolicy) -> tuple[str, ...]:
     return tuple(c.address for c in ordered[: policy.max_endpoints])

@@ -201,7 +201,7 @@ class Gateway:
 
     def start_picker(self) -> None:
         """Start the picker, anew if need be."""
-        settings = app.Settings(
+        settings = app.PickerSettings(
             directory=self.directory,
             address="127.0.0.1",
             state_port=self.state_port,
@@ -233,7 +233,7 @@ async def gateway(*, max_body_bytes: int = 1 << 20, objects: FakeObjects | None 
         with tempfile.TemporaryDirectory(prefix="kvasir-gw-") as name:
             running = Gateway(Path(name), objects, session, max_body_bytes)
             files.write_bootstrap(
-                bootstrap.Settings(
+                bootstrap.BootstrapSettings(
                     directory=PurePosixPath(name), address="127.0.0.1", port=running.port, max_body_bytes=max_body_bytes
                 )
             )

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_gateway.choose import Candidate, Policy, Reading, choose
+from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, choose
 
-POLICY = Policy()
+POLICY = ChoicePolicy()
 
 
 def candidate(address, *, age_s=0.1, inflight=0, recent=0, recent_tokens=0, **said):
-    reading = Reading(age_s=age_s, **{"prefill_tokens_per_s": 1000.0, "decode_step_s": 0.02, **said})
-    return Candidate(address=address, inflight=inflight, recent=recent, recent_tokens=recent_tokens, reading=reading)
+    load = EndpointLoad(age_s=age_s, **{"prefill_tokens_per_s": 1000.0, "decode_step_s": 0.02, **said})
+    return Candidate(address=address, inflight=inflight, recent=recent, recent_tokens=recent_tokens, load=load)
 
 
 def blind(address, inflight=0):
@@ -109,7 +109,7 @@ def test_no_candidates_is_the_callers_case():
 
 count = st.integers(0, 200)
 readings = st.builds(
-    Reading,
+    EndpointLoad,
     age_s=st.floats(0, 60),
     running=count,
     waiting=count,
@@ -128,19 +128,19 @@ def pools(draw):
             inflight=draw(count),
             recent=draw(st.integers(0, 20)),
             recent_tokens=draw(st.integers(0, 10**5)),
-            reading=reading,
+            load=load,
         )
-        for index, reading in enumerate(known)
+        for index, load in enumerate(known)
     ] + [blind(f"blind-{index}", draw(count)) for index in range(draw(st.integers(0, 2)))]
 
 
 @given(pool=pools(), prompt_tokens=st.integers(0, 10**6), seed=st.integers(0, 2**32))
 def test_the_choice_is_bounded_and_complete(pool, prompt_tokens, seed):
     choice = choose(pool, prompt_tokens=prompt_tokens, policy=POLICY, seed=seed)
-    known = [c for c in pool if c.reading is not None]
+    known = [c for c in pool if c.load is not None]
     first = next(c for c in pool if c.address == choice.addresses[0])
     mean = (sum(c.requests for c in known) + 1) / len(known)
-    assert first.reading is not None
+    assert first.load is not None
     assert first.requests + 1 <= 1.25 * mean + 1
     assert len(set(choice.addresses)) == len(choice.addresses) == min(len(pool), POLICY.max_endpoints)
     assert choice == choose(pool, prompt_tokens=prompt_tokens, policy=POLICY, seed=seed)

@@ -187,7 +187,7 @@ async def test_headers_of_the_client_cannot_name_a_destination(front, pods):
     forged = {
         names.HEADER_DESTINATION: f"127.0.0.1:{foreign.http_port}",
         names.HEADER_CLUSTER: "default.foreign",
-        names.HEADER_TICKET: "forged",
+        names.HEADER_INFLIGHT_ID: "forged",
     }
     before = len(foreign.seen)
     for _ in range(5):
@@ -196,7 +196,7 @@ async def test_headers_of_the_client_cannot_name_a_destination(front, pods):
     assert len(foreign.seen) == before
     sent = mine.seen[-1].headers
     assert sent[names.HEADER_DESTINATION] == f"127.0.0.1:{mine.http_port}"
-    assert sent[names.HEADER_TICKET] != "forged"
+    assert sent[names.HEADER_INFLIGHT_ID] != "forged"
 
 
 @pytest.mark.parametrize(

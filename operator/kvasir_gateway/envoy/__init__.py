@@ -1,1 +1,1 @@
-"""Envoy: what it is started with, the clusters that it watches, and what it says of itself."""
+"""Envoy: its bootstrap, the clusters file that it watches, and its admin interface."""

@@ -1,6 +1,6 @@
-"""Asks Envoy, over its socket in the shared directory: is it alive, is it the same, which clusters it has accepted.
+"""Reads Envoy's admin interface, a socket in the shared directory: live, restarted, which clusters it accepted.
 
-Called by the picker's loop. Its answers are bounded and have a deadline; a silent Envoy is None, never an error.
+Called by the picker's loop. Answers are bounded and have a deadline; an Envoy that does not answer is None, no error.
 """
 
 import time
@@ -18,11 +18,11 @@ REJECTED = "cluster_manager.cds.update_rejected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class EnvoyStatus:
     """live: the listener takes requests. clusters_version: the last one accepted, or empty.
 
-    incarnation: differs for every process, since each makes the socket anew; Envoy's own uptime is in whole seconds.
-    age_s: since it made that socket, which is before its first request.
+    incarnation: differs for every process, since each creates the socket; Envoy's own uptime is in whole seconds.
+    age_s: since it created that socket, which is before its first request.
     """
 
     live: bool
@@ -36,7 +36,7 @@ class _Server(msgspec.Struct):
     state: str
 
 
-class Admin:
+class EnvoyAdmin:
     """Envoy's admin interface on its unix socket."""
 
     def __init__(self, directory: Path, *, timeout_s: float = 2.0) -> None:
@@ -47,8 +47,8 @@ class Admin:
             base_url="http://envoy",
         )
 
-    async def status(self) -> Status | None:
-        """What Envoy says now; None when it does not answer."""
+    async def status(self) -> EnvoyStatus | None:
+        """Envoy's status now; None when it does not answer."""
         try:
             made = self._socket.stat()
             server = msgspec.json.decode(await self._get("/server_info"), type=_Server)
@@ -57,7 +57,7 @@ class Admin:
             rejected = int(values.get(REJECTED, "0"))
         except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError):
             return None
-        return Status(
+        return EnvoyStatus(
             live=server.state == "LIVE",
             incarnation=(made.st_ino, made.st_mtime_ns),
             age_s=time.time() - made.st_mtime,
@@ -66,7 +66,7 @@ class Admin:
         )
 
     async def drain(self) -> bool:
-        """Tell Envoy to close kept connections as they end, and to take no new ones; False when it does not answer."""
+        """Make Envoy close idle connections and accept no new ones; False when it does not answer."""
         try:
             async with self._session.post("/drain_listeners?graceful&skip_exit") as response:
                 return response.status == 200
@@ -82,5 +82,5 @@ class Admin:
             return body
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._session.close()

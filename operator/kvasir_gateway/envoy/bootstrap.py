@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kvasir_api import names
-from kvasir_gateway.envoy import replies
+from kvasir_gateway.envoy import local_replies
 
 Config = dict[str, Any]
 PICKER = "picker"
@@ -20,12 +20,12 @@ ADMIN_SOCKET = "admin.sock"
 TYPES = "type.googleapis.com/envoy"
 CONNECTIONS = f"{TYPES}.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
 CONNECTION_BUFFER_BYTES = 1 << 20
-"""How much of an answer waits for a slow reader before the pod's stream is paused."""
+"""Bytes of an answer that wait for a slow reader before the pod's stream is paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the listener depends on.
+class BootstrapSettings:
+    """Settings of the listener.
 
     directory: shared by Envoy and picker: files and sockets. message_timeout_s: how long the picker may take to choose.
     idle_timeout_s: silence of a stream that is still alive; the first token of a long prompt may take minutes.
@@ -41,7 +41,7 @@ class Settings:
     message_timeout_s: int = 5
 
 
-def bootstrap(settings: Settings) -> Config:
+def bootstrap(settings: BootstrapSettings) -> Config:
     """The whole document; JSON is YAML to Envoy."""
     directory = settings.directory
     return {
@@ -84,20 +84,20 @@ def _picker_cluster(directory: PurePosixPath) -> Config:
 
 
 def http_options(protocol: Config, **common: Any) -> Config:
-    """How a cluster is spoken to."""
+    """The HTTP options of a cluster."""
     kind = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     options = {"@type": f"type.googleapis.com/{kind}", "explicit_http_config": protocol}
     return {kind: {**options, **({"common_http_protocol_options": common} if common else {})}}
 
 
 def unlimited() -> Config:
-    """Limits far above need: the pods' queues and the connections bound the load, not Envoy's defaults of 1,024."""
+    """Limits far above need: the pods' queues and the connections limit the load, not Envoy's defaults of 1,024."""
     most = 1 << 20
     limits = {"max_connections": most, "max_pending_requests": most, "max_requests": most, "max_retries": 1024}
     return {"thresholds": [limits]}
 
 
-def _listener(settings: Settings) -> Config:
+def _listener(settings: BootstrapSettings) -> Config:
     return {
         "name": names.PORT_HTTP_NAME,
         "address": {"socket_address": {"address": settings.address, "port_value": settings.port}},
@@ -115,7 +115,7 @@ def _listener(settings: Settings) -> Config:
     }
 
 
-def _connection_manager(settings: Settings) -> Config:
+def _connection_manager(settings: BootstrapSettings) -> Config:
     return {
         "@type": f"{TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "gateway",
@@ -133,13 +133,13 @@ def _connection_manager(settings: Settings) -> Config:
         "route_config": _routes(settings),
         "http_filters": [_picker_filter(settings), _router()],
         "access_log": [_log_to_stdout(), _log_to_picker()],
-        "local_reply_config": replies.mappers(settings.max_body_bytes),
+        "local_reply_config": local_replies.mappers(settings.max_body_bytes),
     }
 
 
 def _early_headers() -> Config:
-    """Before anything else: what only we may say is removed, and the request gets the name of its ticket."""
-    stamp = {"header": {"key": names.HEADER_TICKET, "value": "%UNIQUE_ID%"}}
+    """Before anything else: headers that only the picker may set are removed, and the request gets its in-flight id."""
+    stamp = {"header": {"key": names.HEADER_INFLIGHT_ID, "value": "%UNIQUE_ID%"}}
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
@@ -153,7 +153,7 @@ def _early_headers() -> Config:
     }
 
 
-def _routes(settings: Settings) -> Config:
+def _routes(settings: BootstrapSettings) -> Config:
     """One route: to the cluster that the picker names. Without a whole answer's timeout: streams last.
 
     Retried only before the first byte of an answer, on another endpoint of the picker's list: `reset` also covers a
@@ -194,7 +194,7 @@ def _routes(settings: Settings) -> Config:
     }
 
 
-def _picker_filter(settings: Settings) -> Config:
+def _picker_filter(settings: BootstrapSettings) -> Config:
     """Headers and whole body of each request go to the picker; answers never do."""
     return {
         "name": "envoy.filters.http.ext_proc",
@@ -253,7 +253,7 @@ def _log_to_stdout() -> Config:
 
 
 def _log_to_picker() -> Config:
-    """The end of each request, at once: it closes the ticket."""
+    """The end of each request, sent at once: it leaves the count of requests in flight."""
     return {
         "name": "envoy.access_loggers.http_grpc",
         "typed_config": {
@@ -265,6 +265,6 @@ def _log_to_picker() -> Config:
                 "buffer_size_bytes": 0,
                 "buffer_flush_interval": "0.1s",
             },
-            "additional_request_headers_to_log": [names.HEADER_TICKET],
+            "additional_request_headers_to_log": [names.HEADER_INFLIGHT_ID],
         },
     }

@@ -1,7 +1,7 @@
 """The clusters that Envoy may route to, one per service, as a discovery response in a file.
 
-Pure data. Endpoints stand inside their cluster: one file changes at once, in one rename, and Envoy keeps one watch
-for it (it opens an inotify instance per watched file, of which a user has 128). A cluster that did not change stays.
+Pure data. Endpoints are part of their cluster: everything changes in one rename, and Envoy keeps one watch (it opens an
+inotify instance per watched file, of which a user has 128). Envoy leaves a cluster that did not change as it is.
 """
 
 import hashlib
@@ -17,24 +17,24 @@ from kvasir_gateway.envoy.bootstrap import TYPES, http_options, unlimited
 
 Config = dict[str, Any]
 UPSTREAM_IDLE_S = 4
-"""Kept connections are given up before the pod does it (uvicorn: 5 s), so that none is taken while it closes."""
+"""Idle connections are closed before the pod does it (uvicorn: 5 s), so that none is used while it closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """What is to be written. version: a hash of the content, which Envoy repeats once it has accepted it."""
+class ClustersFile:
+    """Content of the clusters file. version: a hash of it, which Envoy reports once it has accepted the content."""
 
     version: str
     content: bytes
     clusters: frozenset[str]
 
 
-def document(addresses: Mapping[str, Iterable[str]]) -> Document:
-    """Clusters by name with the addresses that take requests; others are absent, so that nothing falls back to them."""
+def clusters_file(addresses: Mapping[str, Iterable[str]]) -> ClustersFile:
+    """Clusters by name with the addresses that take requests; Envoy never falls back to others, which are absent."""
     clusters = [_cluster(name, found) for name, found in sorted(addresses.items())]
     version = hashlib.sha256(msgspec.json.encode(clusters)).hexdigest()[:16]
     content = msgspec.json.encode({"version_info": version, "resources": clusters})
-    return Document(version=version, content=content, clusters=frozenset(addresses))
+    return ClustersFile(version=version, content=content, clusters=frozenset(addresses))
 
 
 def _cluster(name: str, addresses: Iterable[str]) -> Config:
@@ -64,7 +64,7 @@ def _endpoint(address: str) -> Config:
 
 
 def _outliers() -> Config:
-    """Only a host that cannot be connected to is set aside, for a moment; what it answers is the client's business."""
+    """Ejects only a host that cannot be connected to, for a moment. Errors that it answers go to the client."""
     return {
         "split_external_local_origin_errors": True,
         "consecutive_local_origin_failure": 3,
@@ -81,7 +81,7 @@ def _outliers() -> Config:
 
 
 def _policy() -> Config:
-    """The picker's list rules; a host outside of this cluster is skipped, and least-request stands behind."""
+    """The picker's list comes first; a host outside of this cluster is skipped. Least-request is the fallback."""
     least = {
         "name": "envoy.load_balancing_policies.least_request",
         "typed_config": {"@type": f"{TYPES}.extensions.load_balancing_policies.least_request.v3.LeastRequest"},

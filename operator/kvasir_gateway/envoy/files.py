@@ -1,4 +1,4 @@
-"""Writes the files that Envoy reads, each by an atomic rename, so that it never sees half of one."""
+"""Writes the files that Envoy reads, each by an atomic rename, so that Envoy never reads a partial one."""
 
 import os
 import tempfile
@@ -9,22 +9,22 @@ import msgspec
 from kvasir_gateway.envoy import bootstrap, clusters
 
 
-def write_bootstrap(settings: bootstrap.Settings) -> None:
-    """Everything that Envoy needs to start. Clusters that are there already stay: the picker may have written them."""
+def write_bootstrap(settings: bootstrap.BootstrapSettings) -> None:
+    """Everything that Envoy needs to start. An existing clusters file stays: the picker may have written it."""
     directory = Path(settings.directory)
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / bootstrap.CLUSTERS).exists():
-        write_clusters(directory, clusters.document({}))
+        write_clusters(directory, clusters.clusters_file({}))
     replace(directory / bootstrap.BOOTSTRAP, msgspec.json.format(msgspec.json.encode(bootstrap.bootstrap(settings))))
 
 
-def write_clusters(directory: Path, document: clusters.Document) -> None:
+def write_clusters(directory: Path, document: clusters.ClustersFile) -> None:
     """The clusters file; Envoy picks it up within milliseconds."""
     replace(directory / bootstrap.CLUSTERS, document.content)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put a whole file in the place of another one, readable by the group that both containers share."""
+    """Replace a file atomically. The group that both containers share may read it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,1 +1,1 @@
-"""The endpoint picker beside Envoy: one decision per request over ext-proc, tickets closed by Envoy's access log."""
+"""The endpoint picker beside Envoy: one decision per request over ext-proc, ended by Envoy's access log."""

@@ -1,4 +1,4 @@
-"""Wires the picker: streams from Envoy, pages, loops. Called by the command, and by tests with sources of theirs."""
+"""Wires the picker: ext-proc server, state server, loops. Called by the command and by tests."""
 
 import asyncio
 import contextlib
@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvasir_api import names
-from kvasir_gateway.choose import Policy
-from kvasir_gateway.envoy.admin import Admin
-from kvasir_gateway.picker.instruments import Instruments
-from kvasir_gateway.picker.loops import Loops
-from kvasir_gateway.picker.pages import Pages
+from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.envoy.admin import EnvoyAdmin
+from kvasir_gateway.picker.ext_proc_server import ExtProcServer
+from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
-from kvasir_gateway.picker.sources import Objects, States
-from kvasir_gateway.picker.streams import Streams
+from kvasir_gateway.picker.sources import ObjectSource, StateSource
+from kvasir_gateway.picker.state_server import StateServer
+from kvasir_gateway.picker.sync_loops import SyncLoops
 
 LOG = logging.getLogger(__name__)
 DRAW_LIMIT = 1 << 32
 STOP_GRACE_S = 0.25
-"""A decision takes milliseconds; Envoy's log streams never end by themselves, so all of this is waited for."""
+"""A decision takes milliseconds; Envoy's log streams never end by themselves, so the stop always takes this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PickerSettings:
     """Settings of the process. directory: shared with Envoy. address: where the state port listens."""
 
     directory: Path
@@ -34,21 +34,21 @@ class Settings:
     max_body_bytes: int = 8 << 20
     reading_period_s: float = 0.5
     drain_settle_s: float = 5.0
-    policy: Policy = field(default_factory=Policy)
+    policy: ChoicePolicy = field(default_factory=ChoicePolicy)
 
 
-async def run(settings: Settings, *, objects: Objects, states: States, stop: asyncio.Event) -> None:
-    """Serve until told to stop, or until a loop fails, which is raised."""
-    instruments = Instruments()
+async def run(settings: PickerSettings, *, objects: ObjectSource, states: StateSource, stop: asyncio.Event) -> None:
+    """Serve until stop is set, or until a loop fails, which is raised."""
+    metrics = GatewayMetrics()
     picker = Picker(
-        instruments=instruments,
+        metrics=metrics,
         clock=time.monotonic,
         draw=lambda: random.randrange(DRAW_LIMIT),
         policy=settings.policy,
         max_body_bytes=settings.max_body_bytes,
     )
-    admin = Admin(settings.directory)
-    loops = Loops(
+    admin = EnvoyAdmin(settings.directory)
+    loops = SyncLoops(
         picker=picker,
         objects=objects,
         states=states,
@@ -57,10 +57,10 @@ async def run(settings: Settings, *, objects: Objects, states: States, stop: asy
         clock=time.monotonic,
         reading_period_s=settings.reading_period_s,
     )
-    streams = Streams(picker, directory=settings.directory, max_body_bytes=settings.max_body_bytes)
-    pages = Pages(
+    ext_proc = ExtProcServer(picker, directory=settings.directory, max_body_bytes=settings.max_body_bytes)
+    state_server = StateServer(
         picker=picker,
-        instruments=instruments,
+        metrics=metrics,
         health=loops.health,
         admin=admin,
         address=settings.address,
@@ -69,16 +69,16 @@ async def run(settings: Settings, *, objects: Objects, states: States, stop: asy
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(admin.close)
-        stack.push_async_callback(pages.stop)
-        await pages.start()
-        await streams.start()
-        # Only now, since stopping removes the socket: where starting failed, it is another picker's.
-        stack.push_async_callback(streams.stop, STOP_GRACE_S)
-        LOG.info("picker at %s, its pages on %s:%d", settings.directory, settings.address, settings.state_port)
+        stack.push_async_callback(state_server.stop)
+        await state_server.start()
+        await ext_proc.start()
+        # Only now, since stop removes the socket: where start failed, the socket is another picker's.
+        stack.push_async_callback(ext_proc.stop, STOP_GRACE_S)
+        LOG.info("picker at %s, /state on %s:%d", settings.directory, settings.address, settings.state_port)
         await _until(stop, loops)
 
 
-async def _until(stop: asyncio.Event, loops: Loops) -> None:
+async def _until(stop: asyncio.Event, loops: SyncLoops) -> None:
     running, stopping = asyncio.create_task(loops.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""Where the picker learns from: objects of the API server, state documents of pods. Shells over kvasir_kube.
+"""What the picker reads: objects of the API server, state documents of pods. Shells over kvasir_kube.
 
-`Objects` is a protocol, so that tests hand in lists of their own.
+Both are protocols, so that tests pass lists of their own.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from kvasir_kube.kinds import Json
 from kvasir_kube.mirror import Mirror
 
 
-class Objects(Protocol):
-    """Services and pods as they are now. changed is set when they may differ from before."""
+class ObjectSource(Protocol):
+    """Services and pods as they are now. changed is set when they may have changed."""
 
     changed: asyncio.Event
 
@@ -29,15 +29,15 @@ class Objects(Protocol):
         ...
 
     async def run(self) -> None:
-        """Follow the world until cancelled."""
+        """Keep both current until cancelled."""
         ...
 
     async def wait_synced(self) -> None:
-        """Return once both are complete for the first time."""
+        """Return after the first complete list of both."""
         ...
 
 
-class States(Protocol):
+class StateSource(Protocol):
     """Reads state documents under one deadline."""
 
     async def states(self, targets: Mapping[str, str], *, deadline_s: float) -> dict[str, State]:
@@ -45,8 +45,8 @@ class States(Protocol):
         ...
 
 
-class Mirrored:
-    """Objects mirrored from the API server, of one namespace or of all."""
+class InformerSource:
+    """Services and pods of one namespace or of all, from informers."""
 
     def __init__(self, cluster: Cluster, *, namespace: str) -> None:
         self.changed = asyncio.Event()
@@ -71,13 +71,13 @@ class Mirrored:
         return tuple(self._pods.objects.values())
 
     async def run(self) -> None:
-        """Follow both kinds until cancelled."""
+        """Run both informers until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._services.run())
             group.create_task(self._pods.run())
 
     async def wait_synced(self) -> None:
-        """Return once both first lists are complete."""
+        """Return after both first lists."""
         await self._services.synced.wait()
         await self._pods.synced.wait()
 
@@ -91,7 +91,7 @@ def _kept(obj: Json, *fields: str) -> Json:
 
 
 def _service(obj: Json) -> Json:
-    """Of a service, what routing reads."""
+    """The fields of a service that routing reads."""
     model = (obj.get("spec") or {}).get("model") or {}
     return {
         "metadata": _kept(obj, "namespace", "name", "creationTimestamp"),
@@ -100,7 +100,7 @@ def _service(obj: Json) -> Json:
 
 
 def _pod(obj: Json) -> Json:
-    """Of a pod, what routing reads: a changed probe counter or annotation of others wakes nobody up needlessly."""
+    """The fields of a pod that routing reads, so that other changes of a pod cause no work."""
     status = obj.get("status") or {}
     metadata = _kept(obj, "namespace", "name", "labels", "deletionTimestamp")
     notes = (obj.get("metadata") or {}).get("annotations") or {}

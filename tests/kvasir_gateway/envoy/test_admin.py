@@ -7,7 +7,7 @@ import os
 import pytest
 from aiohttp import web
 
-from kvasir_gateway.envoy.admin import REJECTED, VERSION, Admin
+from kvasir_gateway.envoy.admin import REJECTED, VERSION, EnvoyAdmin
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
 
 INFO = json.dumps({"state": "LIVE", "command_line_options": {"x": "y" * 5000}}).encode()
@@ -32,7 +32,7 @@ async def envoy(directory, info, stats):
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     await web.UnixSite(runner, str(directory / ADMIN_SOCKET)).start()
-    admin = Admin(directory)
+    admin = EnvoyAdmin(directory)
     try:
         yield admin
     finally:
@@ -67,7 +67,7 @@ async def test_what_envoy_cannot_mean_is_no_status(tmp_path, info, stats):
 
 
 async def test_an_envoy_that_is_not_there_is_no_status(tmp_path):
-    admin = Admin(tmp_path)
+    admin = EnvoyAdmin(tmp_path)
     assert await admin.status() is None
     assert await admin.drain() is False
     await admin.close()

@@ -6,9 +6,11 @@ from pathlib import PurePosixPath
 import pytest
 
 from kvasir_api import names
-from kvasir_gateway.envoy import bootstrap, clusters, files, replies
+from kvasir_gateway.envoy import bootstrap, clusters, files, local_replies
 
-SETTINGS = bootstrap.Settings(directory=PurePosixPath("/run/x"), address="10.0.0.1", port=80, max_body_bytes=4096)
+SETTINGS = bootstrap.BootstrapSettings(
+    directory=PurePosixPath("/run/x"), address="10.0.0.1", port=80, max_body_bytes=4096
+)
 
 
 def walk(node):
@@ -18,22 +20,22 @@ def walk(node):
 
 
 def test_a_version_is_its_content():
-    one = clusters.document({"ns.a": ["10.0.0.1:8000"]})
-    assert one == clusters.document({"ns.a": ["10.0.0.1:8000"]})
-    assert one.version != clusters.document({"ns.a": ["10.0.0.2:8000"]}).version
-    assert one.version != clusters.document({"ns.b": ["10.0.0.1:8000"]}).version
+    one = clusters.clusters_file({"ns.a": ["10.0.0.1:8000"]})
+    assert one == clusters.clusters_file({"ns.a": ["10.0.0.1:8000"]})
+    assert one.version != clusters.clusters_file({"ns.a": ["10.0.0.2:8000"]}).version
+    assert one.version != clusters.clusters_file({"ns.b": ["10.0.0.1:8000"]}).version
     assert json.loads(one.content)["version_info"] == one.version
     assert one.clusters == {"ns.a"}
 
 
 def test_addresses_become_socket_addresses():
-    content = json.loads(clusters.document({"ns.a": ["10.0.0.1:8000", "[fd00::7]:9000"]}).content)
+    content = json.loads(clusters.clusters_file({"ns.a": ["10.0.0.1:8000", "[fd00::7]:9000"]}).content)
     found = [node["socket_address"] for node in walk(content) if isinstance(node, dict) and "socket_address" in node]
     assert found == [{"address": "10.0.0.1", "port_value": 8000}, {"address": "fd00::7", "port_value": 9000}]
 
 
 def test_a_service_without_endpoints_keeps_its_cluster():
-    content = json.loads(clusters.document({"ns.a": []}).content)
+    content = json.loads(clusters.clusters_file({"ns.a": []}).content)
     assert content["resources"][0]["load_assignment"]["endpoints"] == [{"lb_endpoints": []}]
 
 
@@ -46,7 +48,7 @@ def test_headers_of_ours_are_removed_before_anything_reads_them():
     removed = {m["remove"] for m in mutations[0] if "remove" in m}
     stamped = {m["append"]["header"]["key"]: m["append"]["append_action"] for m in mutations[0] if "append" in m}
     assert removed == {names.HEADER_DESTINATION, names.HEADER_CLUSTER}
-    assert stamped == {names.HEADER_TICKET: "OVERWRITE_IF_EXISTS_OR_ADD"}
+    assert stamped == {names.HEADER_INFLIGHT_ID: "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
 def test_only_the_listener_is_on_the_network():
@@ -62,7 +64,7 @@ def test_the_access_log_writes_no_key():
 
 
 def test_every_reply_of_envoy_has_openais_shape():
-    found = replies.mappers(4096)["mappers"]
+    found = local_replies.mappers(4096)["mappers"]
     for mapper in found:
         override = mapper["body_format_override"]
         error = json.loads(override["text_format_source"]["inline_string"].replace("%%", "%"))["error"]
@@ -72,10 +74,10 @@ def test_every_reply_of_envoy_has_openais_shape():
 
 
 def test_the_bootstrap_leaves_clusters_that_are_there(tmp_path):
-    settings = bootstrap.Settings(directory=PurePosixPath(tmp_path), address="127.0.0.1")
+    settings = bootstrap.BootstrapSettings(directory=PurePosixPath(tmp_path), address="127.0.0.1")
     files.write_bootstrap(settings)
     assert json.loads((tmp_path / bootstrap.CLUSTERS).read_bytes())["resources"] == []
-    files.write_clusters(tmp_path, clusters.document({"ns.a": []}))
+    files.write_clusters(tmp_path, clusters.clusters_file({"ns.a": []}))
     files.write_bootstrap(settings)
     assert len(json.loads((tmp_path / bootstrap.CLUSTERS).read_bytes())["resources"]) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [bootstrap.BOOTSTRAP, bootstrap.CLUSTERS]

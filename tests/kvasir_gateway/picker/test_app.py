@@ -19,7 +19,7 @@ class NoStates:
 async def test_a_picker_that_finds_its_port_taken_leaves_the_others_socket(tmp_path):
     (tmp_path / PICKER_SOCKET).touch()
     with socket.create_server(("127.0.0.1", 0)) as other:
-        settings = app.Settings(directory=tmp_path, address="127.0.0.1", state_port=other.getsockname()[1])
+        settings = app.PickerSettings(directory=tmp_path, address="127.0.0.1", state_port=other.getsockname()[1])
         with pytest.raises(OSError, match="address already in use"):
             await app.run(settings, objects=FakeObjects(), states=NoStates(), stop=asyncio.Event())
     assert (tmp_path / PICKER_SOCKET).exists()

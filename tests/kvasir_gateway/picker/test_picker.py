@@ -6,12 +6,12 @@ import pytest
 
 from fakes.gateway import pod, service
 from kvasir_api.state import ServiceDemand, State
-from kvasir_gateway import table as tables
-from kvasir_gateway.choose import Policy
-from kvasir_gateway.picker.door import Answer
-from kvasir_gateway.picker.instruments import Instruments
-from kvasir_gateway.picker.picker import Forward, Picker, outcome
-from kvasir_gateway.table import Read
+from kvasir_gateway import routing_table
+from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.picker.metrics import GatewayMetrics
+from kvasir_gateway.picker.picker import Destination, Picker, outcome
+from kvasir_gateway.picker.request_parser import ImmediateResponse
+from kvasir_gateway.routing_table import StateReading
 
 BODY = b'{"model": "m", "prompt": "x"}'
 
@@ -30,30 +30,30 @@ def clock():
 
 
 @pytest.fixture
-def instruments():
-    return Instruments()
+def metrics():
+    return GatewayMetrics()
 
 
 @pytest.fixture
-def picker(clock, instruments):
-    made = Picker(instruments=instruments, clock=clock, draw=lambda: 0, policy=Policy(), max_body_bytes=1000)
+def picker(clock, metrics):
+    made = Picker(metrics=metrics, clock=clock, draw=lambda: 0, policy=ChoicePolicy(), max_body_bytes=1000)
     pods = [pod("s", "one", ip="10.0.0.1"), pod("s", "two", ip="10.0.0.2")]
-    made.table = tables.table([service("s", model="m"), service("empty")], pods)
-    made.accepted = frozenset({"default.s", "default.empty"})
-    made.reads = {
-        "10.0.0.1:8000": Read(state=State(phase="ready", waiting_uncached_tokens=9000), at_s=100.0),
-        "10.0.0.2:8000": Read(state=State(phase="ready"), at_s=100.0),
+    made.table = routing_table.build([service("s", model="m"), service("empty")], pods)
+    made.accepted_clusters = frozenset({"default.s", "default.empty"})
+    made.readings = {
+        "10.0.0.1:8000": StateReading(state=State(phase="ready", waiting_uncached_tokens=9000), at_s=100.0),
+        "10.0.0.2:8000": StateReading(state=State(phase="ready"), at_s=100.0),
     }
     return made
 
 
 def refusal(answer):
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ImmediateResponse)
     return answer.status, json.loads(answer.body)["error"]["code"]
 
 
 def test_the_cheapest_endpoint_comes_first(picker):
-    assert picker.pick(BODY, "t") == Forward(cluster="default.s", addresses=("10.0.0.2:8000", "10.0.0.1:8000"))
+    assert picker.pick(BODY, "t") == Destination(cluster="default.s", addresses=("10.0.0.2:8000", "10.0.0.1:8000"))
 
 
 def test_a_request_is_in_flight_until_it_ended(picker, clock):
@@ -63,19 +63,19 @@ def test_a_request_is_in_flight_until_it_ended(picker, clock):
         ServiceDemand(namespace="default", name="empty"),
         ServiceDemand(namespace="default", name="s", inflight=1, requests=1, last_request_age_s=7.0),
     )
-    picker.ended("t", status=200, client_left=False)
+    picker.request_ended("t", status=200, client_left=False)
     assert picker.state().services[1].inflight == 0
-    picker.ended("t", status=200, client_left=False)
+    picker.request_ended("t", status=200, client_left=False)
     assert picker.state().services[1].inflight == 0
 
 
-def test_requests_of_an_envoy_that_is_gone_are_over(picker, clock, instruments):
+def test_requests_of_an_envoy_that_is_gone_are_over(picker, clock, metrics):
     picker.pick(BODY, "old")
     clock.now = 107.0
     picker.pick(BODY, "new")
-    assert picker.lost(before_s=106.0) == 1
+    assert picker.envoy_restarted(before_s=106.0) == 1
     assert picker.state().services[1].inflight == 1
-    page = instruments.text(picker.table, picker.tickets).decode()
+    page = metrics.render(picker.table, picker.inflight).decode()
     assert 'kvasir_gateway_requests_total{namespace="default",outcome="server_error",service="s"} 1.0' in page
 
 
@@ -87,12 +87,12 @@ def test_no_endpoint_is_refused_and_counted(picker):
 
 
 def test_a_cluster_that_envoy_has_not_accepted_is_not_named(picker):
-    picker.accepted = frozenset()
+    picker.accepted_clusters = frozenset()
     assert refusal(picker.pick(BODY, "t")) == (503, "no_ready_replica")
 
 
 def test_all_pods_draining_is_no_endpoint(picker):
-    picker.reads = {address: Read(state=State(phase="draining"), at_s=100.0) for address in picker.reads}
+    picker.readings = {address: StateReading(state=State(phase="draining"), at_s=100.0) for address in picker.readings}
     assert refusal(picker.pick(BODY, "t")) == (503, "no_ready_replica")
 
 
@@ -103,13 +103,13 @@ def test_an_unknown_model_is_counted_for_nobody(picker):
 
 @pytest.mark.parametrize("length", ["1001", "99999999999999999999"])
 def test_a_body_is_refused_by_its_announced_length(picker, length):
-    answer = picker.enter("POST", "/v1/completions?x=1", {"content-length": length})
+    answer = picker.respond_to_head("POST", "/v1/completions?x=1", {"content-length": length})
     assert refusal(answer) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("length", ["1000", "0", "", "-1", "x", "9999²"])
 def test_other_lengths_are_for_envoy_to_judge(picker, length):
-    assert picker.enter("POST", "/v1/completions", {"content-length": length}) is None
+    assert picker.respond_to_head("POST", "/v1/completions", {"content-length": length}) is None
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ HELD = "resp_" + "0a0b0c0d" + "1" * 24
 @pytest.fixture
 def holding(picker):
     """The busy pod holds responses."""
-    busy = picker.reads["10.0.0.1:8000"]
-    picker.reads["10.0.0.1:8000"] = Read(
+    busy = picker.readings["10.0.0.1:8000"]
+    picker.readings["10.0.0.1:8000"] = StateReading(
         state=State(phase="ready", instance="0a0b0c0d", waiting_uncached_tokens=9000), at_s=100.0
     )
     assert busy.state.waiting_uncached_tokens == 9000
@@ -144,8 +144,8 @@ def holding(picker):
 @pytest.mark.parametrize("path", ["", "/cancel", "/input_items?limit=2"])
 def test_a_stored_response_leads_to_who_holds_it(holding, path):
     target = f"/v1/responses/{HELD}{path}"
-    assert holding.enter("GET", target, {}) is None
-    assert holding.pick(b"", "t", target) == Forward(cluster="default.s", addresses=("10.0.0.1:8000",))
+    assert holding.respond_to_head("GET", target, {}) is None
+    assert holding.pick(b"", "t", target) == Destination(cluster="default.s", addresses=("10.0.0.1:8000",))
     assert holding.state().services[1].inflight == 1
 
 
@@ -167,23 +167,25 @@ def test_a_response_that_nobody_holds_is_not_found(holding, name):
 
 def test_results_of_calls_lead_to_who_writes_the_answer(holding):
     target = "/v1/chat/completions/chatcmpl-0a0b0c0d" + "1" * 24 + "/tool_results"
-    assert holding.enter("POST", target, {}) is None
-    assert holding.pick(b'{"results": []}', "t", target) == Forward(cluster="default.s", addresses=("10.0.0.1:8000",))
+    assert holding.respond_to_head("POST", target, {}) is None
+    assert holding.pick(b'{"results": []}', "t", target) == Destination(
+        cluster="default.s", addresses=("10.0.0.1:8000",)
+    )
 
 
 @pytest.mark.parametrize("name", ["chatcmpl-ffffffff" + "1" * 24, "chatcmpl-mine", "x"])
 def test_results_for_an_answer_that_nobody_writes_are_refused(holding, name):
     target = f"/v1/chat/completions/{name}/tool_results"
     assert refusal(holding.pick(b'{"results": []}', "t", target)) == (404, "not_found")
-    assert refusal(holding.enter("GET", target, {})) == (405, "method_not_allowed")
+    assert refusal(holding.respond_to_head("GET", target, {})) == (405, "method_not_allowed")
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"])
 def test_routes_outside_of_v1_name_their_model(picker, path):
-    assert picker.enter("POST", path, {}) is None
-    assert isinstance(picker.pick(b'{"model": "m", "query": "q"}', "t", path), Forward)
+    assert picker.respond_to_head("POST", path, {}) is None
+    assert isinstance(picker.pick(b'{"model": "m", "query": "q"}', "t", path), Destination)
     assert refusal(picker.pick(b'{"query": "q"}', "t", path)) == (400, None)
-    assert refusal(picker.enter("POST", path + "/x", {})) == (404, "not_found") if path[:3] != "/v1" else True
+    assert refusal(picker.respond_to_head("POST", path + "/x", {})) == (404, "not_found") if path[:3] != "/v1" else True
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,8 @@ def test_routes_outside_of_v1_name_their_model(picker, path):
     ],
 )
 def test_other_surfaces_name_their_model_too(picker, path, body, found):
-    assert picker.enter("POST", path, {}) is None
-    assert isinstance(picker.pick(json.dumps(body).encode(), "t", path), Forward) == found
+    assert picker.respond_to_head("POST", path, {}) is None
+    assert isinstance(picker.pick(json.dumps(body).encode(), "t", path), Destination) == found
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/api/chat", "/v1/messages"])
@@ -223,7 +225,7 @@ def test_what_is_no_json_is_told_on_every_surface(picker, path, body):
 @pytest.mark.parametrize("value", [5, ["x"], {}, True, ""])
 def test_a_wrong_field_besides_the_model_is_for_the_pod_to_judge(picker, value):
     body = json.dumps({"model": "m", "name": value, "previous_response_id": value}).encode()
-    assert isinstance(picker.pick(body, "t", "/v1/responses"), Forward)
+    assert isinstance(picker.pick(body, "t", "/v1/responses"), Destination)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_a_wrong_field_besides_the_model_is_for_the_pod_to_judge(picker, value):
     ],
 )
 def test_errors_take_the_shape_of_their_surface(picker, method, path, status, shape):
-    answer = picker.enter(method, path, {}) or picker.pick(b'{"model": "other"}', "t", path)
+    answer = picker.respond_to_head(method, path, {}) or picker.pick(b'{"model": "other"}', "t", path)
     document = json.loads(answer.body)
     if "type" in shape:
         document["error"]["message"] = "x"
@@ -248,12 +250,12 @@ def test_errors_take_the_shape_of_their_surface(picker, method, path, status, sh
 
 def test_ollamas_lists_are_the_services(picker):
     def names(path):
-        return [card["name"] for card in json.loads(picker.enter("GET", path, {}).body)["models"]]
+        return [card["name"] for card in json.loads(picker.respond_to_head("GET", path, {}).body)["models"]]
 
     assert names("/api/tags") == ["empty:latest", "m:latest"]
     assert names("/api/ps") == ["m:latest"]
-    assert json.loads(picker.enter("GET", "/api/version", {}).body)["version"]
-    assert refusal_status(picker.enter("POST", "/api/tags", {})) == 405
+    assert json.loads(picker.respond_to_head("GET", "/api/version", {}).body)["version"]
+    assert refusal_status(picker.respond_to_head("POST", "/api/tags", {})) == 405
 
 
 def refusal_status(answer):

@@ -4,8 +4,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics import MetricWrapperBase
 
 from kvasir_api.metrics import GATEWAY, Metric
-from kvasir_gateway.table import Table
-from kvasir_gateway.tickets import Tickets
+from kvasir_gateway.inflight import InflightRequests
+from kvasir_gateway.routing_table import RoutingTable
 
 
 def _made(metric: Metric, registry: CollectorRegistry) -> MetricWrapperBase:
@@ -18,8 +18,8 @@ def _made(metric: Metric, registry: CollectorRegistry) -> MetricWrapperBase:
             return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
 
 
-class Instruments:
-    """Counters that the picker turns, and gauges that are set when somebody looks."""
+class GatewayMetrics:
+    """Counters that the picker increments, and gauges that are set at each scrape."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -32,22 +32,22 @@ class Instruments:
         assert isinstance(choice, Histogram)
         self._requests, self._inflight, self._endpoints, self._choice = requests, inflight, endpoints, choice
 
-    def chosen(self, seconds: float) -> None:
-        """A choice was made in so long."""
+    def observe_choice(self, seconds: float) -> None:
+        """Record how long one choice took."""
         self._choice.observe(seconds)
 
-    def ended(self, service: str, outcome: str) -> None:
-        """A request of a service, named by its key, ended."""
+    def count_request(self, service: str, outcome: str) -> None:
+        """Count a request of a service (its key) that ended."""
         namespace, _, name = service.partition(".")
         self._requests.labels(namespace=namespace, service=name, outcome=outcome).inc()
 
-    def text(self, table: Table, tickets: Tickets) -> bytes:
-        """The metrics page. Gauges are written anew, so that a deleted service leaves none behind."""
+    def render(self, table: RoutingTable, inflight: InflightRequests) -> bytes:
+        """The metrics page. Gauges are cleared first, so that a deleted service leaves none behind."""
         self._inflight.clear()
         self._endpoints.clear()
         for service in table.services:
             labels = {"namespace": service.namespace, "service": service.name}
-            self._inflight.labels(**labels).set(tickets.count(service.key).inflight)
+            self._inflight.labels(**labels).set(inflight.counts(service.key).inflight)
             ready = len(service.ready)
             self._endpoints.labels(**labels, state="ready").set(ready)
             self._endpoints.labels(**labels, state="not_ready").set(len(service.endpoints) - ready)

@@ -1,7 +1,7 @@
-"""The loops that keep the picker's knowledge true: objects into table and clusters file, readings, Envoy's status.
+"""The loops that keep the picker current: objects into routing table and clusters file, readings, Envoy's status.
 
-Shells: each reads, calls something pure or the picker, and writes. What the world does wrong is no reading or no
-status; an error that is ours ends the process.
+Shells: each reads, calls a pure function or the picker, and writes. A pod or an Envoy that fails gives no reading or no
+status; an error of the gateway itself ends the process.
 """
 
 import asyncio
@@ -10,25 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvasir_gateway import table as tables
+from kvasir_gateway import routing_table
 from kvasir_gateway.envoy import clusters, files
-from kvasir_gateway.envoy.admin import Admin, Status
+from kvasir_gateway.envoy.admin import EnvoyAdmin, EnvoyStatus
 from kvasir_gateway.picker.picker import Picker
-from kvasir_gateway.picker.sources import Objects, States
-from kvasir_gateway.table import Read
+from kvasir_gateway.picker.sources import ObjectSource, StateSource
+from kvasir_gateway.routing_table import StateReading
 
 LOG = logging.getLogger(__name__)
 SETTLE_S = 0.02
-"""Changes come in bursts; one table serves all of a burst."""
+"""Changes come in bursts; one table is built for all of a burst."""
 READ_DEADLINE_S = 1.0
-"""A pod in a long step answers late; its reading is worth more than the cadence of the others."""
-ASK_SOON_S = 0.01
+"""A pod in a long step answers late; its reading matters more than the period of the others."""
+FIRST_POLL_S = 0.01
 ENVOY_PERIOD_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Health:
-    """What readiness depends on."""
+class GatewayHealth:
+    """The conditions of readiness."""
 
     synced: bool = False
     envoy_live: bool = False
@@ -46,26 +46,26 @@ class Health:
         return "" if self.envoy_accepted else "Envoy has not accepted the first configuration"
 
 
-class Loops:
+class SyncLoops:
     """The three loops, over one picker."""
 
     def __init__(
         self,
         *,
         picker: Picker,
-        objects: Objects,
-        states: States,
-        admin: Admin,
+        objects: ObjectSource,
+        states: StateSource,
+        admin: EnvoyAdmin,
         directory: Path,
         clock: Callable[[], float],
         reading_period_s: float,
     ) -> None:
-        self.health = Health()
+        self.health = GatewayHealth()
         self._picker, self._objects, self._states = picker, objects, states
         self._admin, self._directory, self._clock = admin, directory, clock
         self._reading_period_s = reading_period_s
-        self._written = clusters.document({})
-        self._asked = asyncio.Event()
+        self._written = clusters.clusters_file({})
+        self._poll_now = asyncio.Event()
         self._envoy: tuple[int, int] | None = None
         self._rejected = 0
 
@@ -78,7 +78,7 @@ class Loops:
             group.create_task(self._follow_envoy())
 
     async def _follow_objects(self) -> None:
-        """Before the first complete lists nothing is written: an earlier picker's clusters go on to serve."""
+        """Before the first complete lists nothing is written: the clusters of an earlier picker stay in use."""
         await self._objects.wait_synced()
         while True:
             self._objects.changed.clear()
@@ -88,60 +88,60 @@ class Loops:
             await asyncio.sleep(SETTLE_S)
 
     def _update(self) -> None:
-        table = tables.table(self._objects.services(), self._objects.pods())
-        document = clusters.document({s.key: [e.address for e in s.ready] for s in table.services})
-        if told := tables.difference(self._picker.table, table):
-            LOG.info("%s", told)
+        table = routing_table.build(self._objects.services(), self._objects.pods())
+        document = clusters.clusters_file({s.key: [e.address for e in s.ready] for s in table.services})
+        if changes := routing_table.changes(self._picker.table, table):
+            LOG.info("%s", changes)
         self._picker.table = table
-        self._picker.accepted &= document.clusters
+        self._picker.accepted_clusters &= document.clusters
         if document.version == self._written.version and self.health.synced:
             return
         files.write_clusters(self._directory, document)
         self._written = document
-        self._asked.set()
+        self._poll_now.set()
 
     async def _follow_states(self) -> None:
         while True:
             started_s = self._clock()
             targets = {endpoint.address: endpoint.ops_url for endpoint in self._picker.table.endpoints()}
             found = await self._states.states(targets, deadline_s=max(self._reading_period_s, READ_DEADLINE_S))
-            fresh = {address: Read(state=state, at_s=started_s) for address, state in found.items()}
-            kept = {address: read for address, read in self._picker.reads.items() if address in targets}
-            self._picker.reads = kept | fresh
+            fresh = {address: StateReading(state=state, at_s=started_s) for address, state in found.items()}
+            kept = {address: reading for address, reading in self._picker.readings.items() if address in targets}
+            self._picker.readings = kept | fresh
             await asyncio.sleep(max(0.0, started_s + self._reading_period_s - self._clock()))
 
     async def _follow_envoy(self) -> None:
-        """Once a second; after a write soon and then less and less soon, until it is accepted."""
-        soon_s = ASK_SOON_S
+        """Polls once a second; after a write at once and then less often, until Envoy has accepted it."""
+        period_s = FIRST_POLL_S
         while True:
-            self._asked.clear()
+            self._poll_now.clear()
             status = await self._admin.status()
-            current = self._notice(status)
-            soon_s = ENVOY_PERIOD_S if current or not self.health.synced else min(soon_s * 1.5, ENVOY_PERIOD_S)
+            current = self._observe_envoy(status)
+            period_s = ENVOY_PERIOD_S if current or not self.health.synced else min(period_s * 1.5, ENVOY_PERIOD_S)
             try:
                 # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a write.
-                async with asyncio.timeout(soon_s):
-                    await self._asked.wait()
-                soon_s = ASK_SOON_S
+                async with asyncio.timeout(period_s):
+                    await self._poll_now.wait()
+                period_s = FIRST_POLL_S
             except TimeoutError:
                 continue
 
-    def _notice(self, status: Status | None) -> bool:
-        """Take in what Envoy says; whether it routes by what was written last."""
+    def _observe_envoy(self, status: EnvoyStatus | None) -> bool:
+        """Take in Envoy's status. Returns whether Envoy routes by the clusters that were written last."""
         self.health.envoy_live = bool(status and status.live)
         if status is None:
             return False
         if self._envoy not in {None, status.incarnation}:
-            # A new Envoy knows nothing of what the old one forwarded; it may have forwarded some of its own by now.
-            broken = self._picker.lost(before_s=self._clock() - status.age_s)
-            LOG.warning("Envoy started anew; %d requests broke with the old one", broken)
+            # A new Envoy logs no end of what the old one forwarded, and may have forwarded requests of its own already.
+            broken = self._picker.envoy_restarted(before_s=self._clock() - status.age_s)
+            LOG.warning("Envoy restarted; %d requests in flight broke", broken)
         self._envoy = status.incarnation
         if status.rejected_updates > self._rejected:
             rejected = status.rejected_updates - self._rejected
-            LOG.error("Envoy rejected %d updates of the clusters; its log says why", rejected)
+            LOG.error("Envoy rejected %d updates of the clusters; its log has the reason", rejected)
         self._rejected = status.rejected_updates
         if not self.health.synced or status.clusters_version != self._written.version:
             return False
         self.health.envoy_accepted = True
-        self._picker.accepted = self._written.clusters
+        self._picker.accepted_clusters = self._written.clusters
         return True

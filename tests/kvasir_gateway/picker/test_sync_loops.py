@@ -6,10 +6,10 @@ import time
 import pytest
 
 from fakes.gateway import FakeObjects
-from kvasir_gateway.choose import Policy
-from kvasir_gateway.picker.instruments import Instruments
-from kvasir_gateway.picker.loops import Loops
+from kvasir_gateway.choose import ChoicePolicy
+from kvasir_gateway.picker.metrics import GatewayMetrics
 from kvasir_gateway.picker.picker import Picker
+from kvasir_gateway.picker.sync_loops import SyncLoops
 
 
 class SilentEnvoy:
@@ -51,9 +51,9 @@ def envoy():
 @pytest.fixture
 def loops(objects, envoy, tmp_path):
     picker = Picker(
-        instruments=Instruments(), clock=time.monotonic, draw=lambda: 0, policy=Policy(), max_body_bytes=1000
+        metrics=GatewayMetrics(), clock=time.monotonic, draw=lambda: 0, policy=ChoicePolicy(), max_body_bytes=1000
     )
-    return Loops(
+    return SyncLoops(
         picker=picker,
         objects=objects,
         states=SilentPods(),

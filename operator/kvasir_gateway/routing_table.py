@@ -1,7 +1,7 @@
-"""What the gateway may route to: services by model name and their endpoints, computed anew from the watched objects.
+"""What the gateway may route to: services by model name and their endpoints, rebuilt from the watched objects.
 
-Pure: the picker's shell feeds it lists from the API server and readings from the pods. Readiness is read from pods,
-never from EndpointSlices, which drop a pod late. Knows no Envoy and no clock.
+Pure: the picker's loops pass lists from the API server and readings from the pods. Readiness is read from pods, never
+from EndpointSlices, which drop a pod late. Knows no Envoy and no clock.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,11 +10,11 @@ from typing import Any
 
 from kvasir_api import claims, names
 from kvasir_api.state import State
-from kvasir_gateway.choose import Candidate, Reading
+from kvasir_gateway.choose import Candidate, EndpointLoad
 
 Json = Mapping[str, Any]
 READING_MAX_AGE_S = 10.0
-"""An older reading is none: a pod that was silent this long is the last choice."""
+"""An older reading does not count: a pod that did not answer for so long is the last choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class RoutedService:
     """One InferenceService that clients can name. key: namespace.name, unambiguous since namespaces hold no dots."""
 
     namespace: str
@@ -39,7 +39,7 @@ class Service:
 
     @property
     def key(self) -> str:
-        """Name of the service among all namespaces, and of its cluster in Envoy."""
+        """Name of the service, unique over all namespaces, and of its cluster in Envoy."""
         return f"{self.namespace}.{self.name}"
 
     @property
@@ -49,30 +49,30 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class RoutingTable:
     """All services; by_model holds the one that each model name belongs to."""
 
-    services: tuple[Service, ...] = ()
-    by_model: Mapping[str, Service]
+    services: tuple[RoutedService, ...] = ()
+    by_model: Mapping[str, RoutedService]
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Every endpoint that is worth reading, of all services."""
+        """The endpoints of all services, ready or not."""
         return tuple(endpoint for service in self.services for endpoint in service.endpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class StateReading:
     """A state document and when it was read, on the caller's clock."""
 
     state: State
     at_s: float
 
 
-EMPTY = Table(by_model={})
+EMPTY = RoutingTable(by_model={})
 
 
-def table(services: Iterable[Json], pods: Iterable[Json]) -> Table:
-    """Join services and pods. A name that several services claim belongs to one of them, as the operator says too."""
+def build(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
+    """Join services and pods. A name that several services claim belongs to one of them, by the operator's rule."""
     by_service: dict[tuple[str, str], list[Endpoint]] = {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
@@ -88,27 +88,26 @@ def table(services: Iterable[Json], pods: Iterable[Json]) -> Table:
     }
     held = claims.holders(claim for resource in resources for claim in claims.claims(resource))
     by_model = {model: found[claim.namespace, claim.name] for model, claim in held.items()}
-    return Table(services=tuple(found.values()), by_model=by_model)
+    return RoutingTable(services=tuple(found.values()), by_model=by_model)
 
 
-def difference(before: Table, after: Table) -> str:
-    """What changed for clients, as one sentence; empty when nothing did."""
-    counts = [{(s.key, s.model): len(s.ready) for s in found.services} for found in (before, after)]
-    old, new = counts
-    told = [
+def changes(before: RoutingTable, after: RoutingTable) -> str:
+    """The changes for clients, as one sentence; empty when there are none."""
+    old, new = ({(s.key, s.model): len(s.ready) for s in table.services} for table in (before, after))
+    parts = [
         f"{key} serves {model!r} with {new[key, model]} ready replicas"
         for key, model in sorted(new)
         if old.get((key, model)) != new[key, model]
     ]
-    told += [f"{key} no longer serves {model!r}" for key, model in sorted(old) if (key, model) not in new]
-    return "; ".join(told)
+    parts += [f"{key} no longer serves {model!r}" for key, model in sorted(old) if (key, model) not in new]
+    return "; ".join(parts)
 
 
-def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> Service:
+def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> RoutedService:
     metadata = resource["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     own, *_ = claims.claims(resource)
-    return Service(
+    return RoutedService(
         namespace=namespace,
         name=name,
         model=own.served_name,
@@ -118,7 +117,7 @@ def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[End
 
 
 def endpoint_of(pod: Json) -> Endpoint | None:
-    """A pod's endpoint; None while it has no address or once it ended."""
+    """A pod's endpoint; None while it has no address, and after it has ended."""
     metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
     ip = status.get("podIP")
     if not ip or status.get("phase") in {"Succeeded", "Failed"}:
@@ -129,12 +128,12 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         for container in spec.get("containers") or ()
         for port in container.get("ports") or ()
     }
-    leaving = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in (metadata.get("annotations") or {})
+    draining = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in (metadata.get("annotations") or {})
     return Endpoint(
         pod=metadata.get("name", ""),
         address=f"{host}:{ports.get(names.PORT_HTTP_NAME) or names.PORT_HTTP}",
         ops_url=f"http://{host}:{ports.get(names.PORT_OPS_NAME) or names.PORT_OPS}",
-        takes_requests=_is_ready(status) and not leaving,
+        takes_requests=_is_ready(status) and not draining,
     )
 
 
@@ -143,8 +142,8 @@ def _is_ready(status: Json) -> bool:
 
 
 def candidates(
-    service: Service,
-    reads: Mapping[str, Read],
+    service: RoutedService,
+    readings: Mapping[str, StateReading],
     *,
     now_s: float,
     inflight: Callable[[str], int],
@@ -152,32 +151,29 @@ def candidates(
 ) -> list[Candidate]:
     """The endpoints of a service that may be chosen now; none of them drains.
 
-    reads: by address. inflight: own open requests at an address. since: those opened after a moment, and their tokens.
-    A pod says that it drains before Kubernetes does; a pod that says it is not ready yet is only known by its address.
+    readings: by address. inflight: own requests in flight at an address. since: those newer than a moment, and their
+    tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no load.
     """
     found = []
     for endpoint in service.ready:
-        read = reads.get(endpoint.address)
-        if read and read.state.phase == "draining":
+        reading, requests = readings.get(endpoint.address), inflight(endpoint.address)
+        if reading and reading.state.phase == "draining":
             continue
-        open_there = inflight(endpoint.address)
-        if read is None or read.state.phase != "ready" or now_s - read.at_s > READING_MAX_AGE_S:
-            found.append(Candidate(address=endpoint.address, inflight=open_there))
+        if reading is None or reading.state.phase != "ready" or now_s - reading.at_s > READING_MAX_AGE_S:
+            found.append(Candidate(address=endpoint.address, inflight=requests))
             continue
-        recent, tokens = since(endpoint.address, read.at_s)
-        reading = _reading(read, now_s)
+        recent, tokens = since(endpoint.address, reading.at_s)
+        load = _load(reading, now_s)
         found.append(
-            Candidate(
-                address=endpoint.address, inflight=open_there, recent=recent, recent_tokens=tokens, reading=reading
-            )
+            Candidate(address=endpoint.address, inflight=requests, recent=recent, recent_tokens=tokens, load=load)
         )
     return found
 
 
-def _reading(read: Read, now_s: float) -> Reading:
-    state = read.state
-    return Reading(
-        age_s=now_s - read.at_s + max(0.0, state.heartbeat_age_s),
+def _load(reading: StateReading, now_s: float) -> EndpointLoad:
+    state = reading.state
+    return EndpointLoad(
+        age_s=now_s - reading.at_s + max(0.0, state.heartbeat_age_s),
         running=max(0, state.running),
         waiting=max(0, state.waiting),
         waiting_uncached_tokens=max(0, state.waiting_uncached_tokens),

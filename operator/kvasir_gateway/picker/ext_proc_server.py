@@ -1,7 +1,7 @@
-"""Envoy's two streams into the picker, over a unix socket: one ext-proc stream per request, one log stream per worker.
+"""The gRPC server that Envoy calls over a unix socket: one ext-proc stream per request, one log stream per worker.
 
-Only carries: messages become calls of Picker, its answers become messages. The stubs are written by hand, since the
-generated ones would ask for the very version of grpcio that generated them.
+Only translates: messages become calls of Picker, its answers become messages. The stubs are written by hand, since the
+generated ones require the version of grpcio that generated them.
 """
 
 import logging
@@ -14,8 +14,8 @@ import grpc.aio
 
 from kvasir_api import names
 from kvasir_gateway.envoy.bootstrap import PICKER_SOCKET
-from kvasir_gateway.picker.door import Answer
-from kvasir_gateway.picker.picker import Forward, Picker
+from kvasir_gateway.picker.picker import Destination, Picker
+from kvasir_gateway.picker.request_parser import ImmediateResponse
 from kvasir_gateway.proto import access_log_pb2 as alog
 from kvasir_gateway.proto import ext_proc_pb2 as proc
 
@@ -24,10 +24,10 @@ PROCESS = "envoy.service.ext_proc.v3.ExternalProcessor"
 ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
 OVERWRITE = proc.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 FRAME_BYTES = 1 << 16
-"""Room for what surrounds a body in its message."""
+"""Room for the fields around the body in its message."""
 
 
-class Streams:
+class ExtProcServer:
     """The gRPC server."""
 
     def __init__(self, picker: Picker, *, directory: Path, max_body_bytes: int) -> None:
@@ -43,7 +43,7 @@ class Streams:
         self._server.add_generic_rpc_handlers((self._process_handler(), self._log_handler()))
 
     async def start(self) -> None:
-        """Listen; a socket that an earlier process left behind is replaced."""
+        """Listen; the socket of an earlier process is replaced."""
         self._socket.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
@@ -73,31 +73,31 @@ class Streams:
     async def _process(
         self, messages: AsyncIterator[proc.ProcessingRequest], _context: Any
     ) -> AsyncIterator[proc.ProcessingResponse]:
-        """One request. The stream ends with the decision: if it stayed open, the answer would break with the picker."""
-        ticket_id = target = ""
+        """One request. The stream ends with the decision, so that a picker that stops breaks no running answer."""
+        inflight_id = target = ""
         async for message in messages:
             if message.WhichOneof("request") != "request_headers":
-                yield _response(self._picker.pick(message.request_body.body, ticket_id, target))
+                yield _response(self._picker.pick(message.request_body.body, inflight_id, target))
                 return
             head = message.request_headers
             headers = _headers(head.headers.headers)
-            ticket_id = headers.get(names.HEADER_TICKET, "")
+            inflight_id = headers.get(names.HEADER_INFLIGHT_ID, "")
             target = headers.get(":path", "")
-            answer = self._picker.enter(headers.get(":method", ""), target, headers)
+            answer = self._picker.respond_to_head(headers.get(":method", ""), target, headers)
             if answer is None and not head.end_of_stream:
                 yield proc.ProcessingResponse(request_headers=proc.HeadersResponse())
                 continue
-            yield _response(answer or self._picker.pick(b"", ticket_id, target), to_headers=True)
+            yield _response(answer or self._picker.pick(b"", inflight_id, target), to_headers=True)
             return
 
     async def _logs(self, messages: AsyncIterator[alog.StreamAccessLogsMessage], _context: Any) -> Any:
         async for message in messages:
             for entry in message.http_logs.log_entry:
-                ticket_id = entry.request.request_headers.get(names.HEADER_TICKET, "")
-                if ticket_id:
+                inflight_id = entry.request.request_headers.get(names.HEADER_INFLIGHT_ID, "")
+                if inflight_id:
                     flags = entry.common_properties.response_flags
-                    self._picker.ended(
-                        ticket_id,
+                    self._picker.request_ended(
+                        inflight_id,
                         status=entry.response.response_code.value,
                         client_left=flags.downstream_connection_termination,
                     )
@@ -109,9 +109,9 @@ def _headers(headers: Iterable[proc.HeaderValue]) -> Mapping[str, str]:
     return {header.key: header.raw_value.decode("latin-1") or header.value for header in headers}
 
 
-def _response(outcome: Forward | Answer, *, to_headers: bool = False) -> proc.ProcessingResponse:
-    """to_headers: the request has no body, so it is the head that is answered."""
-    if isinstance(outcome, Answer):
+def _response(outcome: Destination | ImmediateResponse, *, to_headers: bool = False) -> proc.ProcessingResponse:
+    """to_headers: the request has no body, so this replies to its headers."""
+    if isinstance(outcome, ImmediateResponse):
         return proc.ProcessingResponse(
             immediate_response=proc.ImmediateResponse(
                 status=proc.HttpStatus(code=outcome.status),

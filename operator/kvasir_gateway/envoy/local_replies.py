@@ -1,6 +1,6 @@
-"""Answers that Envoy gives by itself, in OpenAI's shape: no connection to a pod, a broken one, a body too large.
+"""Envoy's local replies in OpenAI's format: no connection to a pod, a broken one, a body too large.
 
-Pure data for the bootstrap. The picker's own refusals have a body already and no response flag: they are left alone.
+Pure data for the bootstrap. The picker's own error responses have a body and no response flag: no mapper matches them.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ MAX_HEADERS_BYTES = 60 << 10
 
 
 def mappers(max_body_bytes: int) -> Config:
-    """The `local_reply_config`: first match counts."""
+    """The `local_reply_config`: the first match applies."""
     unreachable = openai_errors.unavailable(
         "No replica answered: the connection failed or broke before an answer began. Try again.",
         retry_after_s=RETRY_AFTER_S,

@@ -5,13 +5,13 @@ import pytest
 from fakes.gateway import pod, service
 from kvasir_api import names
 from kvasir_api.state import Rates, State
-from kvasir_gateway import table as tables
-from kvasir_gateway.choose import Candidate, Reading
-from kvasir_gateway.table import Read
+from kvasir_gateway import routing_table
+from kvasir_gateway.choose import Candidate, EndpointLoad
+from kvasir_gateway.routing_table import StateReading
 
 
 def only_endpoint(resource):
-    (found,) = tables.table([service("s")], [resource]).services[0].endpoints
+    (found,) = routing_table.build([service("s")], [resource]).services[0].endpoints
     return found
 
 
@@ -31,7 +31,7 @@ def test_a_pod_takes_requests_while_it_is_ready_and_does_not_leave(fields, takes
 
 @pytest.mark.parametrize("fields", [{"ip": None}, {"ip": ""}, {"phase": "Succeeded"}, {"phase": "Failed"}])
 def test_a_pod_without_an_address_or_an_ended_one_is_no_endpoint(fields):
-    assert tables.table([service("s")], [pod("s", "p", **fields)]).services[0].endpoints == ()
+    assert routing_table.build([service("s")], [pod("s", "p", **fields)]).services[0].endpoints == ()
 
 
 def test_ports_are_those_that_the_pod_names():
@@ -50,7 +50,7 @@ def test_ports_have_defaults():
 
 
 def test_pods_belong_to_the_service_of_their_namespace():
-    found = tables.table(
+    found = routing_table.build(
         [service("s", namespace="a"), service("s", namespace="b")],
         [pod("s", "one", namespace="a"), pod("s", "two", namespace="b"), pod("other", "three", namespace="a")],
     )
@@ -60,19 +60,19 @@ def test_pods_belong_to_the_service_of_their_namespace():
 def test_a_pod_that_is_set_aside_is_no_endpoint_although_it_is_ready():
     aside = pod("s", "one", namespace="a")
     aside["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_ASIDE
-    (found,) = tables.table([service("s", namespace="a")], [aside, pod("s", "two", namespace="a")]).services
+    (found,) = routing_table.build([service("s", namespace="a")], [aside, pod("s", "two", namespace="a")]).services
     assert [endpoint.pod for endpoint in found.endpoints] == ["two"]
 
 
 def test_a_model_is_named_by_the_spec_or_by_the_object():
-    found = tables.table([service("one", model="org/one"), service("two")], [])
+    found = routing_table.build([service("one", model="org/one"), service("two")], [])
     assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "two": "two"}
 
 
 def test_all_names_of_a_service_lead_to_it():
     named = service("one", model="org/one")
     named["spec"]["model"]["aliases"] = ["small", "two"]
-    found = tables.table([named, service("two")], [])
+    found = routing_table.build([named, service("two")], [])
     # Both are of the same second, so that the first by name holds what both claim.
     assert {model: s.name for model, s in found.by_model.items()} == {"org/one": "one", "small": "one", "two": "one"}
 
@@ -80,23 +80,23 @@ def test_all_names_of_a_service_lead_to_it():
 def test_a_name_that_two_services_claim_belongs_to_the_older():
     younger = service("a", model="m", created="2026-02-01T00:00:00Z")
     older = service("z", model="m", created="2026-01-01T00:00:00Z")
-    found = tables.table([younger, older], [])
+    found = routing_table.build([younger, older], [])
     assert {model: s.name for model, s in found.by_model.items()} == {"m": "z"}
     assert [s.name for s in found.services] == ["a", "z"]
 
 
 def test_half_an_object_is_survived():
-    found = tables.table([{"metadata": {"name": "s"}}], [{}, {"metadata": {"labels": None}, "status": None}])
+    found = routing_table.build([{"metadata": {"name": "s"}}], [{}, {"metadata": {"labels": None}, "status": None}])
     assert found.by_model["s"].endpoints == ()
 
 
 def test_a_change_is_told_in_a_sentence():
-    one = tables.table([service("s", model="m")], [pod("s", "p")])
-    none = tables.table([service("s", model="m")], [pod("s", "p", ready=False)])
-    assert tables.difference(tables.EMPTY, one) == "default.s serves 'm' with 1 ready replicas"
-    assert tables.difference(one, none) == "default.s serves 'm' with 0 ready replicas"
-    assert tables.difference(one, tables.EMPTY) == "default.s no longer serves 'm'"
-    assert tables.difference(one, one) == ""
+    one = routing_table.build([service("s", model="m")], [pod("s", "p")])
+    none = routing_table.build([service("s", model="m")], [pod("s", "p", ready=False)])
+    assert routing_table.changes(routing_table.EMPTY, one) == "default.s serves 'm' with 1 ready replicas"
+    assert routing_table.changes(one, none) == "default.s serves 'm' with 0 ready replicas"
+    assert routing_table.changes(one, routing_table.EMPTY) == "default.s no longer serves 'm'"
+    assert routing_table.changes(one, one) == ""
 
 
 STATE = State(
@@ -110,8 +110,8 @@ STATE = State(
 
 
 def candidates_of(reads, *, now_s=100.0):
-    served = tables.table([service("s")], [pod("s", "p")]).services[0]
-    return tables.candidates(
+    served = routing_table.build([service("s")], [pod("s", "p")]).services[0]
+    return routing_table.candidates(
         served,
         {"127.0.0.1:8000": reads} if reads else {},
         now_s=now_s,
@@ -121,13 +121,13 @@ def candidates_of(reads, *, now_s=100.0):
 
 
 def test_a_reading_comes_with_its_age_and_what_was_sent_since():
-    assert candidates_of(Read(state=STATE, at_s=99.0)) == [
+    assert candidates_of(StateReading(state=STATE, at_s=99.0)) == [
         Candidate(
             address="127.0.0.1:8000",
             inflight=3,
             recent=2,
             recent_tokens=50,
-            reading=Reading(
+            load=EndpointLoad(
                 age_s=1.5,
                 running=4,
                 waiting=2,
@@ -141,7 +141,7 @@ def test_a_reading_comes_with_its_age_and_what_was_sent_since():
 
 @pytest.mark.parametrize(
     "read",
-    [None, Read(state=STATE, at_s=80.0), Read(state=State(phase="loading"), at_s=99.0)],
+    [None, StateReading(state=STATE, at_s=80.0), StateReading(state=State(phase="loading"), at_s=99.0)],
     ids=["missing", "too old", "not ready"],
 )
 def test_a_pod_without_a_reading_to_trust_is_known_by_its_address_only(read):
@@ -149,10 +149,10 @@ def test_a_pod_without_a_reading_to_trust_is_known_by_its_address_only(read):
 
 
 def test_a_pod_that_says_that_it_drains_is_no_candidate():
-    assert candidates_of(Read(state=State(phase="draining"), at_s=99.0)) == []
+    assert candidates_of(StateReading(state=State(phase="draining"), at_s=99.0)) == []
 
 
 def test_lies_below_zero_are_no_bonus():
     lying = State(phase="ready", running=-9, waiting=-9, waiting_uncached_tokens=-9, heartbeat_age_s=-9.0)
-    (found,) = candidates_of(Read(state=lying, at_s=100.0))
-    assert found.reading == Reading(age_s=0.0)
+    (found,) = candidates_of(StateReading(state=lying, at_s=100.0))
+    assert found.load == EndpointLoad(age_s=0.0)

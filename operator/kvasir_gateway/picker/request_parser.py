@@ -1,7 +1,8 @@
-"""What is decided from a request's head alone, and what its body must say: pure, called by the ext-proc stream.
+"""Reads a request: what its head alone decides, and which model its body names. Pure; called by the picker.
 
-POST below /v1/ and /api/ and to the few routes beside them goes to a pod, and what is asked of a stored response; lists
-of models and the health answer come from here, everything else is refused, in the shape of the path's surface.
+A POST below /v1/ and /api/ and to the few routes beside them goes to a pod, and so does every request about a stored
+response. Lists of models and the health check are answered here. Everything else is an error, in the format of the
+path's API.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import msgspec
 
 from kvasir_api import __version__, openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
-from kvasir_gateway.table import Table
+from kvasir_gateway.routing_table import RoutingTable
 
 MODELS = "/v1/models"
 HEALTH = ("/health", "/healthz")
@@ -26,8 +27,8 @@ STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An answer of the gateway's own."""
+class ImmediateResponse:
+    """An answer that the gateway gives itself, named as in Envoy's ext-proc protocol."""
 
     status: int
     body: bytes
@@ -36,45 +37,49 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a body asks for. response: id of the stored response that it goes on with, "" for none."""
+class ParsedBody:
+    """What the gateway reads of a body. response: id of the stored response that it continues, "" for none."""
 
     model: str
     response: str = ""
 
 
 class _Body(msgspec.Struct):
-    """Untyped, since a field of a wrong type is for the pod to judge, which knows the route. name: the model, as older
-    clients of Ollama write it."""
+    """Untyped: the pod knows the route and rejects a field of a wrong type. name: the model, as older clients of
+    Ollama write it."""
 
     model: object = None
     name: object = None
     previous_response_id: object = None
 
 
-def refusal(error: ApiError, path: str = "") -> Answer:
-    """An error as an answer."""
+def error_response(error: ApiError, path: str = "") -> ImmediateResponse:
+    """An error in the format of the path's API."""
     status, body, headers = surfaces.error_response(error, path)
-    return Answer(status=status, body=body, headers=headers, details=error.code or error.type)
+    return ImmediateResponse(status=status, body=body, headers=headers, details=error.code or error.type)
 
 
-def enter(method: str, path: str, headers: Mapping[str, str], *, table: Table, max_body_bytes: int) -> Answer | None:
+def respond_to_head(
+    method: str, path: str, headers: Mapping[str, str], *, table: RoutingTable, max_body_bytes: int
+) -> ImmediateResponse | None:
     """The answer to a request that needs no pod; None when its body has to be seen first. path is without its query."""
     own = _own(path, table)
     if own is not None:
-        return own if method in {"GET", "HEAD"} else refusal(openai_errors.method_not_allowed(method, path), path)
+        if method not in {"GET", "HEAD"}:
+            return error_response(openai_errors.method_not_allowed(method, path), path)
+        return own
     if not path.startswith(("/v1/", surfaces.OLLAMA + "/")) and path not in surfaces.BARE:
-        return refusal(openai_errors.no_route(method, path), path)
+        return error_response(openai_errors.no_route(method, path), path)
     if method not in (STORED_METHODS if surfaces.named_response(path) else {"POST"}):
-        return refusal(openai_errors.method_not_allowed(method, path), path)
+        return error_response(openai_errors.method_not_allowed(method, path), path)
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_body_bytes:
-        return refusal(openai_errors.body_too_large(max_body_bytes), path)
+        return error_response(openai_errors.body_too_large(max_body_bytes), path)
     return None
 
 
-def asked(body: bytes, path: str = "") -> Asked | ApiError:
-    """What a body asks for. All of it is checked to be JSON; nothing of it but this is kept."""
+def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
+    """The model that a body names. The whole body must be JSON."""
     try:
         found = msgspec.json.decode(body, type=_Body)
     except msgspec.ValidationError:  # JSON, but no object
@@ -88,11 +93,11 @@ def asked(body: bytes, path: str = "") -> Asked | ApiError:
         name = found.name
     if not isinstance(name, str):
         return openai_errors.invalid("The field `model` is needed: a string that names a model.", param="model")
-    return Asked(model=surfaces.model_name(name, surface), response=response if isinstance(response, str) else "")
+    return ParsedBody(model=surfaces.model_name(name, surface), response=response if isinstance(response, str) else "")
 
 
-def _own(path: str, table: Table) -> Answer | None:
-    """What the gateway says itself."""
+def _own(path: str, table: RoutingTable) -> ImmediateResponse | None:
+    """Answers of the gateway itself: health, the lists of models, Ollama's version."""
     if path in HEALTH:
         return _health()
     if path == MODELS or path.startswith(MODELS + "/"):
@@ -102,8 +107,8 @@ def _own(path: str, table: Table) -> Answer | None:
     return _json(msgspec.json.encode({"version": __version__}), "version") if path == VERSION else None
 
 
-def _tags(table: Table, *, loaded: bool) -> Answer:
-    """Ollama's lists. What a pod knows of its model, such as its size, is not known here."""
+def _tags(table: RoutingTable, *, loaded: bool) -> ImmediateResponse:
+    """Ollama's lists, without what only a pod knows of its model, such as its size."""
     cards = [
         {"name": name + surfaces.LATEST, "model": name + surfaces.LATEST, "details": {"families": []}}
         | ({"expires_at": FOREVER} if loaded else {"modified_at": service.created} if service.created else {})
@@ -113,11 +118,11 @@ def _tags(table: Table, *, loaded: bool) -> Answer:
     return _json(msgspec.json.encode({"models": cards}), "models")
 
 
-def _health() -> Answer:
+def _health() -> ImmediateResponse:
     return _json(b'{"status":"ok"}', "health")
 
 
-def _models(path: str, table: Table) -> Answer:
+def _models(path: str, table: RoutingTable) -> ImmediateResponse:
     cards = {
         name: {"id": name, "object": "model", "created": _epoch(service.created), "owned_by": OWNER}
         for name, service in sorted(table.by_model.items())
@@ -126,7 +131,7 @@ def _models(path: str, table: Table) -> Answer:
         return _json(msgspec.json.encode({"object": "list", "data": list(cards.values())}), "models")
     name = unquote(path.removeprefix(MODELS + "/"))
     if name not in cards:
-        return refusal(openai_errors.model_not_found(name), path)
+        return error_response(openai_errors.model_not_found(name), path)
     return _json(msgspec.json.encode(cards[name]), "models")
 
 
@@ -137,5 +142,5 @@ def _epoch(created: str) -> int:
         return 0
 
 
-def _json(body: bytes, details: str) -> Answer:
-    return Answer(status=200, body=body, headers={"content-type": "application/json"}, details=details)
+def _json(body: bytes, details: str) -> ImmediateResponse:
+    return ImmediateResponse(status=200, body=body, headers={"content-type": "application/json"}, details=details)

@@ -1,0 +1,94 @@
+"""Counts the requests that were forwarded and have not ended, exactly: Envoy gives each one an id before any filter.
+
+The picker adds a request with its choice; Envoy's access log removes it, also when the client disconnected. The two
+travel on different streams, so an end may arrive before its beginning: its id is kept for a while. Knows no clock.
+"""
+
+from dataclasses import dataclass, field
+
+MAX_EARLY_ENDS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InflightRequest:
+    """One forwarded request. added_s: on the caller's clock. prompt_tokens: an estimate."""
+
+    id: str
+    service: str
+    address: str
+    prompt_tokens: int
+    added_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceCounts:
+    """Requests of one service since the process started."""
+
+    inflight: int = 0
+    requests: int = 0
+    refused: int = 0
+    last_request_s: float | None = None
+
+
+@dataclass(slots=True)
+class InflightRequests:
+    """All requests in flight, by id, and by address in the order of arrival."""
+
+    _by_id: dict[str, InflightRequest] = field(default_factory=dict)
+    _by_address: dict[str, dict[str, InflightRequest]] = field(default_factory=dict)
+    _early_ends: dict[str, None] = field(default_factory=dict)
+    _service_counts: dict[str, ServiceCounts] = field(default_factory=dict)
+
+    def add(self, request: InflightRequest) -> bool:
+        """Count a forwarded request; False when it has ended already."""
+        if request.id in self._early_ends:
+            del self._early_ends[request.id]
+            return False
+        self._by_id[request.id] = request
+        self._by_address.setdefault(request.address, {})[request.id] = request
+        self.counts(request.service).inflight += 1
+        return True
+
+    def remove(self, inflight_id: str) -> InflightRequest | None:
+        """The request has ended, for any reason; None when no request in flight has this id."""
+        request = self._by_id.pop(inflight_id, None)
+        if request is None:
+            self._early_ends[inflight_id] = None
+            if len(self._early_ends) > MAX_EARLY_ENDS:
+                del self._early_ends[next(iter(self._early_ends))]
+            return None
+        there = self._by_address[request.address]
+        del there[inflight_id]
+        if not there:
+            del self._by_address[request.address]
+        self.counts(request.service).inflight -= 1
+        return request
+
+    def remove_before(self, moment_s: float) -> list[InflightRequest]:
+        """Remove the requests that are older than a moment: the Envoy that forwarded them is gone and logs no end."""
+        removed = [request for request in self._by_id.values() if request.added_s < moment_s]
+        for request in removed:
+            self.remove(request.id)
+        return removed
+
+    def at(self, address: str) -> int:
+        """Requests in flight at an address."""
+        return len(self._by_address.get(address, ()))
+
+    def total(self) -> int:
+        """Requests in flight at all addresses."""
+        return len(self._by_id)
+
+    def since(self, address: str, moment_s: float) -> tuple[int, int]:
+        """Requests in flight at an address that are newer than a moment, and the sum of their prompt tokens."""
+        requests = tokens = 0
+        for request in reversed(self._by_address.get(address, {}).values()):
+            if request.added_s <= moment_s:
+                break
+            requests += 1
+            tokens += request.prompt_tokens
+        return requests, tokens
+
+    def counts(self, service: str) -> ServiceCounts:
+        """The counts of a service; they begin at zero."""
+        return self._service_counts.setdefault(service, ServiceCounts())
