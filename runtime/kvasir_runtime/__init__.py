@@ -7,24 +7,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvasir_runtime.offline.llm import LLM as LLM
-    from kvasir_runtime.offline.output import Completion as Completion
-    from kvasir_runtime.offline.output import Logprob as Logprob
-    from kvasir_runtime.offline.output import Output as Output
-    from kvasir_runtime.offline.params import BeamSearchParams as BeamSearchParams
-    from kvasir_runtime.offline.params import SamplingParams as SamplingParams
-    from kvasir_runtime.offline.session import EngineError as EngineError
-    from kvasir_runtime.offline.session import PromptError as PromptError
+    from kvasir_runtime.offline.async_llm import EngineError, PromptError
+    from kvasir_runtime.offline.llm import LLM
+    from kvasir_runtime.offline.outputs import Completion, Logprob, Output
+    from kvasir_runtime.offline.sampling_params import BeamSearchParams, SamplingParams
 
 _HOMES = {
     "LLM": "offline.llm",
-    "Completion": "offline.output",
-    "BeamSearchParams": "offline.params",
-    "Logprob": "offline.output",
-    "Output": "offline.output",
-    "EngineError": "offline.session",
-    "PromptError": "offline.session",
-    "SamplingParams": "offline.params",
+    "Completion": "offline.outputs",
+    "BeamSearchParams": "offline.sampling_params",
+    "Logprob": "offline.outputs",
+    "Output": "offline.outputs",
+    "EngineError": "offline.async_llm",
+    "PromptError": "offline.async_llm",
+    "SamplingParams": "offline.sampling_params",
 }
 
 __all__ = [

@@ -26,7 +26,7 @@ from bench.engines import BIN, ENGINES, Engine
 from bench.limits import Ceilings, crowd, prefill, step
 from bench.servers import bare_import, peak_rss, serving, watching
 from bench.shapes import SHAPES, Work, work, written
-from kvasir_runtime.bench.workload import PRESETS, tasks
+from kvasir_runtime.bench.workload import PRESETS, requests
 
 ROOT: Final = Path(__file__).parents[2]
 WORKLOADS: Final = ("w1", "w2", "w3", "w4")
@@ -151,13 +151,13 @@ def limits_of(cost: Work, engine: Engine, top: Ceilings, reads: Mapping[str, flo
     size, single = engine.weight_bytes, PRESETS["w1"]
     crowded, sharing = PRESETS["w2"], PRESETS["w3"]
     near = {workload: replace(top, read=reads.get(workload, top.read)) for workload in PRESETS}
-    drawn = sum(task.output_tokens for task in tasks(crowded, 0))
+    drawn = sum(task.output_tokens for task in requests(crowded, 0))
     seen = single.prompt_tokens[0] + single.output_tokens[0] / 2
     return {
         "w1_tpot": step(1, cost, size, near["w1"], seen),
         "w1_ttft": prefill(single.prompt_tokens[0], 0, cost, top),
-        "w2_rate": drawn / crowd(tasks(crowded, 0), 0, SEQUENCES, cost, size, near["w2"]),
-        "w3_wall": crowd(tasks(sharing, 0), sharing.shared_tokens, sharing.concurrency, cost, size, near["w3"]),
+        "w2_rate": drawn / crowd(requests(crowded, 0), 0, SEQUENCES, cost, size, near["w2"]),
+        "w3_wall": crowd(requests(sharing, 0), sharing.shared_tokens, sharing.concurrency, cost, size, near["w3"]),
         "w4_cold": prefill(PRESETS["w4"].shared_tokens + 64, 0, cost, top),
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.shapes import Work
-from kvasir_runtime.bench.workload import Task
+from kvasir_runtime.bench.workload import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,9 @@ def step(rows: int, work: Work, weight_bytes: float, ceilings: Ceilings, seen: f
     return max(read, 2 * work.weights * rows / ceilings.rate(rows))
 
 
-def crowd(tasks: Sequence[Task], shared: int, at_once: int, work: Work, weight_bytes: float, top: Ceilings) -> float:
+def crowd(
+    tasks: Sequence[WorkloadRequest], shared: int, at_once: int, work: Work, weight_bytes: float, top: Ceilings
+) -> float:
     """Seconds for many requests: the common prefix once, all prompts at the rate of large products, and their decode.
 
     Decode at the best: every step as full as the number at once allows, keys and values of the prefix read once in it.

@@ -25,9 +25,9 @@ from bench.engines import ENGINES
 from bench.limits import Ceilings, step
 from bench.servers import serving
 from bench.shapes import SHAPES, Work, work, written
-from kvasir_runtime.bench.figures import figures
-from kvasir_runtime.bench.load import Target, models, run
-from kvasir_runtime.bench.workload import Workload, tasks
+from kvasir_runtime.bench.load_generator import TargetServer, models, run
+from kvasir_runtime.bench.metrics import benchmark_metrics
+from kvasir_runtime.bench.workload import Workload, requests
 
 STREAMS: Final = (1, 2, 4, 8, 16, 32)
 PROMPT, OUTPUT = 64, 128
@@ -112,11 +112,11 @@ async def _rate(streams: int, seed: int) -> float:
     """Tokens a second of all streams while they decode. Raises RuntimeError when one failed."""
     url = f"http://127.0.0.1:{PORT}/v1"
     (model, *_) = await models(url, "")
-    target = Target(base_url=url, model=model, extra={"ignore_eos": True}, timeout_s=600)
+    target = TargetServer(base_url=url, model=model, extra={"ignore_eos": True}, timeout_s=600)
     lengths = Workload(
         requests=streams, concurrency=streams, prompt_tokens=(PROMPT, PROMPT), output_tokens=(OUTPUT, OUTPUT)
     )
-    found = figures(*await run(target, tasks(lengths, 1000 * streams + seed), streams))
+    found = benchmark_metrics(*await run(target, requests(lengths, 1000 * streams + seed), streams))
     if found.failed:
         raise RuntimeError(found.first_error)
     return streams / found.tpot_s.median

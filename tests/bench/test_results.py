@@ -8,7 +8,7 @@ from bench import ceilings, limits, results
 from bench.limits import Ceilings
 from bench.scaling import Try, point
 from bench.shapes import SHAPES, Work, work
-from kvasir_runtime.bench.workload import Task
+from kvasir_runtime.bench.workload import WorkloadRequest
 from kvasir_runtime.kernels.native.library import library
 
 TOP = Ceilings(read=1e9, products={1: 1e9, 32: 4e9, 512: 8e9})
@@ -52,7 +52,7 @@ def test_a_step_takes_the_longer_of_reading_and_multiplying() -> None:
 
 def test_a_crowd_computes_the_shared_prefix_once() -> None:
     cost = Work(weights=1_000_000, kv_width=1, attention=0)
-    tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
+    tasks = [WorkloadRequest(prompt="", words=512 + 8, output_tokens=3)] * 4
     seconds = limits.crowd(tasks, 512, 4, cost, 2, TOP)
     assert seconds == pytest.approx((512 + 4 * 8) * 2e6 / 8e9 + 2 * 8e-3)
 
@@ -60,7 +60,7 @@ def test_a_crowd_computes_the_shared_prefix_once() -> None:
 def test_a_crowd_reads_the_keys_of_each_and_those_of_the_prefix_once() -> None:
     """Two steps of 4 x (8 + 3 / 2) tokens and 512, of 1 kB each in 16 bits, at 1 GB/s."""
     cost = Work(weights=0, kv_width=500, attention=0)
-    tasks = [Task(prompt="", words=512 + 8, output_tokens=3)] * 4
+    tasks = [WorkloadRequest(prompt="", words=512 + 8, output_tokens=3)] * 4
     assert limits.crowd(tasks, 512, 4, cost, 2, TOP) == pytest.approx(2 * (4 * 9.5 + 512) * 1e3 / 1e9)
 
 

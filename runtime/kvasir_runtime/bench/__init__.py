@@ -1,1 +1,1 @@
-"""Measures any OpenAI-compatible server as its clients see it: workloads, load, figures. Used by `kvasir bench`."""
+"""Measures any OpenAI-compatible server as its clients see it. Used by `kvasir bench`."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from kvasir_runtime import gguf, source
-from kvasir_runtime.bench.texts import TEXT
+from kvasir_runtime.bench.sample_text import TEXT
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server import tokenizer
 from kvasir_runtime.wire import AccuracyJob, Deviation

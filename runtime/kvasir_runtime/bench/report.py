@@ -1,37 +1,37 @@
-"""Figures for a person: the table in the usual order, and a plot of a distribution in characters. Pure."""
+"""Metrics for a person: the table in the usual order, and a plot of a distribution in characters. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
 
-from kvasir_runtime.bench.figures import Figures, Spread
+from kvasir_runtime.bench.metrics import BenchmarkMetrics, Distribution
 
 BAR: Final = 50
 NUM_BINS: Final = 12
 
 
-def table(figures: Figures) -> str:
+def table(metrics: BenchmarkMetrics) -> str:
     """Counts, throughput, then times in milliseconds."""
     counts = [
-        ("requests", f"{figures.requests - figures.failed} answered, {figures.failed} failed"),
-        ("duration", f"{figures.wall_s:.2f} s"),
-        ("prompt tokens", f"{figures.prompt_tokens:,} ({figures.cached_tokens:,} from the prefix cache)"),
-        ("output tokens", f"{figures.output_tokens:,}"),
-        ("throughput", f"{figures.requests_per_s:.2f} requests/s"),
-        ("", f"{figures.output_tokens_per_s:.1f} output tokens/s"),
-        ("", f"{figures.total_tokens_per_s:.1f} tokens/s with prompts"),
+        ("requests", f"{metrics.requests - metrics.failed} answered, {metrics.failed} failed"),
+        ("duration", f"{metrics.wall_s:.2f} s"),
+        ("prompt tokens", f"{metrics.prompt_tokens:,} ({metrics.cached_tokens:,} from the prefix cache)"),
+        ("output tokens", f"{metrics.output_tokens:,}"),
+        ("throughput", f"{metrics.requests_per_s:.2f} requests/s"),
+        ("", f"{metrics.output_tokens_per_s:.1f} output tokens/s"),
+        ("", f"{metrics.total_tokens_per_s:.1f} tokens/s with prompts"),
     ]
     lines = [f"{name:<16}{value}" for name, value in counts]
     lines.append(f"\n{'milliseconds':<34}{'mean':>10}{'median':>10}{'p99':>10}{'max':>10}")
     lines += [
-        _row("time to first token (TTFT)", figures.ttft_s),
-        _row("time per output token (TPOT)", figures.tpot_s),
-        _row("between pieces (ITL)", figures.itl_s),
-        _row("end to end", figures.e2e_s),
+        _row("time to first token (TTFT)", metrics.ttft_s),
+        _row("time per output token (TPOT)", metrics.tpot_s),
+        _row("between pieces (ITL)", metrics.itl_s),
+        _row("end to end", metrics.e2e_s),
     ]
-    if figures.short:
-        lines.append(f"\n{figures.short} answers ended early: the server stopped before the wanted length")
-    if figures.failed:
-        lines.append(f"\nfirst failure: {figures.first_error}")
+    if metrics.short:
+        lines.append(f"\n{metrics.short} answers ended early: the server stopped before the wanted length")
+    if metrics.failed:
+        lines.append(f"\nfirst failure: {metrics.first_error}")
     return "\n".join(lines)
 
 
@@ -51,6 +51,6 @@ def plot(title: str, values: Sequence[float]) -> str:
     return "\n".join([f"{title} [ms]", *rows])
 
 
-def _row(name: str, spread: Spread) -> str:
+def _row(name: str, spread: Distribution) -> str:
     cells = (spread.mean, spread.median, spread.p99, spread.maximum)
     return f"{name:<34}" + "".join(f"{1000 * value:>10.2f}" for value in cells)

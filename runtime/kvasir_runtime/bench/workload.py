@@ -39,7 +39,7 @@ PRESETS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class WorkloadRequest:
     """One request. words: of its prompt, which is about as many tokens."""
 
     prompt: str
@@ -47,7 +47,7 @@ class Task:
     output_tokens: int
 
 
-def tasks(workload: Workload, seed: int) -> list[Task]:
+def requests(workload: Workload, seed: int) -> list[WorkloadRequest]:
     """The requests in the order in which they are sent. Lengths follow from the workload alone, words from the seed."""
     lengths = random.Random("lengths")
     words = random.Random(f"words {seed}")
@@ -57,7 +57,7 @@ def tasks(workload: Workload, seed: int) -> list[Task]:
         own = lengths.randint(*workload.prompt_tokens)
         output_tokens = lengths.randint(*workload.output_tokens)
         prompt = " ".join(part for part in (shared, _text(own, words)) if part)
-        made.append(Task(prompt=prompt, words=workload.shared_tokens + own, output_tokens=output_tokens))
+        made.append(WorkloadRequest(prompt=prompt, words=workload.shared_tokens + own, output_tokens=output_tokens))
     return made
 
 

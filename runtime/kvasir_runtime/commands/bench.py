@@ -11,7 +11,7 @@ import click
 
 from kvasir_runtime.bench import workload
 from kvasir_runtime.bench.workload import PRESETS, Workload
-from kvasir_runtime.commands.remote import PartnerError, base_url
+from kvasir_runtime.commands.openai_client import ServerError, base_url
 
 
 class Lengths(click.ParamType[tuple[int, int]]):
@@ -115,19 +115,19 @@ def bench(
     chosen = numbered(numbers.pop("preset"), numbers)
     settings = {"warm_up": warm_up, "seed": seed, "chat": chat, "ignore_eos": ignore_eos, "max_seconds": max_seconds}
     key = api_key or os.environ.get("OPENAI_API_KEY", "")
-    figures, times = asyncio.run(_measure(url, model, key, chosen, settings))
+    metrics, times = asyncio.run(_measure(url, model, key, chosen, settings))
     from kvasir_runtime.bench import report
 
-    document = json.dumps(figures.document() | {"ttft_values_s": times}, indent=2)
+    document = json.dumps(metrics.document() | {"ttft_values_s": times}, indent=2)
     if json_file == "-":
         click.echo(document)
     else:
-        click.echo(report.table(figures))
+        click.echo(report.table(metrics))
         if plot:
             click.echo("\n" + report.plot("time to first token", times))
     if json_file not in (None, "-"):
         Path(str(json_file)).write_text(document + "\n")
-    raise SystemExit(1 if figures.failed else 0)
+    raise SystemExit(1 if metrics.failed else 0)
 
 
 def _compare(model: str, text: str | None, num_tokens: int, json_file: str | None) -> int:
@@ -177,19 +177,19 @@ async def _measure(
     from rich.console import Console
     from rich.progress import Progress
 
-    from kvasir_runtime.bench import load
-    from kvasir_runtime.bench.figures import Answered, figures
+    from kvasir_runtime.bench import load_generator
+    from kvasir_runtime.bench.metrics import RequestResult, benchmark_metrics
 
     try:
         base = base_url(url)
-        listed = [model] if model else await load.models(base, api_key)
-    except PartnerError as error:
+        listed = [model] if model else await load_generator.models(base, api_key)
+    except ServerError as error:
         raise click.UsageError(str(error)) from error
     except (aiohttp.ClientError, OSError, ValueError, msgspec.MsgspecError) as error:
         raise click.ClickException(f"cannot ask {url} for its models: {error}") from error
     if not listed:
         raise click.ClickException(f"{url} lists no model; say --model")
-    target = load.Target(
+    target = load_generator.TargetServer(
         base_url=base,
         model=listed[0],
         api_key=api_key,
@@ -200,13 +200,13 @@ async def _measure(
     first = Workload(
         requests=settings["warm_up"], concurrency=1, prompt_tokens=chosen.prompt_tokens, output_tokens=(8, 8)
     )
-    await load.run(target, workload.tasks(first, settings["seed"] - 1), 1)
-    tasks = workload.tasks(chosen, settings["seed"])
+    await load_generator.run(target, workload.requests(first, settings["seed"] - 1), 1)
+    tasks = workload.requests(chosen, settings["seed"])
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
         shown = bar.add_task(f"{chosen.requests} requests, {chosen.concurrency} at a time", total=len(tasks))
 
-        def advance(_: Answered) -> None:
+        def advance(_: RequestResult) -> None:
             bar.advance(shown)
 
-        answers, wall_s = await load.run(target, tasks, chosen.concurrency, advance)
-    return figures(answers, wall_s), [answer.ttft_s for answer in answers if not answer.error]
+        answers, wall_s = await load_generator.run(target, tasks, chosen.concurrency, advance)
+    return benchmark_metrics(answers, wall_s), [answer.ttft_s for answer in answers if not answer.error]

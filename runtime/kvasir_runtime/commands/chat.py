@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 from kvasir_runtime.commands.conversation import Conversation
-from kvasir_runtime.commands.remote import PartnerError, Remote
+from kvasir_runtime.commands.openai_client import OpenAIClient, ServerError
 from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
 Piece = Content | Reasoning
@@ -85,7 +85,7 @@ def converse(conversation: Conversation, stream: Stream, params: dict[str, Any],
             continue
         try:
             answer(conversation, stream, params, screen)
-        except PartnerError as error:
+        except ServerError as error:
             screen.fail(str(error))
             good = False
     return good
@@ -185,15 +185,15 @@ def _local(model: str, device: str, stack: ExitStack) -> tuple[Stream, str]:
         try:
             yield from llm.stream_parts(messages, SamplingParams(**params))
         except (EngineError, PromptError) as error:
-            raise PartnerError(str(error)) from error
+            raise ServerError(str(error)) from error
 
     return stream, f"{model} on {llm.facts.device}"
 
 
 def _remote(url: str, name: str, api_key: str) -> tuple[Stream, str]:
     try:
-        remote = Remote(url, name, api_key or os.environ.get("OPENAI_API_KEY", ""))
-    except PartnerError as error:
+        remote = OpenAIClient(url, name, api_key or os.environ.get("OPENAI_API_KEY", ""))
+    except ServerError as error:
         raise click.ClickException(str(error)) from error
     return remote.stream, f"{remote.model} at {url}"
 

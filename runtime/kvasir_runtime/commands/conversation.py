@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LineAction:
     """What to do after a line: ask the model, say something, or leave."""
 
     action: Literal["ask", "say", "leave"]
@@ -38,20 +38,20 @@ class Conversation:
         """Whether the last line asked for another."""
         return bool(self._unfinished)
 
-    def hear(self, line: str) -> Reply:
+    def hear(self, line: str) -> LineAction:
         """One line of the user's."""
         if line.endswith("\\"):
             self._unfinished.append(line[:-1])
-            return Reply("say")
+            return LineAction("say")
         first = not self._unfinished
         text = "\n".join([*self._unfinished, line]).strip()
         self._unfinished.clear()
         if not text:
-            return Reply("say")
+            return LineAction("say")
         if first and text.startswith("/"):
             return self._command(text)
         self.messages.append({"role": "user", "content": text})
-        return Reply("ask")
+        return LineAction("ask")
 
     def prompt(self) -> list[Message]:
         """What the model is sent."""
@@ -64,24 +64,24 @@ class Conversation:
         elif self.messages:
             self.messages.pop()
 
-    def _command(self, text: str) -> Reply:
+    def _command(self, text: str) -> LineAction:
         name, _, rest = text.partition(" ")
         match name:
             case "/exit" | "/quit" | "/bye":
-                return Reply("leave")
+                return LineAction("leave")
             case "/reset":
                 self.messages.clear()
-                return Reply("say", "forgotten")
+                return LineAction("say", "forgotten")
             case "/system":
                 self.system = rest.strip()
                 self.messages.clear()
-                return Reply("say", "system message set" if self.system else "no system message")
+                return LineAction("say", "system message set" if self.system else "no system message")
             case "/retry":
                 if not any(message["role"] == "user" for message in self.messages):
-                    return Reply("say", "nothing was asked yet")
+                    return LineAction("say", "nothing was asked yet")
                 if self.messages[-1]["role"] == "assistant":
                     self.messages.pop()
-                return Reply("ask")
+                return LineAction("ask")
             case "/help" | "/?":
-                return Reply("say", HELP)
-        return Reply("say", f"there is no {name[:40]}; /help lists what there is")
+                return LineAction("say", HELP)
+        return LineAction("say", f"there is no {name[:40]}; /help lists what there is")

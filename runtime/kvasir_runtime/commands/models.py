@@ -13,7 +13,7 @@ from kvasir_runtime.server.banner import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LocalModel:
     """A model on this machine. problem: why it cannot be served, "" when it can. weights_bytes: of its weight files.
 
     folder: its directory, or the one GGUF file that is all of it.
@@ -26,7 +26,7 @@ class Found:
     problem: str
 
 
-def found(directories: tuple[str, ...], cache: Path) -> list[Found]:
+def local_models(directories: tuple[str, ...], cache: Path) -> list[LocalModel]:
     """Models in the hub's cache, and those that the directories are or hold, each once."""
     places = {folder: name for name, folder in _cached(cache)}
     for directory in directories:
@@ -38,7 +38,7 @@ def found(directories: tuple[str, ...], cache: Path) -> list[Found]:
     return [described(name, folder) for folder, name in places.items()]
 
 
-def described(name: str, folder: Path) -> Found:
+def described(name: str, folder: Path) -> LocalModel:
     """One model, looked at but not loaded."""
     from kvasir_runtime.errors import ModelError
     from kvasir_runtime.models.config import read_config
@@ -60,7 +60,7 @@ def described(name: str, folder: Path) -> Found:
             problem = "no tokenizer.json"
     except ModelError as error:
         problem = str(error)
-    return Found(name=name, folder=str(folder), architecture=architecture, weights_bytes=weights, problem=problem)
+    return LocalModel(name=name, folder=str(folder), architecture=architecture, weights_bytes=weights, problem=problem)
 
 
 def _cached(cache: Path) -> Iterator[tuple[str, Path]]:
@@ -81,7 +81,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("HF_HOME", f"{base}/huggingface")).expanduser() / "hub"
 
 
-def table(models: list[Found]) -> str:
+def table(models: list[LocalModel]) -> str:
     """Aligned columns."""
     rows = [("NAME", "ARCHITECTURE", "WEIGHTS", "SERVED")]
     rows += [
@@ -104,7 +104,7 @@ def models(directories: tuple[str, ...], as_json: bool) -> None:
     Shown are architecture, size of the weights, and whether `kvasir serve` can serve it, with the reason if not.
     """
     cache = cache_folder()
-    here = found(directories, cache)
+    here = local_models(directories, cache)
     if as_json:
         click.echo(json.dumps([asdict(model) for model in here], indent=2))
     elif here:

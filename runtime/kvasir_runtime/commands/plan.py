@@ -11,7 +11,7 @@ from kvasir_api import forecast, inspection
 from kvasir_api.command import click_options
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime import gguf, source
-from kvasir_runtime.commands import host, sizes
+from kvasir_runtime.commands import host_resources, sizes
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.banner import size
 
@@ -20,7 +20,7 @@ TAKEN = frozenset({"dtype", "quantization", "kv_cache_dtype", "max_model_len", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FitReport:
     """The forecast with what it was made for. fitting_context: tokens of the longest request that would fit."""
 
     model: str
@@ -44,23 +44,23 @@ class Plan:
         return min(self.max_model_len, self.fit.kv_tokens)
 
 
-def made(
+def fit_report(
     model: str,
     config: dict[str, Any],
     *,
     memory_bytes: int,
-    device: host.Device,
+    device: host_resources.Device,
     options: RuntimeOptions,
     shared: bool = False,
-) -> Plan:
+) -> FitReport:
     """A plan. shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
     shape = forecast.shape(config)
-    dtype = host.dtype(options.dtype, shape.dtype, device)
+    dtype = host_resources.dtype(options.dtype, shape.dtype, device)
     architecture = _architecture(config)
     longest = options.max_model_len or shape.max_positions
-    return Plan(
+    return FitReport(
         model=model,
         architecture=architecture,
         supported=any(architecture in family.architectures for family in FAMILIES),
@@ -96,7 +96,7 @@ def _cache_limit(shape: forecast.Shape, memory_bytes: int, dtype: str, options: 
     return max(forecast.shared_cache_bytes(memory_bytes), asked)
 
 
-def table(plan: Plan) -> str:
+def table(plan: FitReport) -> str:
     """For a person: one line per number, then the verdict."""
     fit = plan.fit
     support = "" if plan.supported else ", NOT supported"
@@ -116,7 +116,7 @@ def table(plan: Plan) -> str:
     return "\n".join(f"{name:<13}{value}" for name, value in rows)
 
 
-def _taken(plan: Plan) -> str:
+def _taken(plan: FitReport) -> str:
     if plan.shared:
         return "which others use too: a quarter of it for the KV cache, at most 8 GiB"
     return f"{plan.memory_fraction:.0%} of it to be used"
@@ -131,7 +131,7 @@ def count(number: int) -> str:
     return f"{number / 1e9:.3g} billion" if number >= 999_500_000 else f"{number / 1e6:.3g} million"
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: FitReport) -> str:
     """One sentence."""
     if plan.fit.verdict == "Fits":
         return "it fits"
@@ -200,7 +200,7 @@ def facts(config: dict[str, Any]) -> inspection.Facts:
     return inspection.Facts(
         architecture=architecture[:MAX_ARCHITECTURE],
         supported=any(architecture in family.architectures for family in FAMILIES),
-        cpu_dtype=host.dtype("auto", shape.dtype, "cpu"),
+        cpu_dtype=host_resources.dtype("auto", shape.dtype, "cpu"),
         shape=shape,
     )
 
@@ -212,7 +212,7 @@ def _architecture(config: dict[str, Any]) -> str:
 def _plan(
     model: str,
     memory: int | None,
-    device: host.Device | None,
+    device: host_resources.Device | None,
     as_json: bool,
     facts_to: str,
     **values: Any,
@@ -232,13 +232,13 @@ def _plan(
         if facts_to:
             _write(inspection.encode(facts(config)), facts_to)
             return
-        where = device or host.device()
+        where = device or host_resources.device()
         if where == "cuda" and memory is None:
             raise ValueError("say with --memory how much memory the device has, for example --memory 24Gi")
-        free = memory or host.memory_bytes()
-        shared = where == "cpu" and memory is None and host.memory_is_shared()
+        free = memory or host_resources.memory_bytes()
+        shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
         options = RuntimeOptions(**values)
-        plan = made(model, config, memory_bytes=free, device=where, options=options, shared=shared)
+        plan = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:

@@ -1,6 +1,6 @@
 """LLM: a model in this Python program, without a server. The engine is a process of its own, as under `kvasir serve`.
 
-A plain, blocking face over Session, whose event loop runs in a thread. Everything that a user can do wrong raises
+A plain, blocking face over AsyncLLM, whose event loop runs in a thread. Everything that a user can do wrong raises
 PromptError, ValueError or EngineError with one line.
 """
 
@@ -16,11 +16,11 @@ from pydantic import ValidationError
 
 from kvasir_api.command import describe
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime.client.child import ENGINE_COMMAND
-from kvasir_runtime.offline.bars import Bars
-from kvasir_runtime.offline.output import EmbeddingOutput, Output
-from kvasir_runtime.offline.params import BeamSearchParams, SamplingParams
-from kvasir_runtime.offline.session import EngineError, Session
+from kvasir_runtime.client.engine_process import ENGINE_COMMAND
+from kvasir_runtime.offline.async_llm import AsyncLLM, EngineError
+from kvasir_runtime.offline.outputs import EmbeddingOutput, Output
+from kvasir_runtime.offline.progress import ProgressBars
+from kvasir_runtime.offline.sampling_params import BeamSearchParams, SamplingParams
 from kvasir_runtime.server.parsing.parts import Content, Reasoning
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Ready
@@ -50,7 +50,7 @@ class LLM:
         **options: Any,
     ) -> None:
         settings = _settings(model, options)
-        self._bars = Bars(progress)
+        self._bars = ProgressBars(progress)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-offline", daemon=True)
         self._thread.start()
@@ -58,8 +58,8 @@ class LLM:
         atexit.register(self.close)
         try:
             with self._bars.loading() as on_progress:
-                self._session = Session(settings, engine_command=engine_command, on_progress=on_progress)
-                self.facts: Ready = self._run(self._session.open())
+                self._llm = AsyncLLM(settings, engine_command=engine_command, on_progress=on_progress)
+                self.facts: Ready = self._run(self._llm.open())
         except BaseException:
             self.close()
             raise
@@ -104,14 +104,14 @@ class LLM:
         """
         body = {"messages": prompt, "chat_template_kwargs": template} if chat else {"prompt": prompt}
         job = self._single(body, params, chat=chat)
-        return self._pieces(lambda put: self._session.answer(job, lambda _, text: put(text)))
+        return self._pieces(lambda put: self._llm.answer(job, lambda _, text: put(text)))
 
     def stream_parts(
         self, messages: Messages, params: SamplingParams | None = None, **template: Any
     ) -> Iterator[Content | Reasoning]:
         """As stream(chat=True), with what the model thinks before it answers told apart, where its format is known."""
         job = self._single({"messages": messages, "chat_template_kwargs": template}, params, chat=True)
-        return self._pieces(lambda put: self._session.answer(self._session.thinking(job), on_part=put))
+        return self._pieces(lambda put: self._llm.answer(self._llm.thinking(job), on_part=put))
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
         """One vector per prompt, in their order, pooled and scaled as /v1/embeddings does it (docs/embeddings.md).
@@ -120,11 +120,11 @@ class LLM:
         """
         if self._closed:
             raise EngineError("this LLM is closed")
-        return self._run(self._session.embeddings(_prompts(prompts), num_at_once=2 * self.facts.max_sequences))
+        return self._run(self._llm.embeddings(_prompts(prompts), num_at_once=2 * self.facts.max_sequences))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json says, which holds for what a call's params do not set."""
-        return SamplingParams(**self._session.defaults)
+        return SamplingParams(**self._llm.defaults)
 
     def close(self) -> None:
         """End the engine and free its memory. Calling it again does nothing."""
@@ -132,10 +132,10 @@ class LLM:
             return
         self._closed = True
         atexit.unregister(self.close)
-        session = getattr(self, "_session", None)
+        llm = getattr(self, "_llm", None)
         try:
-            if session is not None:
-                asyncio.run_coroutine_threadsafe(session.close(), self._loop).result()
+            if llm is not None:
+                asyncio.run_coroutine_threadsafe(llm.close(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -152,14 +152,14 @@ class LLM:
         if not jobs:
             return []
         with self._bars.generating(len(jobs)) as on_output:
-            return self._run(self._session.answers(jobs, on_output, num_at_once=2 * self.facts.max_sequences))
+            return self._run(self._llm.answers(jobs, on_output, num_at_once=2 * self.facts.max_sequences))
 
     def _jobs(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Job]:
         if self._closed:
             raise EngineError("this LLM is closed")
         asked = (params or SamplingParams()).fields(chat=chat)
-        jobs = [self._session.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
-        return self._run(self._session.checked(jobs))
+        jobs = [self._llm.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
+        return self._run(self._llm.checked(jobs))
 
     def _single(self, body: dict[str, Any], params: SamplingParams | None, *, chat: bool) -> Job:
         (job,) = self._jobs([body], params, chat=chat)

@@ -12,7 +12,7 @@ from kvasir_api.command import click_options, describe
 from kvasir_api.options import ServeOptions
 
 if TYPE_CHECKING:
-    from kvasir_runtime.client.child import EngineChild
+    from kvasir_runtime.client.engine_process import EngineProcess
 
 KEY_VARIABLE = "KVASIR_API_KEY"
 
@@ -51,9 +51,9 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
 
     Imports are late, so that --help is quick, and later still than the engine's start: it imports torch meanwhile.
     """
-    from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
+    from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
 
-    child = EngineChild(engine_command or ENGINE_COMMAND)
+    child = EngineProcess(engine_command or ENGINE_COMMAND)
     child.begin()
     gc.disable()  # what is imported now stays: looking for garbage in it costs a sixth of the time
     try:
@@ -62,7 +62,7 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
         child.abandon()
 
 
-def _served(options: ServeOptions, child: "EngineChild") -> int:
+def _served(options: ServeOptions, child: "EngineProcess") -> int:
     import uvloop
 
     from kvasir_runtime.server import logs

@@ -67,7 +67,7 @@ class HandedAnswer(StreamedAnswer):
         finally:
             self._num_rendering -= 1
         self._waiting.append(block)
-        self._channel.wake()
+        self._queue.wake()
         return block.call_ids
 
     def _check_room(self, block: Block) -> None:
@@ -165,7 +165,7 @@ class HandedAnswer(StreamedAnswer):
             sampling=msgspec.structs.replace(request.sampling, max_tokens=left),
             route_hashes=(),
         )
-        self._client.submit([follower], self._channel)
+        self._client.submit([follower], self._queue)
         return []
 
     def _take_in(self, choice: Choice, block: Block) -> None:

@@ -17,7 +17,7 @@ from kvasir_api import openai_errors
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import Start, State
 from kvasir_api.surfaces import INSTANCE_CHARACTERS
-from kvasir_runtime.client.engine import EngineClient
+from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.server.keys import Keys
 from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.metrics import RuntimeMetrics
@@ -102,7 +102,7 @@ class Pod:
         """The engine's last state with what only this process knows."""
         lifecycle, opened = self.lifecycle, self.opened
         state = opened.client.state if opened is not None else State()
-        age_s = self.clock() - opened.client.heard_at if opened is not None else 0.0
+        age_s = self.clock() - opened.client.last_message_at if opened is not None else 0.0
         return msgspec.structs.replace(
             state,
             model=self.names[0],

@@ -16,8 +16,8 @@ from typing import Any, Final
 from kvasir_api import __version__, names, state
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
-from kvasir_runtime.client.child import EngineChild
-from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.engine_process import EngineProcess
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server import keys, listen, tokenizer, tracing
 from kvasir_runtime.server.app import http_app
@@ -40,7 +40,7 @@ SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
 class ServeProcess:
     """One run. child: the engine, begun or not; it is ended here."""
 
-    def __init__(self, options: ServeOptions, console: Console, *, child: EngineChild) -> None:
+    def __init__(self, options: ServeOptions, console: Console, *, child: EngineProcess) -> None:
         names = options.served_model_name or (source.name_of(options.model),)
         self._options = options
         self._console = console
@@ -96,7 +96,7 @@ class ServeProcess:
     async def _live(self) -> int:
         try:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
-        except (ModelError, EngineGone) as error:
+        except (ModelError, EngineDeadError) as error:
             if isinstance(error, ModelError) or error.refusal:
                 self._console.refused(str(error))
                 return names.EXIT_REFUSED
@@ -112,7 +112,7 @@ class ServeProcess:
         return await self._drain()
 
     async def _start(self) -> None:
-        """From nothing to ready. Raises ModelError or EngineGone."""
+        """From nothing to ready. Raises ModelError or EngineDeadError."""
         pod, console = self._pod, self._console
         pod.lifecycle.advance("starting", message="finding the model")
         console.show("starting", 0.0, message="finding the model")

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.client.channel import Channel
-from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.server.answers import OpenAi
 from kvasir_runtime.server.choices import Choice, choices_of, shown
 from kvasir_runtime.server.framing import Ending, Framing, Piece
@@ -81,7 +81,7 @@ class Answering(Response):
             asked=asked(job.requests[0].sampling),
             prompt_tokens=job.prompt_tokens,
         )
-        self._channel = Channel()
+        self._queue = EventQueue()
         self._framing = framing(job, created, fingerprint, Labels(tokenizer, as_ids=job.as_token_ids))
         self._choices = choices_of(job, tokenizer)
         self._client = client
@@ -104,12 +104,12 @@ class Answering(Response):
         scope["state"]["summary"] = self.summary
         ids = {self.job.answer_id, scope["state"].get("request_id", self.job.answer_id)}
         self._running.enter(ids, self)
-        watcher = asyncio.create_task(_watch(receive, self._channel))
+        watcher = asyncio.create_task(_watch(receive, self._queue))
         self._submitted = self._clock()
         try:
-            self._client.submit(self.job.requests, self._channel)
+            self._client.submit(self.job.requests, self._queue)
             await self._answer(send)
-        except EngineGone as gone:
+        except EngineDeadError as gone:
             await self._refuse(send, engine_gone(str(gone)))
         except Gone:
             self._end("abort")
@@ -130,7 +130,7 @@ class Answering(Response):
         for index, choice in enumerate(self._choices):
             if choice.open:
                 self._client.abort(choice.request_id)
-                self._channel.put(index, Event(request_id=choice.request_id, finish_reason="abort"))
+                self._queue.put(index, Event(request_id=choice.request_id, finish_reason="abort"))
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
@@ -141,7 +141,7 @@ class Answering(Response):
 
     async def _pieces(self) -> list[Piece] | None:
         """What the next wake-up brings; None when nothing came for a while. Raises Gone and Failed."""
-        events = await self._channel.take(self._keep_alive_s)
+        events = await self._queue.take(self._keep_alive_s)
         if events is None:
             raise Gone
         if not events:
@@ -347,8 +347,8 @@ async def send_document(send: Send, status: int, document: bytes, headers: Mappi
     await send({"type": "http.response.body", "body": document})
 
 
-async def _watch(receive: Receive, channel: Channel) -> None:
-    """Tells the channel when the client hangs up."""
+async def _watch(receive: Receive, queue: EventQueue) -> None:
+    """Tells the queue when the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    channel.leave()
+    queue.leave()

@@ -13,9 +13,9 @@ from bench.gpu import floors
 from bench.gpu.book import Cell, Goal, failed, measured, skipped
 from bench.gpu.section import NO_TIME, Context
 from bench.servers import Running, serving
-from kvasir_runtime.bench import load
-from kvasir_runtime.bench.figures import Answered, Figures, figures
-from kvasir_runtime.bench.workload import Workload, tasks
+from kvasir_runtime.bench import load_generator
+from kvasir_runtime.bench.metrics import BenchmarkMetrics, RequestResult, benchmark_metrics
+from kvasir_runtime.bench.workload import Workload, requests
 
 BIN: Final = Path(sys.executable).parent
 CROWD_GOALS: Final = {
@@ -114,15 +114,19 @@ class _Server:
         self._stack.close()
 
 
-def _asked(context: Context, base: str, workload: Workload, seed: int = 0) -> tuple[Figures, list[Answered]]:
-    target = load.Target(base_url=base, model="bench", extra={"ignore_eos": True}, timeout_s=max(1.0, context.left_s))
+def _asked(
+    context: Context, base: str, workload: Workload, seed: int = 0
+) -> tuple[BenchmarkMetrics, list[RequestResult]]:
+    target = load_generator.TargetServer(
+        base_url=base, model="bench", extra={"ignore_eos": True}, timeout_s=max(1.0, context.left_s)
+    )
     warm = Workload(requests=2, concurrency=2, prompt_tokens=workload.prompt_tokens, output_tokens=(2, 2))
-    asyncio.run(load.run(target, tasks(warm, -1 - seed), warm.concurrency))
-    answers, wall_s = asyncio.run(load.run(target, tasks(workload, seed), workload.concurrency))
-    return figures(answers, wall_s), answers
+    asyncio.run(load_generator.run(target, requests(warm, -1 - seed), warm.concurrency))
+    answers, wall_s = asyncio.run(load_generator.run(target, requests(workload, seed), workload.concurrency))
+    return benchmark_metrics(answers, wall_s), answers
 
 
-def _first_token(name: str, asked: tuple[Figures, list[Answered]], floor: float) -> Cell:
+def _first_token(name: str, asked: tuple[BenchmarkMetrics, list[RequestResult]], floor: float) -> Cell:
     found, answers = asked
     if found.failed:
         return failed("serving", name, found.first_error)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from kvasir_runtime.bench.workload import PRESETS, Workload, lengths, tasks
+from kvasir_runtime.bench.workload import PRESETS, Workload, lengths, requests
 
 MIXED = Workload(requests=20, concurrency=4, prompt_tokens=(5, 30), output_tokens=(1, 9), shared_tokens=12)
 
 
 def test_lengths_follow_from_the_workload_and_words_from_the_seed():
-    first, again, other = tasks(MIXED, 1), tasks(MIXED, 1), tasks(MIXED, 2)
+    first, again, other = requests(MIXED, 1), requests(MIXED, 1), requests(MIXED, 2)
     assert first == again
     assert [task.words for task in first] == [task.words for task in other]
     assert {task.prompt for task in first}.isdisjoint(task.prompt for task in other)
@@ -18,16 +18,16 @@ def test_lengths_follow_from_the_workload_and_words_from_the_seed():
 
 
 def test_only_the_shared_prefix_is_shared():
-    made = [task.prompt.split() for task in tasks(MIXED, 3)]
+    made = [task.prompt.split() for task in requests(MIXED, 3)]
     assert len({tuple(words[:12]) for words in made}) == 1
     assert len({tuple(words[12:17]) for words in made}) == 20
 
 
 def test_presets_are_the_harness_workloads():
-    totals = {name: sum(t.words for t in tasks(workload, 0)) for name, workload in PRESETS.items()}
+    totals = {name: sum(t.words for t in requests(workload, 0)) for name, workload in PRESETS.items()}
     assert totals["w1"] == 3 * 128
     assert totals["w3"] == 32 * (1024 + 64)
-    assert PRESETS["w2"].concurrency == len(tasks(PRESETS["w2"], 0)) == 32
+    assert PRESETS["w2"].concurrency == len(requests(PRESETS["w2"], 0)) == 32
 
 
 @pytest.mark.parametrize(("text", "want"), [("128", (128, 128)), ("16-512", (16, 512)), ("1-1", (1, 1))])

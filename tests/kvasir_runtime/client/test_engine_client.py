@@ -10,8 +10,8 @@ import zmq.asyncio
 
 from kvasir_api.state import State
 from kvasir_runtime import wire
-from kvasir_runtime.client.channel import Channel
-from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.event_queue import EventQueue
 
 READY = wire.Ready(
     device="cpu",
@@ -71,8 +71,8 @@ def event(request_id, *tokens, reason=None):
     return wire.Event(request_id=request_id, token_ids=tokens, finish_reason=reason)
 
 
-async def take(channel):
-    return await asyncio.wait_for(channel.take(5), 5)
+async def take(queue):
+    return await asyncio.wait_for(queue.take(5), 5)
 
 
 async def test_the_start_is_told_step_by_step(tmp_path):
@@ -87,7 +87,7 @@ async def test_the_start_is_told_step_by_step(tmp_path):
 
 async def test_events_of_one_step_reach_their_streams_in_one_wake_up(tmp_path):
     async with connected(tmp_path) as (client, engine):
-        one, two = Channel(), Channel()
+        one, two = EventQueue(), EventQueue()
         client.submit([request("a"), request("b")], one)
         client.submit([request("c")], two)
         assert [(await engine.hear()).request.request_id for _ in range(3)] == ["a", "b", "c"]
@@ -102,8 +102,8 @@ async def test_events_of_one_step_reach_their_streams_in_one_wake_up(tmp_path):
 
 async def test_an_abort_is_sent_once_and_later_events_are_dropped(tmp_path):
     async with connected(tmp_path) as (client, engine):
-        channel = Channel()
-        client.submit([request("a"), request("b")], channel)
+        queue = EventQueue()
+        client.submit([request("a"), request("b")], queue)
         client.abort("a")
         client.abort("a")
         client.abort("b", stopped=True)
@@ -112,66 +112,66 @@ async def test_an_abort_is_sent_once_and_later_events_are_dropped(tmp_path):
         assert await engine.hear() == wire.Abort("a", "abort")
         assert await engine.hear() == wire.Abort("b", "stop")
         await engine.say(wire.Step((event("a", 1),), State()))
-        client.submit([request("c")], channel)
+        client.submit([request("c")], queue)
         await engine.hear()
         await engine.say(wire.Step((event("c", 2),), State()))
-        assert await take(channel) == [(0, event("c", 2))]
+        assert await take(queue) == [(0, event("c", 2))]
 
 
 async def test_a_failure_ends_every_stream_with_its_words(tmp_path):
     async with connected(tmp_path) as (client, engine):
-        channel = Channel()
-        client.submit([request("a")], channel)
+        queue = EventQueue()
+        client.submit([request("a")], queue)
         await engine.hear()
         await engine.say(wire.Failed("no memory"))
-        ((_, last),) = await take(channel)
+        ((_, last),) = await take(queue)
         assert (last.finish_reason, last.message) == ("error", "no memory")
-        with pytest.raises(EngineGone, match="no memory"):
-            client.submit([request("b")], channel)
-        with pytest.raises(EngineGone, match="no memory"):
+        with pytest.raises(EngineDeadError, match="no memory"):
+            client.submit([request("b")], queue)
+        with pytest.raises(EngineDeadError, match="no memory"):
             await client.wait_ready()
 
 
 async def test_what_is_not_understood_is_a_failure_not_a_crash(tmp_path):
     async with connected(tmp_path) as (client, engine):
         await engine.say(b"\xc1nonsense")
-        with pytest.raises(EngineGone, match="not understood"):
+        with pytest.raises(EngineDeadError, match="not understood"):
             await asyncio.wait_for(client.wait_ready(), 5)
 
 
 async def test_interrupted_streams_say_why_and_the_engine_forgets_them(tmp_path):
     async with connected(tmp_path) as (client, engine):
-        channel = Channel()
-        client.submit([request("a")], channel)
+        queue = EventQueue()
+        client.submit([request("a")], queue)
         client.interrupt("closing")
         await engine.hear()
         assert await engine.hear() == wire.Abort("a", "abort")
-        assert [event.message for _, event in await take(channel)] == ["closing"]
+        assert [event.message for _, event in await take(queue)] == ["closing"]
 
 
 async def test_a_burst_of_messages_is_read_to_the_end(tmp_path):
     async with connected(tmp_path) as (client, engine):
-        channel = Channel()
-        client.submit([request("a")], channel)
+        queue = EventQueue()
+        client.submit([request("a")], queue)
         await engine.hear()
         for number in range(2000):
             await engine.say(wire.Step((event("a", number),), State(step=number)))
         tokens = []
         while len(tokens) < 2000:
-            tokens += [token for _, item in await take(channel) for token in item.token_ids]
+            tokens += [token for _, item in await take(queue) for token in item.token_ids]
         assert tokens == list(range(2000))
 
 
 async def test_a_channel_gathers_while_nobody_reads():
-    channel = Channel()
-    channel.put(0, event("a", 1))
-    channel.put(1, event("b", 2))
-    assert await channel.take(1) == [(0, event("a", 1)), (1, event("b", 2))]
+    queue = EventQueue()
+    queue.put(0, event("a", 1))
+    queue.put(1, event("b", 2))
+    assert await queue.take(1) == [(0, event("a", 1)), (1, event("b", 2))]
 
 
 async def test_a_channel_gives_nothing_after_a_while_and_none_when_left():
-    channel = Channel()
-    assert await channel.take(0.001) == []
-    channel.put(0, event("a", 1))
-    channel.leave()
-    assert await channel.take(1) is None
+    queue = EventQueue()
+    assert await queue.take(0.001) == []
+    queue.put(0, event("a", 1))
+    queue.leave()
+    assert await queue.take(1) is None

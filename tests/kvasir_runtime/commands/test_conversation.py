@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.commands.conversation import Conversation, Reply
+from kvasir_runtime.commands.conversation import Conversation, LineAction
 
 
 def said(*lines, system=""):
@@ -37,12 +37,12 @@ def test_lines_go_on_after_a_backslash():
 @pytest.mark.parametrize(
     ("line", "want"),
     [
-        ("", Reply("say")),
-        ("/exit", Reply("leave")),
-        ("/quit", Reply("leave")),
-        ("/reset", Reply("say", "forgotten")),
-        ("/retry", Reply("say", "nothing was asked yet")),
-        ("/nothing else", Reply("say", "there is no /nothing; /help lists what there is")),
+        ("", LineAction("say")),
+        ("/exit", LineAction("leave")),
+        ("/quit", LineAction("leave")),
+        ("/reset", LineAction("say", "forgotten")),
+        ("/retry", LineAction("say", "nothing was asked yet")),
+        ("/nothing else", LineAction("say", "there is no /nothing; /help lists what there is")),
     ],
 )
 def test_commands(line, want):

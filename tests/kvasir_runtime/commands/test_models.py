@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fakes import checkpoints, ggufs
-from kvasir_runtime.commands.models import cache_folder, described, found, models
+from kvasir_runtime.commands.models import cache_folder, described, local_models, models
 
 MODEL = Path(__file__).parents[3] / "operator/kvasir_local/demo/model"
 
@@ -25,14 +25,14 @@ def cache(tmp_path) -> Path:
 
 
 def test_cached_models_are_found_once_by_their_hub_name(cache):
-    (only,) = found((), cache)
+    (only,) = local_models((), cache)
     assert (only.name, only.architecture, only.problem) == ("org/tiny-model", "LlamaForCausalLM", "")
     assert only.weights_bytes == (MODEL / "model.safetensors").stat().st_size
     assert only.folder.endswith("snapshots/abc")
 
 
 def test_directories_are_models_or_hold_them(tmp_path):
-    names = [Path(model.name).name for model in found((str(MODEL), str(MODEL.parent)), tmp_path / "none")]
+    names = [Path(model.name).name for model in local_models((str(MODEL), str(MODEL.parent)), tmp_path / "none")]
     assert names == ["model"]
 
 
@@ -89,7 +89,7 @@ def test_gguf_files_are_listed_and_judged(tmp_path):
     good = ggufs.write(source, tmp_path / "files" / "good.gguf", kind="Q8_0")
     ggufs.write(source, tmp_path / "files" / "odd.gguf", tokenizer__ggml__pre="novel-7b")
     (tmp_path / "files" / "cut.gguf").write_bytes(good.read_bytes()[:3000])
-    models = {Path(model.name).name: model for model in found((str(tmp_path / "files"),), tmp_path / "none")}
+    models = {Path(model.name).name: model for model in local_models((str(tmp_path / "files"),), tmp_path / "none")}
     assert models["good.gguf"].problem == ""
     assert models["good.gguf"].weights_bytes == good.stat().st_size
     assert models["good.gguf"].architecture == "LlamaForCausalLM"

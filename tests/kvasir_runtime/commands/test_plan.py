@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from fakes import checkpoints, ggufs
 from kvasir_api import forecast, inspection, names
 from kvasir_api.options import RuntimeOptions
-from kvasir_runtime.commands import host
-from kvasir_runtime.commands.plan import made, plan
+from kvasir_runtime.commands import host_resources
+from kvasir_runtime.commands.plan import fit_report, plan
 from kvasir_runtime.commands.sizes import num_bytes
 
 LLAMA_8B = {
@@ -106,7 +106,7 @@ def test_what_cannot_be_judged_is_one_line(model, tmp_path, arguments, words):
 
 def test_an_unknown_architecture_is_told_apart_from_one_that_does_not_fit():
     config = {**LLAMA_8B, "architectures": ["NoSuchModel"]}
-    judged = made("m", config, memory_bytes=2**37, device="cuda", options=RuntimeOptions())
+    judged = fit_report("m", config, memory_bytes=2**37, device="cuda", options=RuntimeOptions())
     assert not judged.supported
     assert judged.fit.verdict == "Fits"
 
@@ -132,7 +132,7 @@ def test_sizes_are_read_as_people_write_them(text, want):
 def test_the_type_is_what_the_engine_would_take(tmp_path, cpu, wanted, checkpoint, device, want):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(cpu)
-    assert host.dtype(wanted, checkpoint, device, tmp_path) == want
+    assert host_resources.dtype(wanted, checkpoint, device, tmp_path) == want
 
 
 @pytest.mark.parametrize(("limit", "want"), [("1048576", 1048576), ("max", 4096 * 1024), (None, 4096 * 1024)])
@@ -142,13 +142,13 @@ def test_a_containers_limit_counts(tmp_path, limit, want):
     if limit is not None:
         (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(limit + "\n")
-    assert host.memory_bytes(tmp_path) == want
+    assert host_resources.memory_bytes(tmp_path) == want
 
 
 def test_what_is_planned_is_what_the_engine_says_of_itself():
     model = Path(__file__).parents[3] / "operator/kvasir_local/demo/model"
     config = json.loads((model / "config.json").read_text())
-    judged = made("demo", config, memory_bytes=2**32, device="cpu", options=RuntimeOptions(dtype="bfloat16"))
+    judged = fit_report("demo", config, memory_bytes=2**32, device="cpu", options=RuntimeOptions(dtype="bfloat16"))
     weights = (model / "model.safetensors").stat().st_size
     assert 0 <= weights - judged.fit.weights_bytes < 8192, "the file has a header"
     left = int(2**32 * 0.9) - judged.fit.weights_bytes - judged.fit.activation_bytes - forecast.PROCESS_BYTES["cpu"]
@@ -200,12 +200,12 @@ def test_memory_without_a_containers_limit_is_shared(tmp_path, container, shared
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     if container:
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(container + "\n")
-    assert host.memory_is_shared(tmp_path) is shared
+    assert host_resources.memory_is_shared(tmp_path) is shared
 
 
 @pytest.mark.parametrize(("asked", "gib"), [(0, 6), (65_536, 8)])
 def test_shared_memory_is_taken_in_part(asked, gib):
-    judged = made(
+    judged = fit_report(
         "m",
         LLAMA_8B,
         memory_bytes=24 << 30,
@@ -244,6 +244,6 @@ def test_a_memory_limit_that_no_control_group_enforces_counts(tmp_path, monkeypa
     monkeypatch.delenv(names.ENV_MEMORY_LIMIT, raising=False)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
-    assert (host.memory_bytes(tmp_path), host.memory_is_shared(tmp_path)) == (4 * 2**30, True)
+    assert (host_resources.memory_bytes(tmp_path), host_resources.memory_is_shared(tmp_path)) == (4 * 2**30, True)
     monkeypatch.setenv(names.ENV_MEMORY_LIMIT, str(2**30))
-    assert (host.memory_bytes(tmp_path), host.memory_is_shared(tmp_path)) == (2**30, False)
+    assert (host_resources.memory_bytes(tmp_path), host_resources.memory_is_shared(tmp_path)) == (2**30, False)

@@ -15,7 +15,7 @@ import kvasir_runtime
 from fakes import checkpoints, ggufs
 from fakes.api_process import HERE
 from kvasir_runtime import LLM, BeamSearchParams, EngineError, PromptError, SamplingParams
-from kvasir_runtime.offline.output import Output
+from kvasir_runtime.offline.outputs import Output
 from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
 ROOT = Path(__file__).parents[3]
@@ -193,12 +193,12 @@ def test_leaving_a_stream_early_frees_its_place(endless):
     stream.close()
     started = time.monotonic()
     assert endless.generate([[4, 5]], SamplingParams(max_tokens=3))[0].outputs[0].token_ids
-    assert endless._session._client.num_inflight == 0
+    assert endless._llm._client.num_inflight == 0
     assert time.monotonic() - started < 60
 
 
 def test_a_killed_engine_is_an_error_not_a_silence(endless):
-    pid = endless._session._child.pid
+    pid = endless._llm._engine.pid
     threading.Timer(0.05, os.kill, (pid, signal.SIGKILL)).start()
     with pytest.raises(EngineError, match="SIGKILL"):
         endless.generate([[1, 2]] * 3, SamplingParams(max_tokens=50_000, ignore_eos=True))

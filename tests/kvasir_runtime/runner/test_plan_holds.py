@@ -10,7 +10,7 @@ import torch
 from fakes import checkpoints
 from fakes.checkpoints import EXPERTS, FAMILIES, Shape
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime.commands.plan import made
+from kvasir_runtime.commands.plan import fit_report
 from kvasir_runtime.runner.build import build
 
 LARGE = {"hidden_size": 128, "num_layers": 3, "head_dim": 32, "intermediate_size": 256, "vocab_size": 512}
@@ -40,7 +40,7 @@ def test_the_forecast_holds(tmp_path: Path, family: str, tied: bool, variant: st
     shape = Shape(family=family, tied=tied, dtype=torch.float32, max_position_embeddings=512, **LARGE)
     folder = checkpoints.write(tmp_path / family, shape)
     asked = VARIANTS[variant]
-    planned = made(
+    planned = fit_report(
         family,
         json.loads((folder / "config.json").read_text()),
         memory_bytes=2**32,

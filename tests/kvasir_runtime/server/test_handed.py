@@ -52,9 +52,9 @@ class Client:
     def __init__(self):
         self.submitted, self.injected, self.aborted = [], [], []
 
-    def submit(self, requests, channel):
+    def submit(self, requests, queue):
         self.submitted += requests
-        self.channel = channel
+        self.queue = queue
 
     def inject(self, request_id, token_ids):
         self.injected.append((request_id, token_ids))
@@ -104,7 +104,7 @@ class Stream:
         await asyncio.sleep(0)
         request = self.client.submitted[-1].request_id
         event = Event(request_id=request, token_ids=ids(text), finish_reason=reason, injected=injected)
-        self.client.channel.put(0, event)
+        self.client.queue.put(0, event)
         await asyncio.sleep(0.001)
 
     async def result(self, content="noon", call=-1):

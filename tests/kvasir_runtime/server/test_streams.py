@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fakes import tiny_tokenizer
-from kvasir_runtime.client.engine import EngineGone
+from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.server.streams import StreamedAnswer, WholeAnswer
 from kvasir_runtime.wire import Event, Request, Sampling
@@ -19,13 +19,13 @@ class Client:
     def __init__(self, *, gone=False):
         self.aborted = []
         self.failure = None
-        self.channel = None
+        self.queue = None
         self._gone = gone
 
-    def submit(self, requests, channel):
+    def submit(self, requests, queue):
         if self._gone:
-            raise EngineGone("it is gone")
-        self.channel = channel
+            raise EngineDeadError("it is gone")
+        self.queue = queue
 
     def abort(self, request_id, *, stopped=False):
         self.aborted.append((request_id, stopped))
@@ -112,7 +112,7 @@ async def run(form, events, *, wire=None, client=None, n=1, hang_up=False, **kwa
     task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
     await asyncio.sleep(0)
     for index, item in events:
-        client.channel.put(index, item)
+        client.queue.put(index, item)
         await asyncio.sleep(0.001)
     if hang_up:
         wire.hung_up.set()
@@ -170,7 +170,7 @@ async def test_a_slow_reader_gets_what_gathered_in_one_piece():
     wire.hung_up.clear()
     await asyncio.sleep(0)
     for item in [event(0, "x"), event(0, "y"), event(0, "z", reason="length")]:
-        client.channel.put(*item)
+        client.queue.put(*item)
     wire.sent.clear()
     await asyncio.wait_for(task, 5)
     assert len(wire.sent) == 3, "start, all text, the end"
@@ -187,6 +187,6 @@ async def test_who_waits_long_gets_a_sign_of_life():
             break
     assert wire.status == 200
     assert wire.sent[1]["body"] == b": waiting\n\n"
-    client.channel.put(*event(0, "x", reason="length"))
+    client.queue.put(*event(0, "x", reason="length"))
     await asyncio.wait_for(task, 5)
     assert wire.body.endswith(b"data: [DONE]\n\n")

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from kvasir_api import openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.client.channel import Channel
-from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.server.meter import Ended, Meter
 from kvasir_runtime.server.refusals import Failed
 from kvasir_runtime.server.running import Running
@@ -60,7 +60,7 @@ class PooledAnswer(Response):
         self._on_end = on_end
         self._running = running
         self._clock = clock
-        self._channel = Channel()
+        self._queue = EventQueue()
         self._open: dict[str, tuple[Request, float]] = {}
         self._aborted = False
 
@@ -69,13 +69,13 @@ class PooledAnswer(Response):
         scope["state"]["summary"] = self.summary
         ids = {self._answer_id, scope["state"].get("request_id", self._answer_id)}
         self._running.enter(ids, self)
-        watcher = asyncio.create_task(_watch(receive, self._channel))
+        watcher = asyncio.create_task(_watch(receive, self._queue))
         try:
             document = await self._finish(await self._events())
             self.summary.reason = "stop"
             headers = {"content-type": "application/json", "content-length": str(len(document))}
             await send_document(send, 200, document, headers)
-        except EngineGone as gone:
+        except EngineDeadError as gone:
             self._give_up("error")
             await _refuse(scope, send, engine_gone(str(gone)))
         except Failed as failed:
@@ -91,18 +91,18 @@ class PooledAnswer(Response):
     def abort(self) -> None:
         """Somebody asked to end it: its client is told why."""
         self._aborted = True
-        self._channel.put(0, Event(request_id="", finish_reason="abort"))
+        self._queue.put(0, Event(request_id="", finish_reason="abort"))
 
     async def _events(self) -> list[Event]:
-        """The last event of every prompt, in the order of the requests. Raises Failed, Gone and EngineGone."""
+        """The last event of every prompt, in the order of the requests. Raises Failed, Gone and EngineDeadError."""
         waiting, found = deque(self._requests), dict[str, Event]()
         while waiting or self._open:
             batch = [waiting.popleft() for _ in range(min(len(waiting), self._window - len(self._open)))]
             if batch:
                 now = self._clock()
                 self._open |= {request.request_id: (request, now) for request in batch}
-                self._client.submit(batch, self._channel)
-            events = await self._channel.take(WAKE_S)
+                self._client.submit(batch, self._queue)
+            events = await self._queue.take(WAKE_S)
             if events is None:
                 raise Gone
             for _, event in events:
@@ -151,8 +151,8 @@ async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
     await send_document(send, status, document, headers)
 
 
-async def _watch(receive: Receive, channel: Channel) -> None:
-    """Tells the channel when the client hangs up."""
+async def _watch(receive: Receive, queue: EventQueue) -> None:
+    """Tells the queue when the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    channel.leave()
+    queue.leave()

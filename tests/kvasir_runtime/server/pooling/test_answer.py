@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from kvasir_runtime.client.engine import EngineGone
+from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.server.pooling.answer import PooledAnswer
 from kvasir_runtime.server.running import Running
 from kvasir_runtime.wire import Event, Pooling, Request, Sampling
@@ -24,28 +24,28 @@ class Client:
         self._says = says
         self._gone = gone
 
-    def submit(self, requests, channel):
+    def submit(self, requests, queue):
         if self._gone:
-            raise EngineGone("it is gone")
+            raise EngineDeadError("it is gone")
         self.open.extend(requests)
         self.asked.set()
         self.most = max(self.most, len(self.open))
         if self._says is None:
-            asyncio.get_running_loop().call_soon(self._answer, channel)
+            asyncio.get_running_loop().call_soon(self._answer, queue)
         else:
-            channel.put(0, self._says)
+            queue.put(0, self._says)
 
     def abort(self, request_id, *, stopped=False):
         self.aborted.append(request_id)
 
-    def _answer(self, channel):
+    def _answer(self, queue):
         while self.open:
             request = self.open.pop()
             vector = bytes([request.prompt[0]] * 4)
             event = Event(
                 request_id=request.request_id, finish_reason="stop", pooled=vector, cached_tokens=1, queue_s=0.0
             )
-            channel.put(0, event)
+            queue.put(0, event)
 
 
 class Meter:

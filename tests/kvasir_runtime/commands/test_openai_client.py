@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.commands.remote import PartnerError, base_url, pieces, refusal
+from kvasir_runtime.commands.openai_client import ServerError, base_url, pieces, refusal
 from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
 TEXT = b'data: {"choices":[{"delta":{"content":"%s"}}]}\n'
@@ -36,7 +36,7 @@ def test_thoughts_under_both_names_are_one():
     ],
 )
 def test_what_is_no_answer_is_an_error(lines, words):
-    with pytest.raises(PartnerError, match=words):
+    with pytest.raises(ServerError, match=words):
         list(pieces(iter(lines)))
 
 
@@ -49,7 +49,7 @@ def test_v1_may_be_left_out(url, want):
 
 
 def test_only_http_is_opened():
-    with pytest.raises(PartnerError, match="http"):
+    with pytest.raises(ServerError, match="http"):
         base_url("file:///etc/passwd")
 
 

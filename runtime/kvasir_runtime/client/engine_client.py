@@ -13,12 +13,12 @@ import zmq
 
 from kvasir_api.state import State
 from kvasir_runtime import wire
-from kvasir_runtime.client.channel import Channel
+from kvasir_runtime.client.event_queue import EventQueue
 
 RECONNECT_MS = 20
 
 
-class _Told(msgspec.Struct, frozen=True, tag="step"):
+class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
     """wire.Step with a state that is read when somebody asks for it: most are replaced before."""
 
     events: tuple[wire.Event, ...]
@@ -26,7 +26,7 @@ class _Told(msgspec.Struct, frozen=True, tag="step"):
     computed_tokens: int = 0
 
 
-class EngineGone(Exception):
+class EngineDeadError(Exception):
     """The engine cannot take requests any more; says why. refusal: it would be the same again with this model."""
 
     def __init__(self, message: str, *, refusal: bool = False) -> None:
@@ -58,15 +58,15 @@ class EngineClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._routes: dict[str, tuple[Channel, int]] = {}
+        self._routes: dict[str, tuple[EventQueue, int]] = {}
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(_Told | wire.Progress | wire.Ready | wire.Failed).decode
+        self._decode = msgspec.msgpack.Decoder(_StepMessage | wire.Progress | wire.Ready | wire.Failed).decode
         self._decode_state = msgspec.msgpack.Decoder(State).decode
-        self._told: msgspec.Raw | None = None
+        self._packed_state: msgspec.Raw | None = None
         self._state = State()
         self._outcome: asyncio.Future[wire.Ready] = self._loop.create_future()
         self.ready: wire.Ready | None = None
-        self.heard_at = clock()
+        self.last_message_at = clock()
         self.failure: str | None = None
 
     @property
@@ -77,8 +77,8 @@ class EngineClient:
     @property
     def state(self) -> State:
         """The engine's last snapshot of itself."""
-        if self._told is not None:
-            self._state, self._told = self._decode_state(self._told), None
+        if self._packed_state is not None:
+            self._state, self._packed_state = self._decode_state(self._packed_state), None
         return self._state
 
     async def run(self) -> None:
@@ -99,18 +99,18 @@ class EngineClient:
             self._context.destroy(linger=0)
 
     async def wait_ready(self) -> wire.Ready:
-        """The engine's facts once it takes requests. Raises EngineGone with its last words when it never will."""
+        """The engine's facts once it takes requests. Raises EngineDeadError with its last words when it never will."""
         return await asyncio.shield(self._outcome)
 
-    def submit(self, requests: Sequence[wire.Request], channel: Channel) -> None:
-        """Send the sequences of one HTTP request; their events arrive in channel under their index in requests.
+    def submit(self, requests: Sequence[wire.Request], queue: EventQueue) -> None:
+        """Send the sequences of one HTTP request; their events arrive in queue under their index in requests.
 
-        Raises EngineGone.
+        Raises EngineDeadError.
         """
         if self.failure is not None:
-            raise EngineGone(self.failure)
+            raise EngineDeadError(self.failure)
         for index, request in enumerate(requests):
-            self._routes[request.request_id] = (channel, index)
+            self._routes[request.request_id] = (queue, index)
         for request in requests:
             if not request.follows:
                 self._send(wire.Submit(request))
@@ -133,8 +133,8 @@ class EngineClient:
     def interrupt(self, message: str) -> None:
         """End all that is open with an error that says why; the engine forgets it."""
         routes, self._routes = self._routes, {}
-        for request_id, (channel, index) in routes.items():
-            channel.put(index, wire.Event(request_id=request_id, finish_reason="abort", message=message))
+        for request_id, (queue, index) in routes.items():
+            queue.put(index, wire.Event(request_id=request_id, finish_reason="abort", message=message))
             if self.failure is None:
                 self._send(wire.Abort(request_id))
 
@@ -151,11 +151,11 @@ class EngineClient:
         if not self._closed.done():
             self._closed.set_result(None)
         if not self._outcome.done():
-            self._outcome.set_exception(EngineGone(message, refusal=refusal))
+            self._outcome.set_exception(EngineDeadError(message, refusal=refusal))
             self._outcome.exception()  # nobody has to wait for it
         routes, self._routes = self._routes, {}
-        for request_id, (channel, index) in routes.items():
-            channel.put(index, wire.Event(request_id=request_id, finish_reason="error", message=message))
+        for request_id, (queue, index) in routes.items():
+            queue.put(index, wire.Event(request_id=request_id, finish_reason="error", message=message))
 
     def _send(self, message: wire.ToEngine) -> None:
         self._socket.send(self._encode(message), zmq.NOBLOCK)
@@ -174,11 +174,11 @@ class EngineClient:
         """Asking is quicker than the exception that says no."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def _dispatch(self, message: _Told | wire.Progress | wire.Ready | wire.Failed) -> None:
-        self.heard_at = self._clock()
+    def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.Failed) -> None:
+        self.last_message_at = self._clock()
         match message:
-            case _Told(events, told, computed_tokens):
-                self._told = told
+            case _StepMessage(events, state, computed_tokens):
+                self._packed_state = state
                 if computed_tokens:
                     self._on_step(computed_tokens)
                 for event in events:

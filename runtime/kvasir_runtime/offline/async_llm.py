@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
-from kvasir_runtime.client.channel import Channel
-from kvasir_runtime.client.child import ENGINE_COMMAND, EngineChild
-from kvasir_runtime.client.engine import EngineClient, EngineGone
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
+from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.offline.growing import Growing, output
-from kvasir_runtime.offline.output import Embedding, EmbeddingOutput, Output
+from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
+from kvasir_runtime.offline.outputs import Embedding, EmbeddingOutput, Output
 from kvasir_runtime.server import bodies, prepare, tokenizer
 from kvasir_runtime.server.calling import AUTO, NONE, TAIL, formats_of
 from kvasir_runtime.server.choices import choices_of
@@ -55,7 +55,7 @@ class PromptError(ValueError):
         self.param = param
 
 
-class Session:
+class AsyncLLM:
     """open() first, close() at the end whatever happened. on_progress is called while the model loads.
 
     defaults: what the checkpoint says where a prompt says nothing, by the names of SamplingParams.
@@ -69,7 +69,7 @@ class Session:
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._options = options
-        self._child = EngineChild(engine_command)
+        self._engine = EngineProcess(engine_command)
         self._on_progress = on_progress
         self.defaults: dict[str, Any] = {}
         self._client: EngineClient | None = None
@@ -80,18 +80,18 @@ class Session:
     async def open(self) -> Ready:
         """Find the model and start the engine; its facts. Raises EngineError."""
         try:
-            self._child.begin()
+            self._engine.begin()
             folder = await asyncio.to_thread(source.resolve, self._options.model)
             loaded = await asyncio.to_thread(tokenizer.load, folder)
             self.defaults = await asyncio.to_thread(defaults, folder, self._options)
-            client = EngineClient(self._child.address, on_progress=self._on_progress)
+            client = EngineClient(self._engine.address, on_progress=self._on_progress)
             self._client = client
             self._tasks.append(asyncio.create_task(client.run()))
-            await self._child.start(str(folder), self._options.model_dump(mode="json", exclude={"api_key", "model"}))
+            await self._engine.start(str(folder), self._options.model_dump(mode="json", exclude={"api_key", "model"}))
             self._tasks.append(asyncio.create_task(self._watch(client)))
             ready = await client.wait_ready()
             able = abilities(folder, self._options, ready, loaded)
-        except (StartError, EngineGone) as error:
+        except (StartError, EngineDeadError) as error:
             raise EngineError(str(error)) from error
         longest = min(ready.max_model_len, ready.capacity_tokens)
         self._served = Served(
@@ -111,7 +111,7 @@ class Session:
             await self._verdicts.close()
         if self._client is not None:
             self._client.shutdown()
-        await self._child.stop()
+        await self._engine.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -187,7 +187,7 @@ class Session:
     async def _last_events(self, requests: Sequence[Request], num_at_once: int) -> list[Event]:
         """The last event of each, in their order."""
         assert self._client is not None, "the session is not open"
-        waiting, channel = deque(requests), Channel()
+        waiting, queue = deque(requests), EventQueue()
         running: set[str] = set()
         found: dict[str, Event] = {}
         try:
@@ -195,14 +195,14 @@ class Session:
                 batch = [waiting.popleft() for _ in range(min(len(waiting), num_at_once - len(running)))]
                 if batch:
                     running |= {request.request_id for request in batch}
-                    self._client.submit(batch, channel)
-                for _, event in await channel.take(WAKE_S) or ():
+                    self._client.submit(batch, queue)
+                for _, event in await queue.take(WAKE_S) or ():
                     if event.finish_reason in {"error", "abort"}:
                         raise EngineError(event.message or "the engine could not serve the prompt")
                     if event.finish_reason is not None:
                         running.discard(event.request_id)
                         found[event.request_id] = event
-        except EngineGone as gone:
+        except EngineDeadError as gone:
             raise EngineError(str(gone)) from gone
         finally:
             for request_id in running:
@@ -218,13 +218,13 @@ class Session:
         """
         assert self._client is not None, "the session is not open"
         assert self._served is not None, "the session is not open"
-        channel = Channel()
+        queue = EventQueue()
         choices = choices_of(job, self._served.tokenizer)
-        growing = [Growing() for _ in choices]
+        growing = [CompletionBuilder() for _ in choices]
         try:
-            self._client.submit(job.requests, channel)
+            self._client.submit(job.requests, queue)
             while any(choice.open for choice in choices):
-                for index, event in await channel.take(WAKE_S) or ():
+                for index, event in await queue.take(WAKE_S) or ():
                     if event.finish_reason in {"error", "abort"}:
                         raise EngineError(event.message or "the engine could not serve the prompt")
                     text, reason = choices[index].accept(event)
@@ -233,7 +233,7 @@ class Session:
                         on_text(index, text)
                     if on_part is not None:
                         _tell(choices[index].parts(), on_part)
-        except EngineGone as gone:
+        except EngineDeadError as gone:
             raise EngineError(str(gone)) from gone
         finally:
             for choice in choices:
@@ -242,7 +242,7 @@ class Session:
         return output(job, choices, growing, Labels(self._served.tokenizer))
 
     async def _watch(self, client: EngineClient) -> None:
-        how = await self._child.wait()
+        how = await self._engine.wait()
         await asyncio.sleep(LAST_WORDS_S)  # its own last words are better than ours
         client.fail(how)
 

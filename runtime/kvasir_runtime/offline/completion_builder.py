@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from kvasir_runtime.offline.output import Completion, Logprob, Output, TokenLogprobs
+from kvasir_runtime.offline.outputs import Completion, Logprob, Output, TokenLogprobs
 from kvasir_runtime.server.choices import Choice, shown
 from kvasir_runtime.server.logprobs import Labels
 from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Event, FinishReason, Logprobs
 
 
-class Growing:
+class CompletionBuilder:
     """Text, ids and logprobs of a choice so far."""
 
     __slots__ = ("logprobs", "reason", "score", "texts", "token_ids")
@@ -30,7 +30,7 @@ class Growing:
         self.reason = reason or self.reason
 
 
-def output(job: Job, choices: Sequence[Choice], growing: Sequence[Growing], labels: Labels) -> Output:
+def output(job: Job, choices: Sequence[Choice], growing: Sequence[CompletionBuilder], labels: Labels) -> Output:
     """All choices of a job that are shown, best first where more were drawn."""
     return Output(
         prompt_token_ids=job.requests[0].prompt,
@@ -43,7 +43,7 @@ def output(job: Job, choices: Sequence[Choice], growing: Sequence[Growing], labe
     )
 
 
-def _completion(index: int, job: Job, choice: Choice, grown: Growing, labels: Labels) -> Completion:
+def _completion(index: int, job: Job, choice: Choice, grown: CompletionBuilder, labels: Labels) -> Completion:
     """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
     ids = tuple(grown.token_ids[: choice.num_tokens])
     told = job.logprobs >= 0

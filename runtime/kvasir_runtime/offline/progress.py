@@ -19,10 +19,10 @@ from rich.progress import (
 )
 
 from kvasir_runtime import wire
-from kvasir_runtime.offline.output import Output
+from kvasir_runtime.offline.outputs import Output
 
 
-class Bars:
+class ProgressBars:
     """shown: None shows bars on a terminal."""
 
     def __init__(self, shown: bool | None) -> None:

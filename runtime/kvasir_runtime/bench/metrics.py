@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class RequestResult:
     """One request. Times in seconds since it was sent; tokens as the server counts. error: "" if all went well."""
 
     ttft_s: float = 0.0
@@ -25,7 +25,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Distribution:
     """Of one quantity; all 0 where there is none."""
 
     mean: float
@@ -35,7 +35,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class BenchmarkMetrics:
     """The result of a measurement. short: answers that ended before they had the tokens that were asked for."""
 
     requests: int
@@ -48,10 +48,10 @@ class Figures:
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
-    ttft_s: Spread
-    tpot_s: Spread
-    itl_s: Spread
-    e2e_s: Spread
+    ttft_s: Distribution
+    tpot_s: Distribution
+    itl_s: Distribution
+    e2e_s: Distribution
     first_error: str
 
     def document(self) -> dict[str, Any]:
@@ -59,14 +59,14 @@ class Figures:
         return asdict(self)
 
 
-def figures(answers: Sequence[Answered], wall_s: float) -> Figures:
+def benchmark_metrics(answers: Sequence[RequestResult], wall_s: float) -> BenchmarkMetrics:
     """Sums and spreads; failed requests count only as such."""
     good = [answer for answer in answers if not answer.error]
     errors = [answer.error for answer in answers if answer.error]
     prompt, output = sum(a.prompt_tokens for a in good), sum(a.output_tokens for a in good)
     tpot = [(a.duration_s - a.ttft_s) / (a.output_tokens - 1) for a in good if a.output_tokens > 1]
     wall = max(wall_s, 1e-9)
-    return Figures(
+    return BenchmarkMetrics(
         requests=len(answers),
         failed=len(errors),
         short=sum(answer.output_tokens < answer.wanted_tokens for answer in good),
@@ -77,20 +77,20 @@ def figures(answers: Sequence[Answered], wall_s: float) -> Figures:
         requests_per_s=len(good) / wall,
         output_tokens_per_s=output / wall,
         total_tokens_per_s=(prompt + output) / wall,
-        ttft_s=spread([answer.ttft_s for answer in good]),
-        tpot_s=spread(tpot),
-        itl_s=spread([gap for answer in good for gap in answer.gaps_s]),
-        e2e_s=spread([answer.duration_s for answer in good]),
+        ttft_s=distribution([answer.ttft_s for answer in good]),
+        tpot_s=distribution(tpot),
+        itl_s=distribution([gap for answer in good for gap in answer.gaps_s]),
+        e2e_s=distribution([answer.duration_s for answer in good]),
         first_error=errors[0] if errors else "",
     )
 
 
-def spread(values: Sequence[float]) -> Spread:
+def distribution(values: Sequence[float]) -> Distribution:
     """Nearest-rank percentiles: the p99 of 32 values is the largest."""
     if not values:
-        return Spread(mean=0.0, median=0.0, p99=0.0, maximum=0.0)
+        return Distribution(mean=0.0, median=0.0, p99=0.0, maximum=0.0)
     ordered = sorted(values)
-    return Spread(
+    return Distribution(
         mean=math.fsum(ordered) / len(ordered),
         median=percentile(ordered, 0.5),
         p99=percentile(ordered, 0.99),

@@ -1,7 +1,7 @@
 """Sends a workload to a server and notes when each piece of text arrives. Called by `kvasir bench` on its event loop.
 
 Each request has a connection of its own, as separate clients would; answers are streamed. Whatever a server does ends
-in an Answered, within the time limit.
+in a RequestResult, within the time limit.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from kvasir_runtime.bench.figures import Answered
-from kvasir_runtime.bench.workload import Task
+from kvasir_runtime.bench.metrics import RequestResult
+from kvasir_runtime.bench.workload import WorkloadRequest
 
 MAX_LINE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TargetServer:
     """A server. base_url: up to /v1. extra: fields that every body gets. timeout_s: for the whole measurement."""
 
     base_url: str
@@ -33,23 +33,26 @@ class Target:
 
 
 async def run(
-    target: Target, tasks: Sequence[Task], concurrency: int, on_answer: Callable[[Answered], None] = lambda _: None
-) -> tuple[list[Answered], float]:
+    target: TargetServer,
+    tasks: Sequence[WorkloadRequest],
+    concurrency: int,
+    on_answer: Callable[[RequestResult], None] = lambda _: None,
+) -> tuple[list[RequestResult], float]:
     """Answers in the order of tasks, at most concurrency of them at a time; and the seconds it took."""
     gate = asyncio.Semaphore(concurrency)
     deadline = time.perf_counter() + target.timeout_s
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
 
-    async def one(task: Task) -> Answered:
+    async def one(task: WorkloadRequest) -> RequestResult:
         async with gate:
             try:
                 async with asyncio.timeout(deadline - time.perf_counter()):
                     answered = await _ask(session, target, task)
             except TimeoutError:
-                answered = Answered(error=f"not done within {target.timeout_s:g} s")
+                answered = RequestResult(error=f"not done within {target.timeout_s:g} s")
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                answered = Answered(error=str(error) or type(error).__name__)
+                answered = RequestResult(error=str(error) or type(error).__name__)
         on_answer(answered)
         return answered
 
@@ -74,7 +77,7 @@ async def models(target_url: str, api_key: str) -> list[str]:
     return [model.id for model in listed.data]
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target, task: Task) -> Answered:
+async def _ask(session: aiohttp.ClientSession, target: TargetServer, task: WorkloadRequest) -> RequestResult:
     path, body = _body(target, task)
     sent = time.perf_counter()
     times: list[float] = []
@@ -95,7 +98,7 @@ async def _ask(session: aiohttp.ClientSession, target: Target, task: Task) -> An
                 times.append(now - sent)
     if not times:
         raise ValueError("the answer has no text")
-    return Answered(
+    return RequestResult(
         ttft_s=times[0],
         duration_s=times[-1],
         gaps_s=tuple(after - before for before, after in pairwise(times)),
@@ -106,7 +109,7 @@ async def _ask(session: aiohttp.ClientSession, target: Target, task: Task) -> An
     )
 
 
-def _body(target: Target, task: Task) -> tuple[str, dict[str, Any]]:
+def _body(target: TargetServer, task: WorkloadRequest) -> tuple[str, dict[str, Any]]:
     shared = {
         "model": target.model,
         "max_tokens": task.output_tokens,

@@ -12,20 +12,20 @@ from kvasir_runtime.server.parsing.parts import Content, Reasoning
 TIMEOUT_S: Final = 600.0
 
 
-class PartnerError(Exception):
+class ServerError(Exception):
     """Who answers cannot be reached, refused or failed; one line with what it said."""
 
 
 def base_url(url: str) -> str:
-    """The URL up to /v1, given with or without it. Raises PartnerError for what is no HTTP address."""
+    """The URL up to /v1, given with or without it. Raises ServerError for what is no HTTP address."""
     if not url.startswith(("http://", "https://")):
-        raise PartnerError(f"{url} is no address: it begins with http:// or https://")
+        raise ServerError(f"{url} is no address: it begins with http:// or https://")
     bare = url.rstrip("/")
     return bare if bare.endswith("/v1") else f"{bare}/v1"
 
 
-class Remote:
-    """One server. model "" takes the first that it lists. Raises PartnerError, at once when it cannot be reached."""
+class OpenAIClient:
+    """One server. model "" takes the first that it lists. Raises ServerError, at once when it cannot be reached."""
 
     def __init__(self, url: str, model: str, api_key: str) -> None:
         self._base = base_url(url)
@@ -41,14 +41,14 @@ class Remote:
             try:
                 yield from pieces(response)
             except (OSError, HTTPException) as error:
-                raise PartnerError(f"the connection broke: {str(error) or type(error).__name__}") from error
+                raise ServerError(f"the connection broke: {str(error) or type(error).__name__}") from error
 
     def _first_model(self) -> str:
         with self._open("/models") as response:
             try:
                 return str(json.load(response)["data"][0]["id"])
             except (ValueError, LookupError, TypeError) as error:
-                raise PartnerError(f"{self._base}/models lists no model; say --model") from error
+                raise ServerError(f"{self._base}/models lists no model; say --model") from error
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
@@ -57,16 +57,16 @@ class Remote:
             response: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
         except urllib.error.HTTPError as error:
             with error:
-                raise PartnerError(f"{error.code}: {refusal(error.read(65536))}") from error
+                raise ServerError(f"{error.code}: {refusal(error.read(65536))}") from error
         except (OSError, HTTPException, ValueError) as error:
-            raise PartnerError(f"{self._base} cannot be reached: {getattr(error, 'reason', error)}") from error
+            raise ServerError(f"{self._base} cannot be reached: {getattr(error, 'reason', error)}") from error
         return response
 
 
 def pieces(lines: Iterator[bytes]) -> Iterator[Content | Reasoning]:
     """Texts and thoughts in a stream of server-sent events.
 
-    Raises PartnerError for an error in it, or when it ends too early.
+    Raises ServerError for an error in it, or when it ends too early.
     """
     for line in lines:
         field, _, value = line.strip().partition(b":")
@@ -77,12 +77,12 @@ def pieces(lines: Iterator[bytes]) -> Iterator[Content | Reasoning]:
         try:
             document = json.loads(value)
             if "error" in document:
-                raise PartnerError(refusal(value))
+                raise ServerError(refusal(value))
             parts = [part for choice in document["choices"] for part in _parts(choice["delta"])]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise PartnerError("the server sent something that is no answer") from error
+            raise ServerError("the server sent something that is no answer") from error
         yield from parts
-    raise PartnerError("the stream ended without [DONE]")
+    raise ServerError("the stream ended without [DONE]")
 
 
 def _parts(delta: dict[str, Any]) -> list[Content | Reasoning]:

@@ -9,7 +9,7 @@ import asyncio
 from kvasir_runtime.wire import Event
 
 
-class Channel:
+class EventQueue:
     """Events of all sequences of one request, each with the sequence's index. Used on the event loop only."""
 
     __slots__ = ("_events", "_gone", "_waiter")

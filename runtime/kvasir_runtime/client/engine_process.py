@@ -25,7 +25,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "kvasir_runtime.engine_main")
 KILL_AFTER_S = 5.0
 
 
-class EngineChild:
+class EngineProcess:
     """One engine process. command: program and arguments, replaced by tests."""
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
