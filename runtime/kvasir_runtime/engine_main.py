@@ -17,12 +17,12 @@ from pydantic import ValidationError
 
 from kvasir_api import names
 from kvasir_api.options import ServeOptions
+from kvasir_runtime import log_config
 from kvasir_runtime.engine.link import Link
 from kvasir_runtime.engine.loop import EngineError, one_line
 from kvasir_runtime.engine.start import Build, Lobby, Stopped, started
 from kvasir_runtime.engine.xids import Xids
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.loglines import JsonFormatter
 from kvasir_runtime.wire import Failed, Launch
 
 LOG = logging.getLogger("kvasir_runtime.engine")
@@ -43,7 +43,7 @@ def main(build: Build | None = None, xids: Xids | None = None) -> int:
     except (msgspec.MsgspecError, ValidationError) as error:
         sys.stderr.write(f"error: the launch document is not understood: {one_line(error)}\n")
         return 1
-    _configure_logs(options)
+    log_config.configure(options.log_format)
     threading.Thread(target=_die_with_parent, daemon=True, name="parent").start()
     link = Link(launch.address)
     try:
@@ -99,13 +99,6 @@ def has_cuda_driver() -> bool:
     except OSError:
         return False
     return True
-
-
-def _configure_logs(options: ServeOptions) -> None:
-    stream = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
-    stream.setFormatter(JsonFormatter() if options.log_format == "json" else text)
-    logging.basicConfig(level=logging.INFO, handlers=[stream], force=True)
 
 
 def _die_with_parent() -> None:

@@ -65,14 +65,14 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
 def _served(options: ServeOptions, child: "EngineProcess") -> int:
     import uvloop
 
-    from kvasir_runtime.server import logs
+    from kvasir_runtime import log_config
     from kvasir_runtime.server.console import Console
     from kvasir_runtime.server.listen import PortError
     from kvasir_runtime.server.process import ServeProcess
 
     gc.freeze()
     gc.enable()
-    logs.configure(options.log_format)
+    log_config.configure(options.log_format)
     console = Console(options.log_format)
 
     async def live() -> int:

@@ -7,7 +7,7 @@ import logging
 import msgspec
 import pytest
 
-from kvasir_runtime.server import logs
+from kvasir_runtime import log_config
 from kvasir_runtime.server.banner import Start, banner, progress_line, size
 from kvasir_runtime.server.console import LINE_EVERY_S, Console
 from kvasir_runtime.wire import Ready
@@ -80,7 +80,7 @@ def logged():
     root = logging.getLogger()
     before = root.handlers[:], root.level
     stream = io.StringIO()
-    logs.configure("json", stream)
+    log_config.configure("json", stream)
     yield stream
     root.handlers[:], _ = before
     root.setLevel(before[1])

@@ -1,14 +1,27 @@
-"""How a log record becomes a line: a short text for people, or one JSON object with the same fields.
+"""Configures the log lines of both processes of a pod, on standard error, as text or as one JSON object per line.
 
-Used by both processes of a pod, so that their lines look alike.
+Called once by each process. Log records hold facts about requests and phases, never prompts, answers or keys.
 """
 
 import json
 import logging
+import sys
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Literal, TextIO
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+
+
+def configure(form: Literal["text", "json"], stream: TextIO | None = None) -> None:
+    """Send all log records to one stream (standard error). Libraries for HTTP log warnings only."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the middleware logs failures with the request's id
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
@@ -17,7 +30,7 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, then the fields."""
+    """One object per line: time, level, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -37,7 +50,7 @@ class TextFormatter(logging.Formatter):
     """Time, level, message, then the fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or several where there is an exception."""
+        """The line, or several with an exception."""
         clock = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         parts = [clock, record.levelname, record.getMessage(), *(f"{k}={v}" for k, v in fields(record).items())]
         line = " ".join(parts)
