@@ -28,7 +28,10 @@ async def test_a_quota_of_pods_is_told_in_its_words_and_passes_when_it_is_raised
     await quota(rig, pods="1")
     await rig.apply(replicas=2)
     stalled = await rig.until_condition("Stalled", reason="QuotaExceeded")
-    assert "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1" in stalled["message"]
+    assert stalled["message"] == (
+        "1 of 2 replicas ready; another pod is forbidden: "
+        "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1"
+    )
     assert len(await rig.until_pods(1)) == 1
     await rig.until_condition("CapacityLimited", reason="QuotaExceeded")
     await quota(rig, pods="5")

@@ -19,6 +19,7 @@ from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
+from kvasir_operator.status.refusals import without_pod_name
 
 GRACE_S: Final = 0
 """The pod writes nothing, so it may end at once."""
@@ -90,7 +91,7 @@ class Inspector:
         except KubeError as error:
             if not error.permanent or step.found is not None:
                 raise
-            return Look(found=refused(seen, str(error), time), delete=step.delete)
+            return Look(found=refused(seen, without_pod_name(str(error), "that pod"), time), delete=step.delete)
         self._telemetry.wrote(POD.kind)
         return step
 

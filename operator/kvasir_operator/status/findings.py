@@ -10,6 +10,7 @@ from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.pace import Pace
 from kvasir_operator.observed.replica import Phase, Replica
 from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.status.refusals import without_pod_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,8 @@ class Findings:
     @property
     def refused_pods(self) -> str:
         """Why the cluster does not create pods of the current revision, as it says; empty when it does."""
-        return next((w.failure for w in self.seen.workloads if w.failure and w.revision == self.current), "")
+        failure = next((w.failure for w in self.seen.workloads if w.failure and w.revision == self.current), "")
+        return without_pod_name(failure)
 
     @property
     def secret(self) -> str:

@@ -16,6 +16,8 @@ _FORBIDDEN: Final = re.compile(r"is forbidden: ")
 _REJECTED: Final = re.compile(
     r"is invalid: |admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied"
 )
+_NOT_CREATED: Final = re.compile(r'^[Pp]ods? "[^"]*" is (forbidden|invalid): ')
+"""How a refusal of a new pod begins. The name was generated for it, and another one at the next try."""
 
 
 def refusal(words: str, *, status: int = 0) -> str:
@@ -32,3 +34,11 @@ def refusal(words: str, *, status: int = 0) -> str:
     if status == 403 or _FORBIDDEN.search(words):
         return "Forbidden"
     return "Rejected" if status else ""
+
+
+def without_pod_name(words: str, pod: str = "another pod") -> str:
+    """The refusal of a new pod without the name of that pod, which does not exist and differs at every retry.
+
+    pod: what stands in its place.
+    """
+    return _NOT_CREATED.sub(rf"{pod} is \1: ", words)

@@ -90,15 +90,22 @@ async def test_what_passes_is_not_stalled(bench, error):
 
 
 async def test_pods_that_the_quota_refuses_are_told_and_the_others_stay(bench):
-    words = 'pods "tiny-2" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2'
+    words = "exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2"
     await bench.put_service(replicas=3)
     await bench.turn()
     await bench.put_pods(2)
     (workload,) = bench.cluster.objects[DEPLOYMENT.plural].values()
-    failing = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": words}]}
-    await bench.cluster.put(DEPLOYMENT, {**workload, "status": failing})
-    await bench.turn()
-    assert (stalled(bench)["reason"], stalled(bench)["message"]) == ("QuotaExceeded", f"2 of 3 replicas ready; {words}")
+
+    async def refused(pod):
+        failing = {"type": "ReplicaFailure", "status": "True", "message": f'pods "{pod}" is forbidden: {words}'}
+        await bench.cluster.put(DEPLOYMENT, {**workload, "status": {"conditions": [failing]}})
+        await bench.turn()
+
+    await refused("tiny-2")
+    told = f"2 of 3 replicas ready; another pod is forbidden: {words}"
+    assert (stalled(bench)["reason"], stalled(bench)["message"]) == ("QuotaExceeded", told)
+    await refused("tiny-3")
+    assert bench.events("Refused") == [told], "another name at the next try is no news"
     assert bench.status()["readyReplicas"] == 2
     await bench.cluster.put(DEPLOYMENT, {**workload, "status": {}})
     await bench.turn()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_operator.status.refusals import refusal
+from kvasir_operator.status.refusals import refusal, without_pod_name
 
 QUOTA = 'pods "tiny-1" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2'
 RIGHT = 'deployments.apps is forbidden: User "x" cannot create resource "deployments" in API group "apps"'
@@ -43,3 +43,20 @@ LIMITS = 'pods "tiny-1" is forbidden: failed quota: few: must specify limits.cpu
 )
 def test_what_a_refusal_means(words, status, reason):
     assert refusal(words, status=status) == reason
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (QUOTA, "another pod is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2"),
+        (SECURITY, 'another pod is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'),
+        ('Pod "tiny-1" is invalid: spec: Forbidden', "another pod is invalid: spec: Forbidden"),
+        # a name that exists, or none
+        (INVALID, INVALID),
+        (WEBHOOK, WEBHOOK),
+        ("", ""),
+    ],
+)
+def test_a_refusal_names_no_pod_that_does_not_exist(words, said):
+    assert without_pod_name(words) == said
+    assert refusal(said) == refusal(words)
