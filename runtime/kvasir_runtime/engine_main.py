@@ -87,7 +87,7 @@ def _real_build() -> Build:
         # torch imports NVIDIA's Python bindings where they are installed, a fourteenth of its own import, and takes it
         # if they are not; without the driver nothing in them works.
         sys.modules.setdefault("cuda.bindings", None)  # type: ignore[arg-type]
-    from kvasir_runtime.runner.build import build
+    from kvasir_runtime.runner.startup.build import build
 
     return build
 

@@ -17,10 +17,10 @@ from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.runner.build import assemble
-from kvasir_runtime.runner.capture import Capturer
-from kvasir_runtime.runner.queues import Queue
-from kvasir_runtime.runner.runner import Facts, Runner
+from kvasir_runtime.runner.graphs.capture import GraphCapturer
+from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
+from kvasir_runtime.runner.startup.build import assemble
+from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.weights import formats as weight_formats
 from kvasir_runtime.weights.load import load
 from kvasir_runtime.wire import Sampling
@@ -40,9 +40,9 @@ def runner_of(
     quantization: Quantization = "none",
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
-    queue: Queue | None = None,
-    capturers: Callable[[], Capturer] | None = None,
-) -> Runner:
+    device_stream: DeviceStream | None = None,
+    capturers: Callable[[], GraphCapturer] | None = None,
+) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads."""
     config = read_config(folder)
     family = family_of(config)
@@ -53,7 +53,7 @@ def runner_of(
         formats = weight_formats.formats(quantization, spec, shapes, places, {})
         tensors = load(folder, places, shapes, dtype, device, lambda read, total: None, formats)
         model = Decoder(spec, ops, tensors, num_positions=limit)
-    facts = Facts(
+    facts = RunnerFacts(
         device=device.type,
         kernels=ops.name,
         fallback=ops.fallback,
@@ -73,10 +73,10 @@ def runner_of(
         head=spec.head,
         num_labels=spec.num_labels,
     )
-    return assemble(model, ops, facts, device, cache_dtype or dtype, queue=queue, capturers=capturers)
+    return assemble(model, ops, facts, device, cache_dtype or dtype, device_stream=device_stream, capturers=capturers)
 
 
-def scheduler_of(runner: Runner, *, budget: int, prefix_cache: bool = True) -> Scheduler:
+def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True) -> Scheduler:
     """For all that a runner has, with at most budget tokens a step."""
     facts = runner.facts
     return Scheduler(
@@ -113,7 +113,7 @@ class Stream:
 class Hand:
     """Moves streams through a runner with plans of any shape. Blocks are given out scattered or in a row."""
 
-    def __init__(self, runner: Runner, *, scattered: bool = True, seed: int = 0) -> None:
+    def __init__(self, runner: ModelRunner, *, scattered: bool = True, seed: int = 0) -> None:
         self._runner = runner
         self._block_size = runner.facts.block_size
         self._free = list(range(runner.facts.num_blocks))[::-1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fakes.by_hand import scheduler_of
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import Beam, Event, Pooling, Request, Sampling
 
 VOCAB = 320
@@ -53,7 +53,7 @@ Story = dict[str, list[Event]]
 
 
 def served(
-    runner: Runner,
+    runner: ModelRunner,
     requests: list[Request],
     *,
     depth: int,

@@ -1,4 +1,4 @@
-"""A queue on the CPU that is as unforgiving as a card's: what was not waited for is not there yet."""
+"""A device stream on the CPU that is as unforgiving as a card's: what was not waited for is not there yet."""
 
 from dataclasses import dataclass, field
 
@@ -7,21 +7,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.runner.queues import Mark
+from kvasir_runtime.runner.state.device_stream import StreamEvent
 
 Copies = list[tuple[Tensor, Tensor]]
 Sources = list[tuple[NDArray[np.generic], NDArray[np.generic]]]
 
 
 @dataclass(slots=True)
-class _Mark:
+class _Event:
     """Brings what was on its way when it was set, and looks at what was read until then."""
 
     copies: Copies
     sources: Sources
     num_waits: list[int]
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         self.num_waits[0] += 1
         for target, value in self.copies:
             target.copy_(value)
@@ -31,7 +31,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class Overlapping:
-    """Work is done at once, in order, as a stream would do it some time; results arrive with the mark behind them.
+    """Work is done at once and in order, as on a stream; results arrive with the event that is recorded behind them.
 
     num_uploads, num_waits: how often the host sent something, and how often it waited.
     """
@@ -54,7 +54,7 @@ class Overlapping:
         self._copies.append((target, tensor.clone()))
         return target
 
-    def mark(self) -> Mark:
-        mark = _Mark(self._copies, self._sources, self.num_waits)
+    def record_event(self) -> StreamEvent:
+        event = _Event(self._copies, self._sources, self.num_waits)
         self._copies, self._sources = [], []
-        return mark
+        return event

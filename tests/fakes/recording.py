@@ -17,7 +17,7 @@ from kvasir_runtime.kernels import attention as operation
 from kvasir_runtime.kernels import rms_norm, rope
 from kvasir_runtime.kernels.ops import REFERENCE
 from kvasir_runtime.kernels.spans import Spans
-from kvasir_runtime.runner.capture import Body, Recorded
+from kvasir_runtime.runner.graphs.capture import Body, CapturedGraph
 
 _NONZERO = ("aten.nonzero.default", "aten.nonzero_numpy.default", "aten.is_nonzero.default")
 READS = {"aten._local_scalar_dense.default", "aten.equal.default", *_NONZERO}
@@ -62,7 +62,7 @@ class Recordings:
     captured: list[Replaying] = field(default_factory=list)
     num_bytes: int = 0
 
-    def capture(self, body: Body) -> Recorded:
+    def capture(self, body: Body) -> CapturedGraph:
         if self.refuses:
             raise RuntimeError(self.refuses)
         body()

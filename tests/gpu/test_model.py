@@ -19,8 +19,8 @@ from kvasir_api.state import State
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.start import limits_of, ready_of
-from kvasir_runtime.runner.build import build
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import Request, Sampling, Step, Submit, ToEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,7 +79,7 @@ def requests() -> list[Request]:
     return made
 
 
-def built(folder: Path, device: str, **options: Any) -> tuple[Runner, ServeOptions]:
+def built(folder: Path, device: str, **options: Any) -> tuple[ModelRunner, ServeOptions]:
     given = ServeOptions.model_validate({"model": str(folder), "device": device, **OPTIONS, **options})
     return build(given, lambda _: None), given
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.runner.build import build
+from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import AccuracyJob, Deviation
 
 ROWS = 64

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Plan
-from kvasir_runtime.runner.queues import Queue
+from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.wire import Pooling
 
 ROWS_AT_ONCE = 64
@@ -22,7 +22,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vectors:
+class PooledVectors:
     """Complete vectors of a step. packed: all of them one after the other, float32; sizes: of each."""
 
     packed: Tensor
@@ -44,12 +44,12 @@ class _Row:
     total: Tensor | None = None
 
 
-class Pools:
+class Pooler:
     """What the rows that are pooled have so far. head: hidden states to logits of the model's head, whatever it is."""
 
-    def __init__(self, head: Head, queue: Queue) -> None:
+    def __init__(self, head: Head, stream: DeviceStream) -> None:
         self._head = head
-        self._queue = queue
+        self._stream = stream
         self._rows: dict[int, _Row] = {}
 
     def apply(self, plan: Plan) -> None:
@@ -63,7 +63,7 @@ class Pools:
             if join.pooling is not None:
                 self._rows[join.row] = _Row(join.pooling, join.prompt_tokens)
 
-    def pool(self, hidden: Tensor, chunks: Sequence[Chunk]) -> Vectors | None:
+    def pool(self, hidden: Tensor, chunks: Sequence[Chunk]) -> PooledVectors | None:
         """Take in a step; the vectors that it completes, in the order of their chunks.
 
         hidden: (positions, hidden_size), of the positions that the chunks pool, in their order.
@@ -80,7 +80,7 @@ class Pools:
         if not complete:
             return None
         made = self._through_head(complete)
-        return Vectors(packed=torch.cat(made), sizes=tuple(len(vector) for vector in made))
+        return PooledVectors(packed=torch.cat(made), sizes=tuple(len(vector) for vector in made))
 
     def _vector(self, row: _Row, part: Tensor) -> tuple[Pooling, Tensor]:
         """The pooled hidden state; in the model's dtype where a head follows."""
@@ -102,5 +102,5 @@ class Pools:
             for place, row in zip(some, logits, strict=True):
                 pooling = complete[place][0]
                 ids = np.array(pooling.token_ids, dtype=np.int64)
-                made[place] = row if pooling.kind == "labels" else row[self._queue.upload(ids)]
+                made[place] = row if pooling.kind == "labels" else row[self._stream.upload(ids)]
         return made

@@ -25,16 +25,16 @@ from kvasir_runtime.guide.compiler import Compiler
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import Head
-from kvasir_runtime.runner import reports
-from kvasir_runtime.runner.controls import Controls
-from kvasir_runtime.runner.draw import Drawer
-from kvasir_runtime.runner.graphs import Graphs, Replayed
-from kvasir_runtime.runner.masks import Filling, Masks
-from kvasir_runtime.runner.pooling import Pools
-from kvasir_runtime.runner.queues import Mark, Queue
-from kvasir_runtime.runner.quick import Quick, quick
-from kvasir_runtime.runner.reports import Drawn, Reports
-from kvasir_runtime.runner.rows import AnyRows, Inputs
+from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs, ReplayOutput
+from kvasir_runtime.runner.greedy_fast_path import GreedyFastPath, fast_path_of
+from kvasir_runtime.runner.pooling import Pooler
+from kvasir_runtime.runner.sampling import logprobs
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks
+from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
+from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs, StepOutput
+from kvasir_runtime.runner.sampling.sampler import Sampler
+from kvasir_runtime.runner.state.device_stream import DeviceStream, StreamEvent
+from kvasir_runtime.runner.state.row_state import ModelInput, RowState
 from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Sampling
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RunnerFacts:
     """What is known of a runner once it is built; the engine's banner, limits and `Ready` come from here."""
 
     device: str
@@ -73,28 +73,29 @@ class Facts:
 
 
 @dataclass(slots=True, kw_only=True)
-class Launched:
+class LaunchedStep:
     """A plan on its way.
 
-    filling: its masks, if any. begun: its forward pass was when it was launched, where the device is the host; forward:
-    takes part in it and goes on behind it, as long as that is to be done. finish: enqueues its draw, while that is put
-    off. drawn: in host memory, complete once the device passed the mark. final: guides whose samples of this plan come
-    to nothing. results: once they were taken; ending: guides that want nothing of what was planned without them.
+    mask_batch: its masks, if any. begun: its forward pass was when it was launched, where the device is the host;
+    forward: takes part in it and goes on behind it, as long as that is to be done. finish: enqueues its draw, while
+    that is put off. drawn: in host memory, complete once the device passed the event. final: guides whose samples of
+    this plan come to nothing. results: once they were taken; ending: guides that want nothing of what was planned
+    without them.
     """
 
     plan: Plan
-    filling: Filling | None = None
+    mask_batch: GrammarMaskBatch | None = None
     begun: bool = False
     forward: Callable[[], None] | None = None
     finish: Callable[[], None] | None = None
-    drawn: Drawn = field(default_factory=Drawn)
-    mark: Mark | None = None
+    drawn: StepOutput = field(default_factory=StepOutput)
+    event: StreamEvent | None = None
     final: list["Guide"] = field(default_factory=list)
     results: Results | None = None
     ending: list["Guide"] = field(default_factory=list)
 
 
-class Runner:
+class ModelRunner:
     """Owns the device state of one model: weights, cache and rows."""
 
     def __init__(
@@ -103,12 +104,12 @@ class Runner:
         model: Decoder,
         ops: Ops,
         cache: Tensor,
-        rows: AnyRows,
-        controls: Controls,
-        queue: Queue,
-        facts: Facts,
+        rows: RowState,
+        logits_processors: LogitsProcessors,
+        stream: DeviceStream,
+        facts: RunnerFacts,
         grammars: Compiler | None = None,
-        graphs: Graphs | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined.
 
@@ -116,28 +117,28 @@ class Runner:
         """
         self.facts = facts
         self.grammars = grammars
-        self._masks = None if grammars is None else Masks(grammars, ops, queue)
+        self._grammar_masks = None if grammars is None else GrammarMasks(grammars, ops, stream)
         self._model = model
         self._ops = ops
         self._cache = cache
         self._rows = rows
-        self._controls = controls
-        self._reports = Reports()
-        self._pools = Pools(model.logits, queue)
-        self._queue = queue
+        self._logits_processors = logits_processors
+        self._requested_logprobs = RequestedLogprobs()
+        self._pooler = Pooler(model.logits, stream)
+        self._stream = stream
         self._graphs = graphs
-        self._drawer = Drawer(
+        self._sampler = Sampler(
             model=model,
             ops=ops,
             rows=rows,
-            controls=controls,
-            reports=self._reports,
-            masks=self._masks,
-            queue=queue,
+            logits_processors=logits_processors,
+            requested_logprobs=self._requested_logprobs,
+            masks=self._grammar_masks,
+            stream=stream,
         )
-        self._launched: deque[Launched] = deque()
-        self._early = not queue.overlaps and model.begins(cache)
-        self._quick = quick(model, rows, cache, facts.max_batch_tokens)
+        self._launched: deque[LaunchedStep] = deque()
+        self._early = not stream.overlaps and model.begins(cache)
+        self._fast_path = fast_path_of(model, rows, cache, facts.max_batch_tokens)
         self._watch = Watch()
 
     @property
@@ -149,7 +150,7 @@ class Runner:
         """Record the steps that the first requests should not wait for, and say in facts how that went."""
         if self._graphs is None:
             return
-        self._graphs.record_first()
+        self._graphs.capture_first()
         kernels, fallback = self.facts.kernels, self.facts.fallback
         if self._graphs.failure:
             why = f"steps cannot be recorded as graphs: {self._graphs.failure}"
@@ -164,10 +165,10 @@ class Runner:
         self._model.count(watch.wants_parts)
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, plan: Plan) -> LaunchedStep:
         """Start a plan; never waits for the device."""
-        launched = Launched(plan=plan)
-        if self._queue.overlaps:
+        launched = LaunchedStep(plan=plan)
+        if self._stream.overlaps:
             self._finish_all()
             self._begin(launched)
         elif self._early and not self._launched:
@@ -177,12 +178,12 @@ class Runner:
         return launched
 
     @torch.inference_mode()
-    def collect(self, launched: Launched) -> Results:
+    def collect(self, launched: LaunchedStep) -> Results:
         """The tokens that a plan drew, once it has run. Plans are collected in the order of their launches."""
         if not self._launched or self._launched[0] is not launched:
             raise ValueError(f"step {launched.plan.step} is not the oldest launched plan")
         try:
-            if not (self._queue.overlaps or launched.begun):
+            if not (self._stream.overlaps or launched.begun):
                 self._begin(launched)
             if launched.forward is not None:
                 launched.forward()
@@ -227,60 +228,64 @@ class Runner:
                     self._take(older)
                 self._finish(launched)
 
-    def _finish(self, launched: Launched) -> None:
+    def _finish(self, launched: LaunchedStep) -> None:
         if launched.finish is not None:
             finish, launched.finish = launched.finish, None
-            if launched.filling is not None and self._masks is not None:
-                self._masks.begin(launched.filling)
+            if launched.mask_batch is not None and self._grammar_masks is not None:
+                self._grammar_masks.start(launched.mask_batch)
             finish()
 
-    def _take(self, launched: Launched) -> Results:
+    def _take(self, launched: LaunchedStep) -> Results:
         """Wait for a plan and tell its tokens to the grammars."""
         if launched.results is None:
-            if launched.mark is not None:
-                launched.mark.wait()
+            if launched.event is not None:
+                launched.event.synchronize()
             launched.results = launched.drawn.results(launched.plan)
-            if launched.filling is not None and self._masks is not None:
-                taken = self._masks.take(launched.results, launched.filling, self._rows, self._controls)
+            if launched.mask_batch is not None and self._grammar_masks is not None:
+                taken = self._grammar_masks.accept(
+                    launched.results, launched.mask_batch, self._rows, self._logits_processors
+                )
                 launched.results, launched.ending = taken
                 self._take_back(launched)
         return launched.results
 
-    def _take_back(self, launched: Launched) -> None:
+    def _take_back(self, launched: LaunchedStep) -> None:
         """What later plans draw by these guides comes to nothing, in those that began and in those that will."""
         for later in self._launched:
             if launched.ending and later.plan.step > launched.plan.step:
                 later.final += launched.ending
                 for guide in launched.ending:
-                    if later.filling is not None:
-                        later.filling.take_back(guide)
+                    if later.mask_batch is not None:
+                        later.mask_batch.discard(guide)
 
-    def _begin(self, launched: Launched) -> None:
+    def _begin(self, launched: LaunchedStep) -> None:
         """Apply a plan and compute it up to the draw, which follows at once unless a grammar has to be heard."""
         plan = launched.plan
         self._rows.apply(plan)
-        self._controls.apply(plan)
-        self._reports.apply(plan)
-        self._pools.apply(plan)
+        self._logits_processors.apply(plan)
+        self._requested_logprobs.apply(plan)
+        self._pooler.apply(plan)
         if plan.copies:
-            pairs = self._queue.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
+            pairs = self._stream.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
             self._ops.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
         if not plan.chunks:
             return
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
-        if self._masks is not None:
-            self._guide(launched, self._masks, sampled)
+        if self._grammar_masks is not None:
+            self._guide(launched, self._grammar_masks, sampled)
         replayed = self._replayed(launched, sampled)
         if replayed is not None and replayed.ids is not None:
-            self._send_back(launched, Drawn(ids=replayed.ids))
+            self._send_back(launched, StepOutput(ids=replayed.ids))
             return
         if replayed is not None and replayed.hidden is not None:
             inputs, hidden = replayed.inputs, replayed.hidden
         else:
-            greedy = self._early and bool(sampled) and self._drawer.how(sampled, launched.filling) == "greedy"
-            if greedy and self._quick is not None and self._quick.begin(plan.chunks):
+            greedy = (
+                self._early and bool(sampled) and self._sampler.sampling_kind(sampled, launched.mask_batch) == "greedy"
+            )
+            if greedy and self._fast_path is not None and self._fast_path.begin(plan.chunks):
                 self._watch.lap("batch")
-                launched.forward = partial(self._quickly, launched, self._quick)
+                launched.forward = partial(self._fast_forward, launched, self._fast_path)
                 return
             inputs = self._rows.batch(plan.chunks)
             self._watch.lap("batch")
@@ -291,65 +296,69 @@ class Runner:
             hidden = self._model.hidden(inputs.computed(), self._cache)
         self._behind(launched, inputs, hidden, sampled)
 
-    def _quickly(self, launched: Launched, quick: Quick) -> None:
+    def _fast_forward(self, launched: LaunchedStep, fast_path_of: GreedyFastPath) -> None:
         """Take part in the whole step, which was begun."""
         launched.forward = None
-        launched.results = quick.finish(launched.plan)
+        launched.results = fast_path_of.finish(launched.plan)
         self._watch.lap("forward")
         self._watch.parts(self._model.counted())
 
-    def _forwarded(self, launched: Launched, inputs: Inputs, sampled: list[Chunk]) -> None:
+    def _forwarded(self, launched: LaunchedStep, inputs: ModelInput, sampled: list[Chunk]) -> None:
         """Take part in the forward pass that was begun, and go on behind it."""
         launched.forward = None
         self._behind(launched, inputs, self._model.finish(), sampled)
 
-    def _behind(self, launched: Launched, inputs: Inputs, hidden: Tensor, sampled: list[Chunk]) -> None:
+    def _behind(self, launched: LaunchedStep, inputs: ModelInput, hidden: Tensor, sampled: list[Chunk]) -> None:
         """What follows the forward pass, unless it has to wait for a grammar."""
         self._watch.lap("forward")
         self._watch.parts(self._model.counted())
         if not hidden.shape[0]:
             return
         launched.finish = partial(self._draw, launched, inputs, hidden, sampled)
-        if launched.filling is None:
+        if launched.mask_batch is None:
             self._finish(launched)
 
-    def _replayed(self, launched: Launched, sampled: list[Chunk]) -> Replayed | None:
+    def _replayed(self, launched: LaunchedStep, sampled: list[Chunk]) -> ReplayOutput | None:
         """A step by its recording, if there may be one."""
         if self._graphs is None or not sampled:
             return None
-        replayed = self._graphs.replay(launched.plan.chunks, self._drawer.how(sampled, launched.filling))
+        replayed = self._graphs.replay(launched.plan.chunks, self._sampler.sampling_kind(sampled, launched.mask_batch))
         self._watch.lap("replay")
         return replayed
 
-    def _guide(self, launched: Launched, masks: Masks, sampled: list[Chunk]) -> None:
+    def _guide(self, launched: LaunchedStep, masks: GrammarMasks, sampled: list[Chunk]) -> None:
         """Find out whose grammars are asked. Where they heard everything their masks are begun beside the forward."""
         masks.apply(launched.plan)
-        launched.filling = masks.filling(sampled)
-        if launched.filling is None:
+        launched.mask_batch = masks.batch_of(sampled)
+        if launched.mask_batch is None:
             return
         for older in self._launched:
             if older.results is not None:  # taken for the draw between, but whoever planned this has not seen them
                 launched.final += older.ending
         for guide in launched.final:
-            launched.filling.take_back(guide)
-        untold = [older.filling for older in self._launched if older is not launched and older.results is None]
-        if not any(filling.shares(launched.filling) for filling in untold if filling is not None):
-            masks.begin(launched.filling)
+            launched.mask_batch.discard(guide)
+        untold = [older.mask_batch for older in self._launched if older is not launched and older.results is None]
+        if not any(mask_batch.shares(launched.mask_batch) for mask_batch in untold if mask_batch is not None):
+            masks.start(launched.mask_batch)
 
-    def _draw(self, launched: Launched, inputs: Inputs, hidden: Tensor, sampled: list[Chunk]) -> None:
+    def _draw(self, launched: LaunchedStep, inputs: ModelInput, hidden: Tensor, sampled: list[Chunk]) -> None:
         """All that follows a forward pass, up to copies on their way to the host."""
         chunks = launched.plan.chunks
-        drawn = self._drawer.draw(hidden[: len(sampled)], sampled, inputs, launched.filling) if sampled else Drawn()
+        drawn = (
+            self._sampler.sample(hidden[: len(sampled)], sampled, inputs, launched.mask_batch)
+            if sampled
+            else StepOutput()
+        )
         self._watch.lap("head+draw")
-        owners = self._reports.scoring(chunks)
+        owners = self._requested_logprobs.of_prompts(chunks)
         pooled_from = len(sampled) + sum(count for _, count, _ in owners)
         if owners:
-            ids, between = self._rows.scored_ids(chunks), hidden[len(sampled) : pooled_from]
-            drawn = replace(drawn, of_prompt=reports.of_prompt(between, ids, self._model.logits, owners))
+            ids, between = self._rows.prompt_logprob_ids(chunks), hidden[len(sampled) : pooled_from]
+            drawn = replace(drawn, of_prompt=logprobs.of_prompt(between, ids, self._model.logits, owners))
         if pooled_from < hidden.shape[0]:
-            drawn = replace(drawn, pooled=self._pools.pool(hidden[pooled_from:], chunks))
+            drawn = replace(drawn, pooled=self._pooler.pool(hidden[pooled_from:], chunks))
         self._send_back(launched, drawn)
 
-    def _send_back(self, launched: Launched, drawn: Drawn) -> None:
-        launched.drawn = drawn.over(self._queue.download)
-        launched.mark = self._queue.mark()
+    def _send_back(self, launched: LaunchedStep, drawn: StepOutput) -> None:
+        launched.drawn = drawn.moved_by(self._stream.download)
+        launched.event = self._stream.record_event()

@@ -20,7 +20,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime.engine.link import Link
 from kvasir_runtime.engine.ports import Runner
 from kvasir_runtime.engine.start import Lobby, started
-from kvasir_runtime.runner.build import build
+from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import Abort, FromEngine, Hello, Request, Sampling, Shutdown, Step, Submit, ToEngine
 
 CLIENT: Final = b"bench"

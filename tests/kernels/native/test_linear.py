@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.native import linear, structs
 from kvasir_runtime.kernels.native.library import Library
-from kvasir_runtime.runner import host
+from kvasir_runtime.runner.startup import host_resources
 
 SHAPES = [(1, 1), (16, 2), (17, 3), (64, 64), (100, 33), (7, 5), (96, 48), (130, 4100), (3584, 768)]
 GATED = [(2, 4), (34, 10), (128, 64), (1000, 96)]
@@ -124,8 +124,8 @@ def test_room_begins_at_a_border_and_can_be_written_to_its_end(num_bytes: int, b
 
 
 def test_large_room_is_given_back_with_the_last_view_of_it() -> None:
-    before = host.resident_bytes()
+    before = host_resources.resident_bytes()
     for _ in range(8):
         part = linear.storage(32 << 20).fill_(1)[5:9]
         assert part.tolist() == [1] * 4
-    assert host.resident_bytes() - before < 100 << 20
+    assert host_resources.resident_bytes() - before < 100 << 20

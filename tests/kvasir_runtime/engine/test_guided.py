@@ -21,7 +21,7 @@ from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.start import limits_of, ready_of
 from kvasir_runtime.engine.trace import TraceFile, records
 from kvasir_runtime.guide import trial, vocabulary
-from kvasir_runtime.runner.build import build
+from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import Grammar, Hello, Submit
 
 ALL = grammars.all_of_them()
@@ -63,12 +63,12 @@ class Seen:
         self.tokens, self.logprobs, self.reason, self.stop, self.message, self.num_events = [], [], "", None, "", 0
 
 
-def served(folder, requests, *, depth=1, trace=None, queue=None, **options):
+def served(folder, requests, *, depth=1, trace=None, device_stream=None, **options):
     """Answers by request, and the last state."""
     torch.set_num_threads(1)
     defaults = {"kv_cache_tokens": 16_384, "max_batch_tokens": 64, "max_sequences": 12, "max_model_len": 512}
     options = ServeOptions(model=str(folder), **{**defaults, **options})
-    runner = build(options, lambda _: None, queue)
+    runner = build(options, lambda _: None, device_stream)
     limits = limits_of(options, runner.facts)
     clients = FakeClients([[Hello()], *[[Submit(made)] for made in requests]], patience_s=0.02)
     ready, state = ready_of(runner.facts, limits), State()
@@ -98,14 +98,16 @@ def guided(name, grammar, words, prompt=(9, 8, 7), **sampling):
     return request(name, prompt, **{"max_tokens": 150, "grammar": found.grammar, **sampling})
 
 
-@pytest.mark.parametrize(("depth", "queue"), [(1, None), (2, None), (2, Overlapping())], ids=["1", "2", "2-device"])
+@pytest.mark.parametrize(
+    ("depth", "device_stream"), [(1, None), (2, None), (2, Overlapping())], ids=["1", "2", "2-device"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_answer_is_one_of_its_grammar(folder, words, text_of, depth, queue, temperature):
+def test_every_answer_is_one_of_its_grammar(folder, words, text_of, depth, device_stream, temperature):
     requests = [
         guided(name, grammar, words, prompt=[3 + number, 9], temperature=temperature, seed=number)
         for number, (name, (grammar, _)) in enumerate(ALL.items())
     ]
-    seen, state = served(folder, requests, depth=depth, queue=queue)
+    seen, state = served(folder, requests, depth=depth, device_stream=device_stream)
     ended = 0
     for name, (_, right) in ALL.items():
         one = seen[name]
@@ -149,8 +151,10 @@ def test_pressure_and_depth_change_no_answer(folder, words, text_of):
         made = guided(f"g{number}", of_schema(schema), words, prompt=prompt, temperature=1.0, seed=number)
         requests += [made, request(f"p{number}", prompt, max_tokens=60)]
     roomy, _ = served(folder, requests)
-    for depth, queue in ((1, None), (2, None), (1, Overlapping()), (2, Overlapping()), (3, Overlapping())):
-        tight, state = served(folder, requests, depth=depth, queue=queue, kv_cache_tokens=640, block_size=8)
+    for depth, device_stream in ((1, None), (2, None), (1, Overlapping()), (2, Overlapping()), (3, Overlapping())):
+        tight, state = served(
+            folder, requests, depth=depth, device_stream=device_stream, kv_cache_tokens=640, block_size=8
+        )
         assert state.totals.preemptions > 0
         assert {name: one.tokens for name, one in tight.items()} == {name: one.tokens for name, one in roomy.items()}
         assert state.kv.pinned_tokens == 0
@@ -161,9 +165,9 @@ def test_pressure_and_depth_change_no_answer(folder, words, text_of):
 
 def test_what_is_launched_after_forced_tokens_were_taken_early_comes_to_nothing(folder, words):
     """With three plans in flight a draw may wait for tokens that whoever made the third plan has not seen."""
-    queue = Overlapping()
+    device_stream = Overlapping()
     options = ServeOptions(model=str(folder), kv_cache_tokens=512, max_sequences=4, max_model_len=128)
-    runner = build(options, lambda _: None, queue)
+    runner = build(options, lambda _: None, device_stream)
     forced, free = (Grammar(kind="regex", text=text) for text in ("[ab] the number of replicas [0-9]{20}", "[a-z]{20}"))
     prompt = (5, 6, 7)
     joins = tuple(
@@ -198,8 +202,8 @@ def test_a_guided_answer_moves_in_every_step_though_its_masks_wait(folder, words
     letters = [guided(f"g{number}", Grammar(kind="regex", text="[a-z]{30}"), words) for number in range(3)]
     plain = [request("plain", [5, 6], max_tokens=30)]
     alone, _ = served(folder, letters)
-    queue = Overlapping()
-    seen, state = served(folder, letters + plain, depth=2, queue=queue)
+    device_stream = Overlapping()
+    seen, state = served(folder, letters + plain, depth=2, device_stream=device_stream)
     assert {name: seen[name].tokens for name in alone} == {name: one.tokens for name, one in alone.items()}
     # Thirty tokens each: were every second step without them, there would be sixty.
     assert state.step < 45

@@ -16,7 +16,7 @@ from kvasir_api.state import State
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.start import limits_of, ready_of
-from kvasir_runtime.runner.build import build
+from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import Hello, Submit
 
 VOCAB = 320
@@ -39,11 +39,11 @@ def traffic(seed):
     return made
 
 
-def answers(folder, requests, *, depth, queue=None, **options):
+def answers(folder, requests, *, depth, device_stream=None, **options):
     """Tokens by request, and the last state."""
     torch.set_num_threads(1)
     options = ServeOptions(model=str(folder), max_batch_tokens=48, max_sequences=12, max_model_len=320, **options)
-    runner = build(options, lambda _: None, queue)
+    runner = build(options, lambda _: None, device_stream)
     limits = limits_of(options, runner.facts)
     arrivals = [[Submit(made)] for made in requests]
     clients = FakeClients([[Hello(), *arrivals[0], *arrivals[1]], *arrivals[2:]])
@@ -69,8 +69,10 @@ def test_answers_equal_the_oracles_under_pressure(tmp_path, name):
     assert state.totals.prefix_hit_tokens > 500
     for made in requests:
         assert oracle_of(folder).wrong_tokens(made.prompt, tuple(roomy[made.request_id])) == []
-    for depth, queue in ((1, None), (2, None), (2, Overlapping())):
-        tight, state = answers(folder, requests, depth=depth, queue=queue, kv_cache_tokens=480, block_size=8)
+    for depth, device_stream in ((1, None), (2, None), (2, Overlapping())):
+        tight, state = answers(
+            folder, requests, depth=depth, device_stream=device_stream, kv_cache_tokens=480, block_size=8
+        )
         assert state.totals.preemptions > 0
         assert state.kv.pinned_tokens == 0
         assert tight == roomy

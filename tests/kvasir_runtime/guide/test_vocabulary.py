@@ -84,7 +84,7 @@ def test_special_tokens_are_not_spelled(words):
 
 
 @pytest.mark.parametrize(
-    "module", ["kvasir_runtime.server.process", "kvasir_runtime.offline.llm", "kvasir_runtime.runner.build"]
+    "module", ["kvasir_runtime.server.process", "kvasir_runtime.offline.llm", "kvasir_runtime.runner.startup.build"]
 )
 def test_who_needs_no_grammar_loads_nothing_for_it(module):
     program = f"import sys, {module}; print('llguidance' in sys.modules)"

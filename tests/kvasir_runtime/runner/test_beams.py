@@ -12,7 +12,7 @@ from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import Beam, Event, Request, Sampling
 
 SHAPES = {
@@ -47,7 +47,9 @@ def searching(
     return Request(request_id=f"{name}/0", prompt=tuple(ids), sampling=sampling, beam=beam)
 
 
-def run(runner: Runner, requests: list[Request], *, budget: int = 256, depth: int = 1) -> tuple[dict[str, Event], int]:
+def run(
+    runner: ModelRunner, requests: list[Request], *, budget: int = 256, depth: int = 1
+) -> tuple[dict[str, Event], int]:
     """The last events by id, and how many joins there were."""
     scheduler = scheduler_of(runner, budget=budget)
     ended: dict[str, Event] = {}

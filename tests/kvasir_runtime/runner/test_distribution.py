@@ -18,7 +18,7 @@ from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import Request, Sampling
 
 NUM_DRAWS = 3000
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(folder: Path) -> Runner:
+def runner(folder: Path) -> ModelRunner:
     return runner_of(folder, num_blocks=256, max_sequences=64)
 
 
@@ -54,7 +54,7 @@ def logits(folder: Path) -> torch.Tensor:
     return oracle_of(folder).logits(PROMPT)[-1].double()
 
 
-def draws(runner: Runner, settings: dict[str, Any]) -> Counter[int]:
+def draws(runner: ModelRunner, settings: dict[str, Any]) -> Counter[int]:
     """How often each token was drawn, by as many requests as there are draws, each with a seed of its own."""
     scheduler, found, flying = scheduler_of(runner, budget=256), Counter[int](), deque[Any]()
     for seed in range(NUM_DRAWS):
@@ -119,7 +119,7 @@ def chi_square(found: Counter[int], probabilities: list[float]) -> tuple[float, 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_draws_follow_the_distribution_that_was_asked_for(runner: Runner, logits: torch.Tensor, name: str) -> None:
+def test_draws_follow_the_distribution_that_was_asked_for(runner: ModelRunner, logits: torch.Tensor, name: str) -> None:
     found, probabilities = draws(runner, SETTINGS[name]), wanted(logits, **SETTINGS[name])
     assert found.total() == NUM_DRAWS
     impossible = {token for token in found if probabilities[token] == 0}
@@ -132,13 +132,13 @@ def test_draws_follow_the_distribution_that_was_asked_for(runner: Runner, logits
     ("name", "other"), [("plain", {"temperature": 0.8}), ("top-p", {"top_p": 0.65}), ("hot", {"temperature": 1.4})]
 )
 def test_the_judge_tells_a_slightly_wrong_distribution(
-    runner: Runner, logits: torch.Tensor, name: str, other: dict[str, Any]
+    runner: ModelRunner, logits: torch.Tensor, name: str, other: dict[str, Any]
 ) -> None:
     statistic, bound = chi_square(draws(runner, SETTINGS[name]), wanted(logits, **other))
     assert statistic > bound
 
 
-def test_choices_of_one_request_are_independent_draws(runner: Runner, logits: torch.Tensor) -> None:
+def test_choices_of_one_request_are_independent_draws(runner: ModelRunner, logits: torch.Tensor) -> None:
     """Seeds next to each other give no correlation: pairs of neighbours follow the product of the distribution."""
     settings, pairs = {"top_k": 4}, Counter[tuple[int, int]]()
     probabilities = wanted(logits, **settings)

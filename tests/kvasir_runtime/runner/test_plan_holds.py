@@ -11,7 +11,7 @@ from fakes import checkpoints
 from fakes.checkpoints import EXPERTS, FAMILIES, Shape
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.commands.plan import fit_report
-from kvasir_runtime.runner.build import build
+from kvasir_runtime.runner.startup.build import build
 
 LARGE = {"hidden_size": 128, "num_layers": 3, "head_dim": 32, "intermediate_size": 256, "vocab_size": 512}
 VARIANTS: dict[str, dict[str, Any]] = {

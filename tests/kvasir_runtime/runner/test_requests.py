@@ -11,7 +11,7 @@ from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import TIE, oracle_of
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import Event, Logprobs, Request, Sampling
 
 VOCAB = 320
@@ -32,7 +32,9 @@ def request(name: str, tokens: tuple[int, ...], **sampling: object) -> Request:
     return Request(request_id=name, prompt=tokens, sampling=Sampling(**values))  # type: ignore[arg-type]
 
 
-def serve(runner: Runner, *requests: Request, budget: int = 64, depth: int = 1) -> tuple[dict[str, list[Event]], int]:
+def serve(
+    runner: ModelRunner, *requests: Request, budget: int = 64, depth: int = 1
+) -> tuple[dict[str, list[Event]], int]:
     """The events of each request, and how many preemptions there were."""
     scheduler = scheduler_of(runner, budget=budget)
     events: dict[str, list[Event]] = {item.request_id: [] for item in requests}

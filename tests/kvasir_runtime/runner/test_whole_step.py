@@ -19,7 +19,7 @@ from kvasir_runtime.kernels.native.library import library
 from kvasir_runtime.kernels.ops import native_ops
 from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers.decoder import Batch
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(
     (found := library()) is None or not found.has("step"), reason="this processor or installation has no whole step"
@@ -60,7 +60,7 @@ def folder_of(root: Path, name: str) -> Path:
     return folder if folder.exists() else checkpoints.write(folder, (FAMILIES | OTHERS)[name])
 
 
-def made(root: Path, name: str, cache_dtype: torch.dtype = torch.bfloat16) -> Runner:
+def made(root: Path, name: str, cache_dtype: torch.dtype = torch.bfloat16) -> ModelRunner:
     return runner_of(folder_of(root, name), ops=native_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
 
 

@@ -10,7 +10,7 @@ from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.runner.runner import Runner
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import Request, Sampling
 
 SHAPES = {
@@ -32,7 +32,7 @@ def folder_of(root: Path, name: str) -> Path:
 
 
 def answers(
-    runner: Runner, requests: list[Request], *, budget: int, depth: int = 1, handed: tuple[int, ...] = ()
+    runner: ModelRunner, requests: list[Request], *, budget: int, depth: int = 1, handed: tuple[int, ...] = ()
 ) -> tuple[dict[str, list[int]], int]:
     """All answers by request id, and how many sequences were preempted on the way. handed: ids that the first request
     is handed after some steps; they are put into its answer where they came."""

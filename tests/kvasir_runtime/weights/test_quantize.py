@@ -17,7 +17,7 @@ from kvasir_runtime.kernels.quantized import FP8, Format, Quantized
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.runner.build import build
+from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import formats, gguftensors
 from kvasir_runtime.weights.load import load
 from kvasir_runtime.weights.quantize import quantize

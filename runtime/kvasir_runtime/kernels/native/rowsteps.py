@@ -1,7 +1,7 @@
 """Steps of rows on the host in which everybody draws the likeliest token: one call begins them, one ends them.
 
-Called by `runner.quick`. The C++ makes a step's inputs of the rows themselves and puts what it drew behind them; the
-dozens of small operations that do this elsewhere take as long as a tenth of a lone stream's step.
+Called by `runner.greedy_fast_path`. The C++ makes a step's inputs of the rows themselves and puts what it drew behind
+them; the dozens of small operations that do this elsewhere take as long as a tenth of a lone stream's step.
 """
 
 import ctypes

@@ -1,0 +1,42 @@
+"""The quick way of a step: rows on the host that all want their likeliest token, and nothing else.
+
+Owned by the runner, which takes it where it may. What it draws is what the long way draws.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
+from kvasir_runtime.kernels.native.rowsteps import RowSteps
+from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.runner.state.row_state import HostRowState, RowState
+
+
+class GreedyFastPath:
+    """Steps of one model and its rows."""
+
+    def __init__(self, steps: RowSteps, cache: Tensor) -> None:
+        self._steps, self._cache = steps, cache
+
+    def begin(self, chunks: Sequence[Chunk]) -> bool:
+        """Begin with chunks that all sample. False where that takes the long way."""
+        for chunk in chunks:
+            if not chunk.samples or chunk.scores[0] < chunk.scores[1] or chunk.pools[0] < chunk.pools[1]:
+                return False
+        return self._steps.begin([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], self._cache)
+
+    def finish(self, plan: Plan) -> Results:
+        """Take part in it, and what it gave."""
+        drawn = self._steps.finish()
+        sampled = tuple(Sampled(chunk.row, (token,)) for chunk, token in zip(plan.chunks, drawn, strict=True))
+        return Results(step=plan.step, sampled=sampled)
+
+
+def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> GreedyFastPath | None:
+    """None where there is no quick way: on other devices, or with layers or a head that are not the C++ kernels'."""
+    usable = isinstance(rows, HostRowState) and model.begins(cache) and not model.spec.logit_cap
+    if not usable or model.spec.head != "vocabulary" or model.step is None or not model.step.head_rows:
+        return None
+    assert isinstance(rows, HostRowState)
+    return GreedyFastPath(RowSteps(model.step, *rows.arrays, max_tokens), cache)

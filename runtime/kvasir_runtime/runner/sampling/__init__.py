@@ -1,0 +1,1 @@
+"""From hidden states to token ids: logits processors, grammar masks, sampling and logprobs."""

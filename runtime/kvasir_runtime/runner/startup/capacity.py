@@ -1,0 +1,113 @@
+"""How many blocks of KV cache to make and how long a sequence may be: arithmetic on bytes. Called by `build`."""
+
+from dataclasses import dataclass
+
+from kvasir_api import forecast
+from kvasir_runtime.errors import CapacityError, ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMemory:
+    """Bytes, measured after the weights were loaded and one step of full size was run.
+
+    limit: of the device or the container. used: held now, by this process on a CPU and by everybody on a GPU.
+    available: not held by anybody. peak: what a step takes for a moment. graph: what recorded steps will hold for good.
+    shared: the limit is the machine's own, so that it is not ours alone.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    available_bytes: int
+    peak_bytes: int
+    graph_bytes: int = 0
+    shared: bool = False
+
+    @property
+    def step_bytes(self) -> int:
+        """What steps need beside the cache."""
+        return self.peak_bytes + self.graph_bytes
+
+
+def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, asked_blocks: int = 0) -> int:
+    """Blocks that fit into the fraction of the limit beside what is held and what a step takes.
+
+    Of shared memory it is a modest part only, though never less than asked_blocks, those of the longest sequence that
+    somebody asked for. Raises CapacityError when not even one fits.
+    """
+    budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.step_bytes
+    room = min(budget, int(memory.available_bytes * fraction) - memory.step_bytes)
+    if room < block_bytes:
+        raise CapacityError(
+            f"no memory is left for the KV cache: {fraction:.0%} of {_mib(memory.limit_bytes)} is the limit,"
+            f" {_mib(memory.used_bytes)} are taken, a step needs {_mib(memory.step_bytes)},"
+            f" {_mib(memory.available_bytes)} are free; raise --memory-fraction or the container's memory,"
+            " or set --kv-cache-tokens"
+        )
+    if memory.shared:
+        room = min(
+            room, max(forecast.shared_cache_bytes(memory.available_bytes), asked_blocks * block_bytes, block_bytes)
+        )
+    return room // block_bytes
+
+
+def check_forecast(
+    model: forecast.Shape,
+    *,
+    limit_bytes: int,
+    fraction: float,
+    dtype: str,
+    asked: int,
+    block_size: int,
+    kv_cache_dtype: str = "auto",
+    quantization: str = "auto",
+) -> None:
+    """Refuse before loading what `cache_blocks` and `fitting_limit` would refuse after it for certain.
+
+    asked: the option max_model_len in tokens, 0 if it was not given: then one block is enough. A step's activations are
+    left out: only a measurement knows them. Raises CapacityError with the numbers.
+    """
+    least = max(asked - 1, block_size)
+    judged = forecast.fit(
+        model,
+        memory_bytes=limit_bytes,
+        memory_fraction=fraction,
+        dtype=dtype,
+        max_model_len=least,
+        max_batch_tokens=0,
+        kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,
+    )
+    if judged.verdict == "TooSmall":
+        raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")
+
+
+def sequence_limit(wanted: int, positions: int) -> int:
+    """max_model_len: what was asked for, or with 0 what the model was made for.
+
+    Raises ModelError when more is asked for than the model has positions.
+    """
+    if wanted > positions:
+        raise ModelError(
+            f"max_model_len {wanted} is more than the model's {positions} positions (max_position_embeddings)"
+        )
+    return wanted or positions
+
+
+def fitting_limit(limit: int, asked: int, capacity_tokens: int) -> int:
+    """max_model_len that the cache can hold: one sequence must fit into it alone.
+
+    asked: the option, 0 if it was not given. Only a limit that nobody asked for is lowered; else CapacityError.
+    The last token of an answer is never computed, so it needs no place.
+    """
+    if limit <= capacity_tokens + 1:
+        return limit
+    if asked:
+        raise CapacityError(
+            f"the KV cache holds {capacity_tokens} tokens, less than max_model_len {limit};"
+            " lower --max-model-len or raise --kv-cache-tokens"
+        )
+    return capacity_tokens + 1
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,144 @@
+"""What a start measured, kept in a directory so that the next one with the same model, options and machine need not.
+
+Called by `build`. A plan is a small JSON document in a file named after the hash of its key, written whole or not at
+all and readable by its owner only. The key is in the document too and must be equal to the last character; whatever
+else lies there is left alone, and said in one line. Only how much memory steps take is taken from a plan: how much
+there is, is asked anew at each start.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+LOG = logging.getLogger(__name__)
+VARIABLE: Final = "KVASIR_STARTUP_CACHE"
+OFF: Final = "off"
+SUFFIX: Final = ".startplan.json"
+VERSION: Final = 1
+MAX_PLANS: Final = 64
+"""In one directory; the oldest go first. A machine rarely serves more models and settings than that in turn."""
+MAX_FILE_BYTES: Final = 65_536
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+
+CacheKey = Mapping[str, str]
+"""Everything that the measurements depend on, by name."""
+
+
+class StepMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """peak_bytes: what the largest step takes for a moment. graph_bytes: what recorded steps hold for good.
+
+    num_blocks: of the KV cache that was made then; for people, since it is counted anew.
+    """
+
+    peak_bytes: _Bytes
+    graph_bytes: _Bytes = 0
+    num_blocks: _Bytes = 0
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int
+    key: dict[str, str]
+    measured: StepMemory
+
+
+def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where plans are kept: the option, else the variable, else below the user's cache; None where that is off."""
+    chosen = option or environment.get(VARIABLE, "")
+    if chosen == OFF:
+        return None
+    if chosen:
+        return Path(os.path.expanduser(chosen))  # noqa: PTH111 -- Path's own raises where the user is unknown
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(cache) / "kvasir" / "start" if cache.startswith("/") else None
+
+
+class StartupCache:
+    """Those in one directory, which need not exist. Nothing here ever keeps an engine from starting."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def find(self, key: CacheKey) -> StepMemory | None:
+        """What an earlier start measured under the very same key."""
+        if self._folder is None:
+            return None
+        path = self._folder / _name(key)
+        try:
+            document = msgspec.json.decode(_read(path), type=_Document)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            LOG.warning("start-up plan %s is ignored: %s", path, _said(error))
+            return None
+        if document.version != VERSION or document.key != dict(key):
+            LOG.warning("start-up plan %s is ignored: it was made for something else", path)
+            return None
+        return document.measured
+
+    def keep(self, key: CacheKey, measured: StepMemory) -> None:
+        """For the next start; a directory that cannot be written is said in one line."""
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _own(self._folder.lstat(), "directory")
+            _write(self._folder, self._folder / _name(key), key, measured)
+            self._forget_oldest()
+        except OSError as error:
+            LOG.warning("the start-up plan is not kept in %s: %s", self._folder, _said(error))
+
+    def drop(self, key: CacheKey) -> None:
+        """A plan that turned out wrong."""
+        if self._folder is not None:
+            (self._folder / _name(key)).unlink(missing_ok=True)
+
+    def _forget_oldest(self) -> None:
+        assert self._folder is not None
+        found = [(path.lstat().st_mtime_ns, path) for path in self._folder.glob(f"*{SUFFIX}")]
+        for _, path in sorted(found, reverse=True)[MAX_PLANS:]:
+            path.unlink(missing_ok=True)
+
+
+def _name(key: CacheKey) -> str:
+    return hashlib.sha256(msgspec.json.encode(dict(key), order="sorted")).hexdigest()[:32] + SUFFIX
+
+
+def _read(path: Path) -> bytes:
+    """All of a small regular file of ours. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
+            raise OSError("not a small file")
+        _own(found, "file")
+        return stream.read(MAX_FILE_BYTES)
+
+
+def _own(found: os.stat_result, what: str) -> None:
+    """Numbers from a stranger could make us take all of a machine's memory. Raises OSError."""
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise OSError(f"the {what} belongs to somebody else, or others may write it")
+
+
+def _write(folder: Path, path: Path, key: CacheKey, measured: StepMemory) -> None:
+    """A temporary file is 0600 from its start; renaming shows all of it at once."""
+    document = _Document(version=VERSION, key=dict(key), measured=measured)
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".startplan-")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -1,0 +1,95 @@
+"""The key under which `startup_cache` stores what a start measured. Called by `build`.
+
+Sizes and headers stand for the weights: the memory of a step depends on shapes and types, not on values, and a model
+that was copied or downloaded again is the same one.
+"""
+
+import contextlib
+import hashlib
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import torch
+
+import kvasir_runtime
+from kvasir_api import __version__
+from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_runtime import gguf
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.runner.startup import host_resources, placement
+from kvasir_runtime.weights import tensorfiles
+
+DRIVER: Final = Path("/proc/driver/nvidia/version")
+GGUF_BYTES: Final = 16 << 20
+"""More than the largest vocabularies take; to parse them once more would take longer than to hash this."""
+_ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def key(options: ServeOptions, model: Path, ops: Ops, device: torch.device) -> dict[str, str]:
+    """Everything that the memory of a step depends on, by name."""
+    shared = {name: getattr(options, name) for name in RuntimeOptions.model_fields}
+    return {
+        "model": _model(model),
+        "options": " ".join(f"{name}={value}" for name, value in shared.items()),
+        "device": placement.device_name(device),
+        "memory": str(_memory_bytes(device)),
+        "driver": _driver(device),
+        "kernels": ops.name,
+        "versions": f"kvasir {__version__} torch {torch.__version__} triton {_version('triton')}",
+        "source": _source(Path(kvasir_runtime.__file__).parent),
+        "allocator": " ".join(os.environ.get(name, "") for name in _ALLOCATOR),
+    }
+
+
+def _model(model: Path) -> str:
+    """Raises nothing that loading would not: a checkpoint was read before this is asked."""
+    digest = hashlib.sha256()
+    if gguf.is_gguf(model):
+        files, headers = [model], [_beginning(model)]
+    else:
+        files = tensorfiles.files(model)
+        headers = [tensorfiles.header(path) for path in files]
+        digest.update((model / "config.json").read_bytes())
+    for path, header in zip(files, headers, strict=True):
+        digest.update(f"{path.name} {path.stat().st_size} {len(header)} ".encode())
+        digest.update(header)
+    return digest.hexdigest()
+
+
+def _beginning(path: Path) -> bytes:
+    """Of a GGUF file: what comes before the tensors, vocabulary and all, and perhaps some of them."""
+    with path.open("rb") as stream:
+        return stream.read(GGUF_BYTES)
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return host_resources.memory_limit_bytes()
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _driver(device: torch.device) -> str:
+    """The driver's version, or torch's CUDA where the kernel does not show it."""
+    if device.type == "cpu":
+        return ""
+    with contextlib.suppress(OSError):
+        return DRIVER.read_text(errors="replace").splitlines()[0]
+    return f"cuda {torch.version.cuda}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _source(folder: Path) -> str:
+    """Of this very code: who works on it changes what a step takes without changing a version."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found = path.stat()
+        digest.update(f"{path.relative_to(folder)} {found.st_size} {found.st_mtime_ns} ".encode())
+    return digest.hexdigest()[:16]

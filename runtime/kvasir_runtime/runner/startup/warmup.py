@@ -1,0 +1,143 @@
+"""The first steps of a runner: the largest one to see what memory it takes, or a short one where that is known.
+
+Called by `build` with a runner on a cache of its own. Both kinds also load what the first request would wait for.
+"""
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
+from kvasir_runtime.runner.startup import host_resources
+from kvasir_runtime.runner.startup.capacity import MeasuredMemory
+from kvasir_runtime.runner.startup.startup_cache import StepMemory
+from kvasir_runtime.wire import Pooling, Sampling
+
+SHORT_TOKENS = 32
+OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300, 1500)
+"""Tokens of further chunks on CUDA, where launchers choose a variant of a kernel by them: the first request of each
+length would else wait for the compiler, or for what it left on the disk."""
+
+Scratch = Callable[[RunnerFacts], ModelRunner]
+"""Makes a runner of the sizes in facts, with a cache of its own."""
+
+
+def measured(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> StepMemory:
+    """What the largest step takes for a moment, and recorded steps for good."""
+    runner, plans = _prepared(scratch, facts, min(facts.max_batch_tokens, facts.max_model_len), device)
+    _forget_peak(device)
+    before = held(device)
+    _run(runner, plans)
+    peak = _peak(device) - before
+    del runner
+    _give_back(device)
+    return StepMemory(peak_bytes=max(0, peak), graph_bytes=_recorded(scratch, facts, device))
+
+
+def _recorded(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> int:
+    """What recorded steps of all sizes hold, and rows of full size; they read nothing of the cache but padding."""
+    runner = scratch(replace(facts, num_blocks=1))
+    runner.record()
+    graph_bytes = runner.graph_bytes
+    del runner
+    _give_back(device)
+    return graph_bytes
+
+
+def short(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> None:
+    """A few tokens: kernels are loaded, and a model that cannot compute at all is found out before it is ready."""
+    runner, plans = _prepared(scratch, facts, min(SHORT_TOKENS, facts.max_batch_tokens, facts.max_model_len), device)
+    _run(runner, plans)
+    del runner
+    _give_back(device)
+
+
+def held(device: torch.device) -> int:
+    """Bytes that this process holds: all of its memory on a CPU, what torch's tensors take on CUDA."""
+    return host_resources.resident_bytes() if device.type == "cpu" else int(torch.cuda.memory_allocated(device))
+
+
+def memory(device: torch.device, found: StepMemory, held_bytes: int) -> MeasuredMemory:
+    """What is held and free now beside what was measured, perhaps at another start.
+
+    held_bytes: before the first steps. On a CPU what they freed stays with the process, and is not counted twice.
+    """
+    if device.type == "cpu":
+        return MeasuredMemory(
+            limit_bytes=host_resources.memory_limit_bytes(),
+            used_bytes=held_bytes,
+            available_bytes=host_resources.memory_available_bytes(),
+            peak_bytes=found.peak_bytes,
+            graph_bytes=found.graph_bytes,
+            shared=host_resources.memory_is_shared(),
+        )
+    free, total = torch.cuda.mem_get_info(device)
+    return MeasuredMemory(
+        limit_bytes=total,
+        used_bytes=total - free,
+        available_bytes=free,
+        peak_bytes=found.peak_bytes,
+        graph_bytes=found.graph_bytes,
+    )
+
+
+def _prepared(
+    scratch: Scratch, facts: RunnerFacts, num_tokens: int, device: torch.device
+) -> tuple[ModelRunner, tuple[Plan, ...]]:
+    num_blocks = -(-num_tokens // facts.block_size)
+    runner = scratch(replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
+    others = OTHER_CHUNKS if device.type == "cuda" else ()
+    return runner, plans_of(num_tokens, num_blocks, others, generates=facts.head == "vocabulary")
+
+
+def _run(runner: ModelRunner, plans: tuple[Plan, ...]) -> None:
+    for plan in plans:
+        runner.collect(runner.launch(plan))
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cpu":
+        host_resources.forget_peak()
+    else:
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(device: torch.device) -> int:
+    return (
+        host_resources.peak_resident_bytes() if device.type == "cpu" else int(torch.cuda.max_memory_allocated(device))
+    )
+
+
+def _give_back(device: torch.device) -> None:
+    """What torch keeps for later counts as used, but the cache may have it; so does what waits for a collection."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, generates: bool) -> tuple[Plan, ...]:
+    """A prompt of full length, one token on top of half of it, and chunks of the other lengths as far as they fit.
+
+    Without a vocabulary the prompt is pooled, and nothing else is computed.
+    """
+    join = Join(
+        row=0,
+        request_id="warm-up",
+        tokens=(0,) * num_tokens,
+        prompt_tokens=num_tokens,
+        computed_tokens=0,
+        blocks=tuple(range(num_blocks)),
+        sampling=Sampling(max_tokens=1),
+        pooling=None if generates else Pooling(kind="mean"),
+    )
+    if not generates:
+        pooled = Chunk(row=0, start=0, num_tokens=num_tokens, samples=False, pools=(0, num_tokens))
+        return (Plan(step=0, joins=(join,), chunks=(pooled,)),)
+    prompt = Chunk(row=0, start=0, num_tokens=num_tokens, samples=True)
+    token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
+    rest = [Chunk(row=0, start=0, num_tokens=count, samples=True) for count in others if count <= num_tokens]
+    further = (Plan(step=2 + index, chunks=(chunk,)) for index, chunk in enumerate(rest))
+    return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,)), *further

@@ -1,0 +1,241 @@
+"""The rows where the device is not the host: all that a step needs of a sequence lies there, at addresses that stay.
+
+Plans reach it as one packed copy a step. Lengths and drawn ids move on the device alone, so a step can be launched
+before the one before it is done, and a recorded step needs nothing from the host but which rows take part. One row
+more than there are sequences is nobody's: padding computes there, in a block of its own, and never leaves position 0.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.core.plan import Chunk, Fork, Join, Plan
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.sample import Draws
+from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.kernels.step_inputs import StepInputs
+from kvasir_runtime.layers.decoder import Batch
+from kvasir_runtime.runner.state.device_stream import DeviceStream
+from kvasir_runtime.runner.state.host_to_device_batch import HostToDeviceBatch
+from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams
+from kvasir_runtime.runner.state.row_state import ModelInput, SamplingMetadata, logits_indices
+
+_PARAMETERS: Final = ("temperature", "top_p", "min_p", "top_k")
+
+
+class DeviceRowState:
+    """Implements `RowState`. null_block: a block of the cache that no plan names."""
+
+    def __init__(
+        self,
+        *,
+        max_sequences: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: Sequence[int],
+        null_block: int,
+        ops: Ops,
+        stream: DeviceStream,
+    ) -> None:
+        self.padding_row = max_sequences
+        self._ops, self._stream, self._block_size = ops, stream, block_size
+        self._params = RowSamplingParams(max_sequences, eos_token_ids)
+        self._upload_batch = HostToDeviceBatch(stream)
+        num_rows, length, columns = max_sequences + 1, max_model_len + 1, -(-max_model_len // block_size)
+        sizes = (2 * num_rows, num_rows * length, num_rows * columns, num_rows, *(num_rows for _ in _PARAMETERS))
+        self._places = np.cumsum((0, *sizes)).tolist()
+        self._memory = torch.zeros(self._places[-1], dtype=torch.int32, device=stream.device)
+        parts: tuple[Tensor, ...] = self._memory.split(sizes)
+        self._seed = parts[0].view(torch.int64)
+        self._tokens: Tensor = parts[1].view(num_rows, length)
+        self._tables: Tensor = parts[2].view(num_rows, columns)
+        self._lens = parts[3]
+        self._temperature, self._top_p, self._min_p = (part.view(torch.float32) for part in parts[4:7])
+        self._top_k = parts[7]
+        self._tables[self.padding_row] = null_block
+        # What the host knows of the device: blocks in the tables, and lengths as they will be when its turn has come.
+        self._num_blocks = [0] * num_rows
+        self._known_lens = [0] * num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Of device memory."""
+        return self._memory.numel() * self._memory.element_size()
+
+    @property
+    def tokens(self) -> Tensor:
+        """(rows, positions) int32: the known ids of every row."""
+        return self._tokens
+
+    def apply(self, plan: Plan) -> None:
+        """Take in joins, forks, grows and inserts; they travel with the batch."""
+        for join in plan.joins:
+            self._join(join)
+        if plan.forks:
+            self._fork(plan.forks)
+        for grow in plan.grows:
+            self._append_blocks(grow.row, grow.blocks)
+        for insert in plan.inserts:
+            self.extend(insert.row, insert.position, insert.tokens)
+
+    def batch(self, chunks: Sequence[Chunk]) -> ModelInput:
+        """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""
+        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+        lens = np.array([chunk.num_tokens for chunk in chunks])
+        ends = np.cumsum(lens)
+        self._begin_at(chunks)
+        logit_rows, sampling = logits_indices(chunks, ends), np.flatnonzero([chunk.samples for chunk in chunks])
+        starts = np.concatenate(([0], ends)).astype(np.int32)
+        device_rows, wanted_rows, places, starts_there = self._upload_batch.send(
+            self._memory, (rows, logit_rows, sampling), (starts,)
+        )
+        longest = int(lens.max())
+        columns = -(-max(chunk.start + chunk.num_tokens for chunk in chunks) // self._block_size)
+        made = self._inputs(device_rows, starts_there, int(ends[-1]), longest, self._tables[:, :columns])
+        all_sample = len(sampling) == len(chunks)
+        return ModelInput(
+            batch=Batch(
+                token_ids=made.token_ids,
+                positions=made.positions,
+                slots=made.slots,
+                spans=Spans.on_device(starts_there, made.kv_lens, made.block_tables, longest_query=longest),
+                logit_rows=wanted_rows,
+            ),
+            rows=device_rows if all_sample else device_rows.index_select(0, places),
+            ends=made.kv_lens if all_sample else made.kv_lens.index_select(0, places),
+        )
+
+    def captured_input(self, rows: Tensor, starts: Tensor) -> ModelInput:
+        """The inputs of a step in which each of the rows computes one token and samples; nothing is asked of the host.
+
+        rows: (n,) int64, nobody's for padding; starts: (n + 1,) int32, 0 to n.
+        """
+        made = self._inputs(rows, starts, rows.shape[0], 1, self._tables)
+        spans = Spans.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
+        batch = Batch(
+            token_ids=made.token_ids, positions=made.positions, slots=made.slots, spans=spans, logit_rows=None
+        )
+        return ModelInput(batch=batch, rows=rows, ends=made.kv_lens)
+
+    def place(self, chunks: Sequence[Chunk]) -> None:
+        """Bring what plans said to the device, where no batch does: a recorded step of these chunks comes next."""
+        self._begin_at(chunks)
+        self._flush()
+
+    def _begin_at(self, chunks: Sequence[Chunk]) -> None:
+        """Tell the device where chunks begin, for those of which it does not know it by itself."""
+        for chunk in chunks:
+            if self._known_lens[chunk.row] != chunk.start:
+                self._upload_batch.write(chunk.row, self._places[3] + chunk.row, (chunk.start,))
+                self._known_lens[chunk.row] = chunk.start
+
+    def _flush(self) -> None:
+        if self._upload_batch:
+            self._upload_batch.send(self._memory)
+
+    def prompt_logprob_ids(self, chunks: Sequence[Chunk]) -> Tensor:
+        """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
+        return torch.cat([self._tokens[chunk.row, slice(*chunk.scores)] for chunk in chunks]).long()
+
+    def sampling(self, sampled: Sequence[Chunk], inputs: ModelInput) -> SamplingMetadata:
+        """How the chunks that sample are drawn."""
+        params, pairs = self._params, self._params.forbidden(sampled)
+        draws = self.draws(inputs, all_greedy=params.zero_temperature(sampled), any_filter=params.filtered(sampled))
+        return SamplingMetadata(
+            draws=draws, forbidden=self._stream.upload(np.array(pairs, dtype=np.int64)) if pairs else None
+        )
+
+    def draws(self, inputs: ModelInput, *, all_greedy: bool, any_filter: bool) -> Draws:
+        """How the rows of a step are drawn, read on the device; the host says what need not even be tried."""
+        rows, ends = inputs.places()
+        return Draws(
+            temperature=self._temperature.index_select(0, rows),
+            top_k=self._top_k.index_select(0, rows).long(),
+            top_p=self._top_p.index_select(0, rows),
+            min_p=self._min_p.index_select(0, rows),
+            seed=self._seed.index_select(0, rows),
+            position=ends.long(),
+            all_greedy=all_greedy,
+            any_filter=any_filter,
+        )
+
+    def greedy(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether all chunks that sample want the most likely token, and may have any."""
+        return self._params.greedy(sampled)
+
+    def filtered(self, sampled: Sequence[Chunk]) -> bool:
+        """Whether one that draws at random narrows what may be drawn."""
+        return self._params.filtered(sampled)
+
+    def append(
+        self, sampled: Sequence[Chunk], ids: Tensor, inputs: ModelInput, discarded: Collection[int] = ()
+    ) -> None:
+        """Append the sampled id of each chunk that samples to its row, except those at the places in discarded."""
+        rows, ends = inputs.places()
+        if discarded:
+            kept = [self.padding_row if place in discarded else chunk.row for place, chunk in enumerate(sampled)]
+            rows = self._stream.upload(np.array(kept, dtype=np.int64))
+            ends = torch.where(rows < self.padding_row, ends, 1)
+        self._ops.append_ids(ids, rows, ends, self._tokens, self._lens)
+        self.moved([chunk for place, chunk in enumerate(sampled) if place not in discarded])
+
+    def append_captured(self, ids: Tensor, inputs: ModelInput) -> None:
+        """As append; the host is told by moved()."""
+        self._ops.append_ids(ids, *inputs.places(), self._tokens, self._lens)
+
+    def moved(self, sampled: Sequence[Chunk]) -> None:
+        """The device knows the ends of these chunks by itself."""
+        for chunk in sampled:
+            self._known_lens[chunk.row] = chunk.start + chunk.num_tokens
+
+    def room(self, position: int) -> int:
+        """Tokens that a row can hold from a position on."""
+        return max(0, self._tokens.shape[1] - position)
+
+    def extend(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+        """Write known ids into a row, from a position on; they travel with the next batch."""
+        self._upload_batch.write(row, self._places[1] + row * self._tokens.shape[1] + position, token_ids)
+
+    def _inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int, tables: Tensor) -> StepInputs:
+        rest = (self._lens, self._tokens, tables, self._block_size)
+        return self._ops.step_inputs(rows, starts, *rest, num_tokens, longest)
+
+    def _join(self, join: Join) -> None:
+        row, sampling = join.row, join.sampling
+        self._upload_batch.discard_row(row)
+        self._num_blocks[row] = 0
+        self.extend(row, 0, join.tokens)
+        self._append_blocks(row, join.blocks)
+        self._params.set(row, sampling)
+        self._known_lens[row] = join.computed_tokens
+        seed = np.array([sampling.seed % 2**64], dtype=np.uint64).view(np.int32)
+        floats = np.array([sampling.temperature, sampling.top_p, sampling.min_p], dtype=np.float32).view(np.int32)
+        self._upload_batch.write(row, self._places[0] + 2 * row, seed)
+        self._upload_batch.write(row, self._places[3] + row, (join.computed_tokens,))
+        for place, value in zip(self._places[4:], (*floats.tolist(), sampling.top_k), strict=False):
+            self._upload_batch.write(row, place + row, (value,))
+
+    def _fork(self, forks: Sequence[Fork]) -> None:
+        """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
+        self._flush()
+        pairs = np.array([(fork.row, fork.source) for fork in forks], dtype=np.int64)
+        rows, sources = self._stream.upload(pairs).unbind(1)
+        end = max(fork.position for fork in forks)
+        self._tokens[rows, :end] = self._tokens[sources, :end]
+        columns = (self._temperature, self._top_p, self._min_p, self._top_k, self._seed, self._tables)
+        for column in columns:
+            column[rows] = column[sources]
+        self._params.copy(forks)
+        for fork in forks:
+            self.extend(fork.row, fork.position, fork.tokens)
+            self._num_blocks[fork.row] = fork.kept_blocks
+            self._append_blocks(fork.row, fork.blocks)
+            self._known_lens[fork.row] = -1  # told by the next batch
+
+    def _append_blocks(self, row: int, blocks: Sequence[int]) -> None:
+        have = self._num_blocks[row]
+        self._upload_batch.write(row, self._places[2] + row * self._tables.shape[1] + have, blocks)
+        self._num_blocks[row] = have + len(blocks)

@@ -1,0 +1,54 @@
+"""Masks on the logits: the right bits on every device, and the last word."""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from fakes.overlapping import Overlapping
+from kvasir_runtime.guide.compiler import Compiler
+from kvasir_runtime.kernels.ops import CPU
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
+from kvasir_runtime.runner.state.device_stream import HostStream
+
+NEVER = float("-inf")
+
+
+def batch_of(places, bits):
+    """As the thread gives it: a row of booleans for each place."""
+    width = -(-bits.shape[1] // 32) * 32
+    padded = np.zeros((len(bits), width), dtype=np.uint8)
+    padded[:, : bits.shape[1]] = bits
+    masks: Future = Future()
+    masks.set_result(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+    return GrammarMaskBatch(tuple(GuidedChunk(place, place, 1, "") for place in places), masks)
+
+
+def unused():
+    raise AssertionError("no grammar is compiled here")
+
+
+@pytest.mark.parametrize("device_stream", [HostStream(), Overlapping()], ids=["host", "device"])
+@pytest.mark.parametrize(("vocab", "known"), [(70, 70), (70, 50), (64, 64), (50, 70), (33, 31)])
+def test_only_allowed_ids_remain_and_only_in_guided_rows(device_stream, vocab, known):
+    """vocab: of the logits; known: of the tokenizer, which may have fewer ids or more."""
+    chance = np.random.default_rng(vocab)
+    logits, bits = torch.randn(4, vocab), chance.integers(0, 2, (2, known)).astype(bool)
+    before = logits.clone()
+    GrammarMasks(Compiler(unused, ()), CPU, device_stream).mask_logits(logits, {}, batch_of([1, 3], bits))
+    allowed = np.zeros((2, vocab), dtype=bool)
+    allowed[:, : min(vocab, known)] = bits[:, :vocab]
+    for row, mask in zip((1, 3), allowed, strict=True):
+        assert (logits[row] == NEVER).tolist() == (~mask).tolist()
+        assert torch.equal(logits[row][mask], before[row][mask])
+    assert torch.equal(logits[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize("device_stream", [HostStream(), Overlapping()], ids=["host", "device"])
+def test_where_others_forbade_all_that_is_allowed_the_mask_alone_decides(device_stream):
+    bits = np.array([[True, True, False, False]] * 2)
+    logits = torch.tensor([[NEVER, NEVER, 3.0, 4.0], [NEVER, 2.0, 3.0, 4.0]])
+    torn = {0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 1: torch.tensor([9.0, 2.0, 3.0, 4.0])}
+    GrammarMasks(Compiler(unused, ()), CPU, device_stream).mask_logits(logits, torn, batch_of([0, 1], bits))
+    assert logits.tolist() == [[1.0, 2.0, NEVER, NEVER], [NEVER, 2.0, NEVER, NEVER]]

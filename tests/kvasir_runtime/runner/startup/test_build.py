@@ -1,0 +1,230 @@
+"""From options to a runner: sizes, progress, dtype, and one line for everything that cannot work."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fakes import checkpoints
+from fakes.checkpoints import Shape
+from kvasir_api.options import KvCacheDtype, ServeOptions
+from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.errors import CapacityError, ModelError, StartError
+from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.runner.startup import placement
+from kvasir_runtime.runner.startup.build import build
+from kvasir_runtime.runner.startup.capacity import MeasuredMemory, cache_blocks, fitting_limit
+from kvasir_runtime.wire import Progress, Sampling
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("tiny"), Shape(dtype=torch.bfloat16, max_position_embeddings=512))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def built(folder: Path, said: list[Progress] | None = None, **options: Any) -> ModelRunner:
+    given = ServeOptions(model=str(folder), device="cpu", **options)
+    return build(given, said.append if said is not None else lambda progress: None)
+
+
+def test_facts_follow_options_and_config(folder: Path) -> None:
+    facts = built(folder, kv_cache_tokens=1000, block_size=32, dtype="float32", max_sequences=7).facts
+    assert (facts.num_blocks, facts.block_size, facts.capacity_tokens) == (32, 32, 1024)
+    assert (facts.max_model_len, facts.max_sequences, facts.max_batch_tokens) == (512, 7, 512)
+    kernels = native_ops().name
+    assert (facts.dtype, facts.kernels, facts.vocab_size, facts.eos_token_ids) == ("float32", kernels, 320, (0,))
+    assert facts.device.startswith("cpu (1 threads")
+    assert facts.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    assert facts.weights_bytes == 4 * sum(t.numel() for t in checkpoints.random_weights(Shape()).values())
+
+
+def test_an_8_bit_cache_is_counted_with_its_scales_and_answers(folder: Path) -> None:
+    runner = built(folder, kv_cache_tokens=512, dtype="float32", kv_cache_dtype="int8")
+    assert runner.facts.kv_bytes_per_token == 2 * 2 * 2 * (16 + 4)
+    tokens = (5, 6, 7)
+    join = Join(
+        row=0,
+        request_id="a",
+        tokens=tokens,
+        prompt_tokens=3,
+        computed_tokens=0,
+        blocks=(0,),
+        sampling=Sampling(temperature=0.0, max_tokens=1),
+    )
+    plan = Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
+    wanted = built(folder, kv_cache_tokens=512, dtype="float32")
+    (mine,), (theirs,) = (each.collect(each.launch(plan)).sampled for each in (runner, wanted))
+    assert mine.tokens == theirs.tokens
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "capability", "head_dim", "dtype"),
+    [
+        ("auto", "cuda", (8, 0), 18, torch.bfloat16),
+        ("int8", "cpu", (0, 0), 18, torch.int8),
+        ("int8", "cuda", (8, 0), 128, torch.int8),
+        ("int8", "cuda", (9, 0), 18, "kv_cache_dtype int8 needs heads of a multiple of 4 on CUDA, head_dim is 18"),
+        ("fp8", "cuda", (9, 0), 18, torch.float8_e4m3fn),
+        ("fp8", "cuda", (8, 0), 128, "fp8 needs a CUDA device of capability 8.9, this is capability 8.0; take int8"),
+        ("fp8", "cpu", (0, 0), 128, "fp8 needs a CUDA device of capability 8.9, this is a CPU; take int8"),
+    ],
+)
+def test_type_of_the_cache(
+    wanted: KvCacheDtype, device: str, capability: tuple[int, int], head_dim: int, dtype: torch.dtype | str
+) -> None:
+    def choose() -> torch.dtype:
+        sizes = {"head_dim": head_dim, "capability": capability}
+        return placement.choose_cache_dtype(wanted, torch.bfloat16, torch.device(device), **sizes)
+
+    if isinstance(dtype, torch.dtype):
+        assert choose() == dtype
+        return
+    with pytest.raises(ModelError, match=dtype):
+        choose()
+
+
+def test_progress_rises_to_ready(folder: Path) -> None:
+    said: list[Progress] = []
+    built(folder, said, kv_cache_tokens=512)
+    loading = [progress.progress_fraction for progress in said if progress.phase == "loading"]
+    assert loading == sorted(loading)
+    assert loading[-1] == 1.0
+    assert said[-1].phase == "warming"
+
+
+def test_cache_takes_a_share_of_memory_when_no_size_is_given(folder: Path) -> None:
+    small, large = (built(folder, memory_percent=percent).facts.num_blocks for percent in (10, 40))
+    assert 0 < small < large
+
+
+def test_bfloat16_checkpoint_runs_in_16_bits(folder: Path) -> None:
+    runner = built(folder, dtype="bfloat16", kv_cache_tokens=512)
+    join = Join(
+        row=0,
+        request_id="a",
+        tokens=(5, 6, 7),
+        prompt_tokens=3,
+        computed_tokens=0,
+        blocks=(0,),
+        sampling=Sampling(max_tokens=1, temperature=0.8, top_p=0.9),
+    )
+    plan = Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
+    (sampled,) = runner.collect(runner.launch(plan)).sampled
+    assert 0 <= sampled.tokens[0] < 320
+
+
+def test_limit_that_nobody_asked_for_shrinks_to_the_cache(folder: Path) -> None:
+    assert built(folder, kv_cache_tokens=256).facts.max_model_len == 257
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 1000}, "max_model_len 1000 is more than the model's 512 positions"),
+        ({"max_model_len": 400, "kv_cache_tokens": 128}, "the KV cache holds 128 tokens, less than max_model_len 400"),
+        ({"kv_cache_tokens": 1_000_000_000, "block_size": 128}, "does not fit into memory"),
+    ],
+)
+def test_impossible_sizes_are_one_line(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartError, match=message) as caught:
+        built(folder, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        built(tmp_path / "absent")
+    folder = checkpoints.write(tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="truncated or damaged"):
+        built(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ModelError, match="GPT2LMHeadModel is not supported; supported are LlamaForCausalLM"):
+        built(folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is there")
+def test_absent_cuda_is_said(folder: Path) -> None:
+    with pytest.raises(CapacityError, match="no CUDA device"):
+        build(ServeOptions(model=str(folder), device="cuda"), lambda progress: None)
+
+
+@pytest.mark.parametrize(
+    ("used", "available", "peak", "blocks"),
+    [
+        (100, 1000, 0, 400),  # half of 1000 less 100
+        (100, 1000, 150, 250),
+        (100, 300, 0, 150),  # others hold memory: half of what is free
+    ],
+)
+def test_blocks_fill_what_is_left(used: int, available: int, peak: int, blocks: int) -> None:
+    memory = MeasuredMemory(
+        limit_bytes=1000 * MIB, used_bytes=used * MIB, available_bytes=available * MIB, peak_bytes=peak * MIB
+    )
+    assert cache_blocks(memory, 0.5, MIB) == blocks
+
+
+def test_no_room_for_a_block_says_what_helps() -> None:
+    memory = MeasuredMemory(limit_bytes=100 * MIB, used_bytes=95 * MIB, available_bytes=100 * MIB, peak_bytes=0)
+    with pytest.raises(CapacityError, match="90% of 100 MiB is the limit, 95 MiB are taken"):
+        cache_blocks(memory, 0.9, MIB)
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "capacity", "want"), [(512, 0, 1024, 512), (513, 513, 512, 513), (600, 0, 512, 513)]
+)
+def test_limit_fits_the_cache(limit: int, asked: int, capacity: int, want: int) -> None:
+    assert fitting_limit(limit, asked, capacity) == want
+
+
+@pytest.mark.parametrize(
+    ("wanted", "checkpoint", "dtype"),
+    [
+        ("float32", "bfloat16", torch.float32),
+        ("bfloat16", None, torch.bfloat16),
+        ("float16", "float32", torch.float16),
+        ("auto", "float32", torch.float32),
+        ("auto", None, torch.float32),
+    ],
+)
+def test_dtype_follows_option_then_checkpoint(wanted: Any, checkpoint: str | None, dtype: torch.dtype) -> None:
+    assert placement.choose_dtype(wanted, checkpoint, torch.device("cpu")) == dtype
+
+
+def test_automatic_16_bits_depend_on_the_cpu_but_never_on_half_precision() -> None:
+    chosen = {placement.choose_dtype("auto", name, torch.device("cpu")) for name in ("bfloat16", "float16")}
+    assert len(chosen) == 1
+    assert chosen <= {torch.bfloat16, torch.float32}
+
+
+def test_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ModelError, match="dtype int8 is not supported"):
+        placement.choose_dtype("auto", "int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("available", "asked", "blocks"),
+    [
+        (16 * 1024, 0, 4096),  # a quarter
+        (64 * 1024, 0, 8192),  # 8 GiB
+        (16 * 1024, 6000, 6000),  # the length that was asked for
+        (16 * 1024, 99_999, 14_745),  # but not more than the share of what is free
+    ],
+)
+def test_cache_leaves_most_of_a_shared_machine_to_others(available: int, asked: int, blocks: int) -> None:
+    memory = MeasuredMemory(
+        limit_bytes=128 * 1024 * MIB, used_bytes=0, available_bytes=available * MIB, peak_bytes=0, shared=True
+    )
+    assert cache_blocks(memory, 0.9, MIB, asked) == blocks

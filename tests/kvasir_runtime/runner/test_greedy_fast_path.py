@@ -1,0 +1,92 @@
+"""The quick way of a step draws what the long way draws, and is taken where nobody asks for more than that."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import checkpoints
+from fakes.by_hand import Hand, Stream, runner_of
+from fakes.checkpoints import Shape
+from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.watch import Watch
+from kvasir_runtime.wire import Sampling
+
+pytestmark = pytest.mark.skipif(
+    (found := library()) is None or not found.has("step"), reason="this processor or installation has no whole step"
+)
+
+PLAIN = Sampling(max_tokens=50, temperature=0.0)
+TOLD = Sampling(max_tokens=50, temperature=0.0, logprobs=0)
+WARM = Sampling(max_tokens=50, temperature=1.0, seed=3)
+BIASED = Sampling(max_tokens=50, temperature=0.0, logit_bias=((7, 100.0),))
+
+
+class Laps(Watch):
+    """Keeps the names."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def lap(self, name: str) -> None:
+        self.names.append(name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("model") / "m", Shape(dtype=torch.bfloat16, num_layers=3))
+
+
+def made(folder: Path, cache_dtype: torch.dtype = torch.bfloat16) -> ModelRunner:
+    return runner_of(folder, ops=native_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
+
+
+def streams(sampling: Sampling) -> list[Stream]:
+    lengths = (1, 70, 15, 16, 17)
+    prompts = [tuple(random.Random(length).choices(range(3, 320), k=length)) for length in lengths]
+    return [Stream(prompt=prompt, sampling=sampling) for prompt in prompts]
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+def test_both_ways_give_the_same_answers(folder: Path, cache_dtype: torch.dtype, scattered: bool) -> None:
+    answers = []
+    for sampling in (PLAIN, TOLD):
+        hand, moving = Hand(made(folder, cache_dtype), scattered=scattered), streams(sampling)
+        hand.run(moving[:2], 9)  # whole prompts at once
+        hand.run(moving, 15, chunk=6)  # those who join compute several steps before they draw
+        hand.preempt(moving[1])
+        hand.run(moving, 40)
+        answers.append([stream.answer for stream in moving])
+    assert answers[0] == answers[1]
+    assert len({tuple(answer) for answer in answers[0]}) > 1
+
+
+def test_one_who_asks_for_more_takes_the_others_along_and_back(folder: Path) -> None:
+    runner, laps = made(folder), Laps()
+    runner.watched(laps)
+    hand, (alone, other, *_) = Hand(runner), streams(PLAIN)
+    hand.run([alone], 3)
+    assert laps.names == ["batch", "forward"] * 3
+    for sampling in (WARM, TOLD, BIASED):
+        guest = Stream(prompt=other.prompt, sampling=sampling)
+        laps.names.clear()
+        hand.run([alone, guest], len(alone.answer) + 2)
+        assert laps.names[:3] == ["batch", "forward", "head+draw"]
+        hand.release(guest)
+        laps.names.clear()
+        hand.run([alone], len(alone.answer) + 2)
+        assert laps.names[-2:] == ["batch", "forward"]
+    quiet = Stream(prompt=alone.prompt)
+    Hand(made(folder)).run([quiet], len(alone.answer))
+    assert alone.answer == quiet.answer
+
+
+def test_an_answer_that_may_not_end_yet_takes_the_long_way(folder: Path) -> None:
+    runner, laps = made(folder), Laps()
+    runner.watched(laps)
+    Hand(runner).run([Stream(prompt=(5, 6, 7), min_tokens=2)], 4)
+    assert laps.names == ["batch", "forward", "head+draw"] * 2 + ["batch", "forward"] * 2
