@@ -29,7 +29,7 @@ PURE_ROOMS = {
     "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "election"),
     "kvasir_gateway": ("choose", "ring", "prefix"),
     "kvasir_local": ("node/rules",),
-    "kvasir_runtime": ("core", "runner/graphs/cudagraph_sizes", "server/parsing"),
+    "kvasir_runtime": ("core", "runner/graphs/cudagraph_sizes", "frontend/parsing"),
 }
 
 # Written apart, because this file is read as well. Packages come from whatever index the user's tools are set to.

@@ -5,8 +5,8 @@ FUNCTIONS are what every request of these tests offers.
 
 from typing import Any, Final
 
-from kvasir_runtime.server.parsing.parser import Parser, Parsing
-from kvasir_runtime.server.parsing.parts import Joined, Part, join
+from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser, Parsing
+from kvasir_runtime.frontend.parsing.parts import JoinedAnswer, Part, join
 
 FUNCTIONS: Final[dict[str, dict[str, Any]]] = {
     "weather": {
@@ -180,10 +180,10 @@ def parsing(written: str, **fields: Any) -> Parsing:
 def parts(asked: Parsing, pieces: list[str]) -> list[Part]:
     """What a parser says of an answer that comes so."""
     ids = iter(range(1000))
-    parser = Parser(asked, lambda: f"call_{next(ids)}")
+    parser = AnswerParser(asked, lambda: f"call_{next(ids)}")
     return [part for piece in pieces for part in parser.push(piece)] + parser.finish()
 
 
-def joined(asked: Parsing, pieces: list[str]) -> Joined:
+def joined(asked: Parsing, pieces: list[str]) -> JoinedAnswer:
     """The answer as a whole."""
     return join(parts(asked, pieces))

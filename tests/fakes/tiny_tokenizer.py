@@ -5,8 +5,8 @@ from functools import cache
 from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from kvasir_runtime.server.templates import ChatTemplate
-from kvasir_runtime.server.tokenizer import Tokenizer
+from kvasir_runtime.frontend.chat_template import ChatTemplate
+from kvasir_runtime.frontend.tokenizer import Tokenizer
 
 TEXT = "The engine reads a plan and answers with tokens. Grüße, 你好世界, こんにちは, 🙂🚀 and 👩‍👩‍👧 too.\n"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

@@ -331,7 +331,7 @@ def test_a_judge_of_yes_and_no_ranks(models, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "classifier_from_token": ["n", "y"]}))
     with api_process(folder, *ARGS, command=REAL) as judge:
         answer = judge.ask("/rerank", {"query": "steps", "documents": TEXTS, "instruction": "Find it"}).json
-    from kvasir_runtime.server.pooling.inputs import JUDGE_HEAD, JUDGE_TAIL
+    from kvasir_runtime.frontend.pooling.inputs import JUDGE_HEAD, JUDGE_TAIL
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     want = []

@@ -15,7 +15,7 @@ import msgspec
 from kvasir_runtime import gguf, source
 from kvasir_runtime.bench.sample_text import TEXT
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import tokenizer
+from kvasir_runtime.frontend import tokenizer
 from kvasir_runtime.wire import AccuracyJob, Deviation
 
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.accuracy")

@@ -11,7 +11,7 @@ import click
 
 from kvasir_runtime.commands.conversation import Conversation
 from kvasir_runtime.commands.openai_client import OpenAIClient, ServerError
-from kvasir_runtime.server.parsing.parts import Content, Reasoning
+from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
 
 Piece = Content | Reasoning
 Stream = Callable[[list[dict[str, str]], dict[str, Any]], Iterator[Piece]]

@@ -41,9 +41,9 @@ def local_models(directories: tuple[str, ...], cache: Path) -> list[LocalModel]:
 def described(name: str, folder: Path) -> LocalModel:
     """One model, looked at but not loaded."""
     from kvasir_runtime.errors import ModelError
+    from kvasir_runtime.frontend import tokenizer
     from kvasir_runtime.models.config import read_config
     from kvasir_runtime.models.registry import family_of
-    from kvasir_runtime.server import tokenizer
 
     architecture, problem = "?", ""
     files = [folder] if gguf.is_gguf(folder) else folder.glob("*.safetensors")

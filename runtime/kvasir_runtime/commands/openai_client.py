@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 
-from kvasir_runtime.server.parsing.parts import Content, Reasoning
+from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
 
 TIMEOUT_S: Final = 600.0
 

@@ -19,7 +19,7 @@ from kvasir_runtime.wire import Grammar, Sampling
 if TYPE_CHECKING:  # llguidance is loaded with the first grammar
     from llguidance import LLMatcher
 
-    from kvasir_runtime.guide.matcher import Guide
+    from kvasir_runtime.guide.matcher import GrammarMatcher
     from kvasir_runtime.guide.vocabulary import Vocabulary
 
 MAX_IDLE = 64
@@ -35,7 +35,7 @@ class _Entry:
     holders: set[str] = field(default_factory=set)
 
 
-class Compiler:
+class GrammarCompiler:
     """load: reads the vocabulary, at the first grammar. Used by one thread, the engine's."""
 
     def __init__(self, load: "Callable[[], Vocabulary]", eos_token_ids: Sequence[int]) -> None:
@@ -67,13 +67,13 @@ class Compiler:
             self._entries[grammar].holders.discard(request_id)
             self._forget()
 
-    def guide(self, sampling: Sampling, answered: Sequence[int]) -> "Guide":
+    def guide(self, sampling: Sampling, answered: Sequence[int]) -> "GrammarMatcher":
         """The beginning of an answer, or where it stood when it was preempted. Raises GrammarError."""
-        from kvasir_runtime.guide.matcher import Guide
+        from kvasir_runtime.guide.matcher import GrammarMatcher
 
         assert sampling.grammar is not None, "the request asks for no grammar"
         compiled = self._entry(sampling.grammar).made.result()
-        return Guide(compiled.deep_copy(), sampling, self._eos_token_ids, answered)
+        return GrammarMatcher(compiled.deep_copy(), sampling, self._eos_token_ids, answered)
 
     @property
     def vocab_size(self) -> int:

@@ -31,7 +31,7 @@ class Taken(NamedTuple):
     error: str = ""
 
 
-class Guide:
+class GrammarMatcher:
     """One answer. mask() and take() are called in turns, from one thread at a time."""
 
     def __init__(

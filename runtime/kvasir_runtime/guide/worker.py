@@ -17,9 +17,19 @@ from typing import Final
 
 import msgspec
 
-from kvasir_runtime.guide import trial, vocabulary
+from kvasir_runtime.guide import validate, vocabulary
 from kvasir_runtime.guide.errors import GrammarError
-from kvasir_runtime.guide.talk import CPU_S, HEAD, LOADED, MEMORY_BYTES, WALL_S, Ask, Told, Verdict, framed
+from kvasir_runtime.guide.protocol import (
+    CPU_S,
+    HEAD,
+    LOADED,
+    MEMORY_BYTES,
+    WALL_S,
+    Verdict,
+    VerdictReply,
+    VerdictRequest,
+    framed,
+)
 from kvasir_runtime.guide.vocabulary import Vocabulary
 from kvasir_runtime.wire import Grammar
 
@@ -34,9 +44,9 @@ def main(arguments: list[str]) -> int:
     try:
         loaded = vocabulary.load(Path(arguments[0]), int(arguments[1]))
     except GrammarError as error:
-        _tell(Told(LOADED, Verdict(error=" ".join(str(error).split())[:400])))
+        _tell(VerdictReply(LOADED, Verdict(error=" ".join(str(error).split())[:400])))
         return 1
-    _tell(Told(LOADED, Verdict()))
+    _tell(VerdictReply(LOADED, Verdict()))
     return _Trials(loaded).run()
 
 
@@ -60,7 +70,7 @@ class _Trials:
         self._selector = selectors.DefaultSelector()
         self._selector.register(STDIN, selectors.EVENT_READ)
         self._heard = bytearray()
-        self._waiting: collections.deque[Ask] = collections.deque()
+        self._waiting: collections.deque[VerdictRequest] = collections.deque()
         self._running: dict[int, _Trial] = {}
 
     def run(self) -> int:
@@ -90,11 +100,11 @@ class _Trials:
             end = HEAD.size + HEAD.unpack_from(self._heard)[0]
             if len(self._heard) < end:
                 break
-            self._waiting.append(msgspec.msgpack.decode(self._heard[HEAD.size : end], type=Ask))
+            self._waiting.append(msgspec.msgpack.decode(self._heard[HEAD.size : end], type=VerdictRequest))
             del self._heard[:end]
         return bool(piece)
 
-    def _begin(self, ask: Ask) -> None:
+    def _begin(self, ask: VerdictRequest) -> None:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -113,7 +123,7 @@ class _Trials:
             found = msgspec.msgpack.decode(one.said, type=Verdict)
         except msgspec.MsgspecError:
             found = Verdict(error=death(os.waitstatus_to_exitcode(status)))
-        _tell(Told(one.number, found, time.monotonic() - one.began))
+        _tell(VerdictReply(one.number, found, time.monotonic() - one.began))
 
 
 def _try(grammar: Grammar, loaded: Vocabulary, writer: int) -> None:
@@ -121,7 +131,7 @@ def _try(grammar: Grammar, loaded: Vocabulary, writer: int) -> None:
     status = 1
     try:
         limit()
-        said = msgspec.msgpack.encode(trial.verdict(grammar, loaded))
+        said = msgspec.msgpack.encode(validate.verdict(grammar, loaded))
         while said:
             said = said[os.write(writer, said) :]
         status = 0
@@ -152,7 +162,7 @@ def death(code: int) -> str:
     return f"it is too complex: it took more than {MEMORY_BYTES >> 20} MB to compile"
 
 
-def _tell(told: Told) -> None:
+def _tell(told: VerdictReply) -> None:
     said = framed(told)
     while said:
         said = said[os.write(STDOUT, said) :]

@@ -17,21 +17,22 @@ from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.errors import StartError
+from kvasir_runtime.frontend import prepare, tokenizer
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.generation_config import generation_defaults
+from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.output_processor import output_processors
+from kvasir_runtime.frontend.parsing.answer_parser import Parsing
+from kvasir_runtime.frontend.parsing.parts import Content, Part, Reasoning
+from kvasir_runtime.frontend.pooling.capabilities import capabilities
+from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody
+from kvasir_runtime.frontend.pooling.work import embedded, work
+from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.protocol import validation
+from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
+from kvasir_runtime.frontend.tool_choice import AUTO, NONE, TAIL, formats_of
 from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
 from kvasir_runtime.offline.outputs import Embedding, EmbeddingOutput, Output
-from kvasir_runtime.server import bodies, prepare, tokenizer
-from kvasir_runtime.server.calling import AUTO, NONE, TAIL, formats_of
-from kvasir_runtime.server.choices import choices_of
-from kvasir_runtime.server.defaults import defaults
-from kvasir_runtime.server.logprobs import Labels
-from kvasir_runtime.server.parsing.parser import Parsing
-from kvasir_runtime.server.parsing.parts import Content, Part, Reasoning
-from kvasir_runtime.server.pooling.abilities import abilities
-from kvasir_runtime.server.pooling.bodies import EmbeddingBody
-from kvasir_runtime.server.pooling.work import embedded, work
-from kvasir_runtime.server.prepare import Job, Served
-from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.verdicts import Verdicts
 from kvasir_runtime.wire import Event, Progress, Ready, Request
 
 NAME: Final = "offline"
@@ -73,8 +74,8 @@ class AsyncLLM:
         self._on_progress = on_progress
         self.defaults: dict[str, Any] = {}
         self._client: EngineClient | None = None
-        self._served: Served | None = None
-        self._verdicts: Verdicts | None = None
+        self._served: ModelProfile | None = None
+        self._verdicts: GrammarValidator | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> Ready:
@@ -83,18 +84,18 @@ class AsyncLLM:
             self._engine.begin()
             folder = await asyncio.to_thread(source.resolve, self._options.model)
             loaded = await asyncio.to_thread(tokenizer.load, folder)
-            self.defaults = await asyncio.to_thread(defaults, folder, self._options)
+            self.defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
             client = EngineClient(self._engine.address, on_progress=self._on_progress)
             self._client = client
             self._tasks.append(asyncio.create_task(client.run()))
             await self._engine.start(str(folder), self._options.model_dump(mode="json", exclude={"api_key", "model"}))
             self._tasks.append(asyncio.create_task(self._watch(client)))
             ready = await client.wait_ready()
-            able = abilities(folder, self._options, ready, loaded)
+            able = capabilities(folder, self._options, ready, loaded)
         except (StartError, EngineDeadError) as error:
             raise EngineError(str(error)) from error
         longest = min(ready.max_model_len, ready.capacity_tokens)
-        self._served = Served(
+        self._served = ModelProfile(
             names=(NAME,),
             tokenizer=loaded,
             max_context=longest,
@@ -102,7 +103,7 @@ class AsyncLLM:
             defaults=self.defaults,
             ready=ready,
         )
-        self._verdicts = Verdicts(folder, loaded.vocab_size)
+        self._verdicts = GrammarValidator(folder, loaded.vocab_size)
         return ready
 
     async def close(self) -> None:
@@ -116,16 +117,16 @@ class AsyncLLM:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def job(self, body: Body, *, chat: bool, number: int = 0) -> Job:
+    def job(self, body: Body, *, chat: bool, number: int = 0) -> GenerationRequest:
         """A checked and tokenized prompt; may be called on any thread. Raises PromptError, naming prompt number."""
         assert self._served is not None, "the session is not open"
         raw = json.dumps({**body, "model": NAME}).encode()
         try:
-            return prepare.job(raw, self._served, chat=chat)
+            return prepare.from_bytes(raw, self._served, chat=chat)
         except Refused as refused:
             raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
 
-    async def checked(self, jobs: Sequence[Job]) -> list[Job]:
+    async def checked(self, jobs: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The jobs with their grammars tried out. Raises PromptError."""
         assert self._verdicts is not None, "the session is not open"
         made = []
@@ -136,11 +137,13 @@ class AsyncLLM:
                 raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
         return made
 
-    async def answers(self, jobs: Sequence[Job], on_output: Callable[[Output], None], num_at_once: int) -> list[Output]:
+    async def answers(
+        self, jobs: Sequence[GenerationRequest], on_output: Callable[[Output], None], num_at_once: int
+    ) -> list[Output]:
         """Outputs in the order of jobs, at most num_at_once of them in the engine at a time. Raises EngineError."""
         gate = asyncio.Semaphore(num_at_once)
 
-        async def one(job: Job) -> Output:
+        async def one(job: GenerationRequest) -> Output:
             async with gate:
                 output = await self.answer(job)
             on_output(output)
@@ -154,7 +157,7 @@ class AsyncLLM:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # what was open is aborted when this returns
 
-    def thinking(self, job: Job) -> Job:
+    def thinking(self, job: GenerationRequest) -> GenerationRequest:
         """The same job of a chat, whose thoughts are told apart where the model's format of them is known."""
         assert self._served is not None, "the session is not open"
         loaded = self._served.tokenizer
@@ -170,7 +173,7 @@ class AsyncLLM:
         if not prompts:
             return []
         try:
-            body = bodies.validated({"model": NAME, "input": list(prompts)}, EmbeddingBody, {})
+            body = validation.validated({"model": NAME, "input": list(prompts)}, EmbeddingBody, {})
             asked = await asyncio.to_thread(embedded, body, self._served)
         except Refused as refused:
             raise PromptError(refused.error.message, refused.error.param) from refused
@@ -210,7 +213,7 @@ class AsyncLLM:
         return [found[request.request_id] for request in requests]
 
     async def answer(
-        self, job: Job, on_text: OnText = lambda _index, _text: None, on_part: OnPart | None = None
+        self, job: GenerationRequest, on_text: OnText = lambda _index, _text: None, on_part: OnPart | None = None
     ) -> Output:
         """One output; on_text gets each piece of text as it comes, with the index of its choice. Raises EngineError.
 
@@ -219,7 +222,7 @@ class AsyncLLM:
         assert self._client is not None, "the session is not open"
         assert self._served is not None, "the session is not open"
         queue = EventQueue()
-        choices = choices_of(job, self._served.tokenizer)
+        choices = output_processors(job, self._served.tokenizer)
         growing = [CompletionBuilder() for _ in choices]
         try:
             self._client.submit(job.requests, queue)
@@ -239,7 +242,7 @@ class AsyncLLM:
             for choice in choices:
                 if choice.open or choice.stopped:
                     self._client.abort(choice.request_id, stopped=choice.stopped)
-        return output(job, choices, growing, Labels(self._served.tokenizer))
+        return output(job, choices, growing, TokenLabels(self._served.tokenizer))
 
     async def _watch(self, client: EngineClient) -> None:
         how = await self._engine.wait()

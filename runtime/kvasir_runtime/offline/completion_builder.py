@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices
+from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.offline.outputs import Completion, Logprob, Output, TokenLogprobs
-from kvasir_runtime.server.choices import Choice, shown
-from kvasir_runtime.server.logprobs import Labels
-from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Event, FinishReason, Logprobs
 
 
@@ -30,20 +30,27 @@ class CompletionBuilder:
         self.reason = reason or self.reason
 
 
-def output(job: Job, choices: Sequence[Choice], growing: Sequence[CompletionBuilder], labels: Labels) -> Output:
+def output(
+    job: GenerationRequest,
+    choices: Sequence[OutputProcessor],
+    growing: Sequence[CompletionBuilder],
+    labels: TokenLabels,
+) -> Output:
     """All choices of a job that are shown, best first where more were drawn."""
     return Output(
         prompt_token_ids=job.requests[0].prompt,
         cached_tokens=max(choice.cached_tokens for choice in choices),
         outputs=tuple(
             _completion(index, job, choices[drawn], growing[drawn], labels)
-            for index, drawn in enumerate(shown(job, choices))
+            for index, drawn in enumerate(best_choices(job, choices))
         ),
         prompt_logprobs=_of_prompt(job, choices[0], labels),
     )
 
 
-def _completion(index: int, job: Job, choice: Choice, grown: CompletionBuilder, labels: Labels) -> Completion:
+def _completion(
+    index: int, job: GenerationRequest, choice: OutputProcessor, grown: CompletionBuilder, labels: TokenLabels
+) -> Completion:
     """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
     ids = tuple(grown.token_ids[: choice.num_tokens])
     told = job.logprobs >= 0
@@ -60,7 +67,9 @@ def _completion(index: int, job: Job, choice: Choice, grown: CompletionBuilder, 
     )
 
 
-def _of_prompt(job: Job, choice: Choice, labels: Labels) -> tuple[TokenLogprobs | None, ...] | None:
+def _of_prompt(
+    job: GenerationRequest, choice: OutputProcessor, labels: TokenLabels
+) -> tuple[TokenLogprobs | None, ...] | None:
     if job.prompt_logprobs < 0:
         return None
     ids = job.requests[0].prompt[1:]
@@ -70,7 +79,7 @@ def _of_prompt(job: Job, choice: Choice, labels: Labels) -> tuple[TokenLogprobs 
     return (None, *found)
 
 
-def _at(token: int, found: Logprobs, num_top: int, labels: Labels) -> TokenLogprobs:
+def _at(token: int, found: Logprobs, num_top: int, labels: TokenLabels) -> TokenLogprobs:
     made = {token: Logprob(logprob=found.logprob, rank=found.rank, decoded_token=labels.token(token))}
     for rank, (other, value) in enumerate(zip(found.top_ids[:num_top], found.top, strict=False), 1):
         made.setdefault(other, Logprob(logprob=value, rank=rank, decoded_token=labels.token(other)))

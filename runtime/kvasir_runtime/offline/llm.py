@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from kvasir_api.command import describe
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.client.engine_process import ENGINE_COMMAND
+from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
+from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.offline.async_llm import AsyncLLM, EngineError
 from kvasir_runtime.offline.outputs import EmbeddingOutput, Output
 from kvasir_runtime.offline.progress import ProgressBars
 from kvasir_runtime.offline.sampling_params import BeamSearchParams, SamplingParams
-from kvasir_runtime.server.parsing.parts import Content, Reasoning
-from kvasir_runtime.server.prepare import Job
 from kvasir_runtime.wire import Ready
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -154,14 +154,16 @@ class LLM:
         with self._bars.generating(len(jobs)) as on_output:
             return self._run(self._llm.answers(jobs, on_output, num_at_once=2 * self.facts.max_sequences))
 
-    def _jobs(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Job]:
+    def _jobs(
+        self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool
+    ) -> list[GenerationRequest]:
         if self._closed:
             raise EngineError("this LLM is closed")
         asked = (params or SamplingParams()).fields(chat=chat)
         jobs = [self._llm.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
         return self._run(self._llm.checked(jobs))
 
-    def _single(self, body: dict[str, Any], params: SamplingParams | None, *, chat: bool) -> Job:
+    def _single(self, body: dict[str, Any], params: SamplingParams | None, *, chat: bool) -> GenerationRequest:
         (job,) = self._jobs([body], params, chat=chat)
         if len(job.requests) > 1:
             raise ValueError("stream() gives one answer; n must be 1")

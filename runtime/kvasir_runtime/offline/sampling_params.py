@@ -4,11 +4,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kvasir_runtime.server import bodies
-from kvasir_runtime.server.bodies import MAX_CHOICES, MAX_COUNT, MAX_LOGPROBS, Strict
+from kvasir_runtime.frontend.protocol import sampling_fields
+from kvasir_runtime.frontend.protocol.sampling_fields import MAX_CHOICES, MAX_COUNT, MAX_LOGPROBS
+from kvasir_runtime.frontend.protocol.validation import StrictModel
 
 
-class SamplingParams(bodies.SamplingParams):
+class SamplingParams(sampling_fields.SamplingFields):
     """docs/api.md has the meanings. logprobs: how many of the likeliest tokens are told beside each of an answer.
 
     best_of: draw so many and give the n of the highest total probability; with use_beam_search the width.
@@ -27,7 +28,7 @@ class SamplingParams(bodies.SamplingParams):
         return asked
 
 
-class BeamSearchParams(Strict):
+class BeamSearchParams(StrictModel):
     """Search for the beam_width likeliest answers. Names are vLLM's; the rules are those of transformers."""
 
     beam_width: int = Field(ge=1, le=MAX_CHOICES)
@@ -37,7 +38,7 @@ class BeamSearchParams(Strict):
     length_penalty: float = Field(1.0, ge=-10, le=10)
     early_stopping: bool | Literal["never"] = False
     include_stop_str_in_output: bool = False
-    stop_token_ids: list[bodies.TokenId] = Field([], max_length=bodies.MAX_STOP_IDS)
+    stop_token_ids: list[sampling_fields.TokenId] = Field([], max_length=sampling_fields.MAX_STOP_IDS)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     def sampling(self) -> SamplingParams:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Join, Plan, Results
-from kvasir_runtime.guide.compiler import Compiler
+from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import Head
@@ -39,7 +39,7 @@ from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Sampling
 
 if TYPE_CHECKING:
-    from kvasir_runtime.guide.matcher import Guide
+    from kvasir_runtime.guide.matcher import GrammarMatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class LaunchedStep:
     finish: Callable[[], None] | None = None
     drawn: StepOutput = field(default_factory=StepOutput)
     event: StreamEvent | None = None
-    final: list["Guide"] = field(default_factory=list)
+    final: list["GrammarMatcher"] = field(default_factory=list)
     results: Results | None = None
-    ending: list["Guide"] = field(default_factory=list)
+    ending: list["GrammarMatcher"] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -108,7 +108,7 @@ class ModelRunner:
         logits_processors: LogitsProcessors,
         stream: DeviceStream,
         facts: RunnerFacts,
-        grammars: Compiler | None = None,
+        grammars: GrammarCompiler | None = None,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined.

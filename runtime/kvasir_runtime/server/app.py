@@ -1,13 +1,10 @@
-"""The http port: OpenAI's API, the other surfaces, /health and /metrics.
+"""The application of the http port: the routes of every API, /health and /metrics.
 
-Built once by the process. Routes are thin: they name a body's meaning and hand an Answering back. Every error leaves
-here in the shape of its path's surface, also those of routing.
+Built once by the process. Each folder of api/ adds its own routes. Every error, also one of routing, is written in the
+shape of its path's API.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -19,40 +16,31 @@ from starlette.types import ASGIApp
 
 from kvasir_api import __version__, openai_errors, surfaces
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.server import aborts, interrupts, metrics, prepare, tokens
-from kvasir_runtime.server.aborts import AbortBody, AbortOneBody
-from kvasir_runtime.server.bodies import ChatBody, CompletionBody
-from kvasir_runtime.server.bodyread import read_body
-from kvasir_runtime.server.edge import Edge
-from kvasir_runtime.server.generation import Prepared, answering
-from kvasir_runtime.server.handed import HandedAnswer
-from kvasir_runtime.server.interrupts import ResultsBody
-from kvasir_runtime.server.jsons import body_schema, json_response
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.server.api.anthropic import routes as anthropic
+from kvasir_runtime.server.api.ollama import routes as ollama
+from kvasir_runtime.server.api.openai import routes as openai
+from kvasir_runtime.server.api.pooling.routes import add_pooling
+from kvasir_runtime.server.api.responses import routes as responses
+from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.json_response import json_response
+from kvasir_runtime.server.middleware import Middleware
+from kvasir_runtime.server.observability import metrics
 from kvasir_runtime.server.openapi import described
-from kvasir_runtime.server.pod import Pod
-from kvasir_runtime.server.pooling.routes import add_pooling
-from kvasir_runtime.server.prepare import Served
-from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.surfaces.messages import routes as messages
-from kvasir_runtime.server.surfaces.ollama import routes as ollama
-from kvasir_runtime.server.surfaces.responses import routes as responses
-from kvasir_runtime.server.tokens import DetokenizeBody, TokenizeBody
 
 
-def http_app(pod: Pod) -> ASGIApp:
+def http_app(pod: AppState) -> ASGIApp:
     """The application of the http port, with its edge."""
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
-    _add_generation(app, pod)
+    openai.add(app, pod)
     responses.add(app, pod)
-    messages.add(app, pod)
+    anthropic.add(app, pod)
     ollama.add(app, pod)
     add_pooling(app, pod)
-    _add_tokens(app, pod)
-    _add_models(app, pod)
     _add_health(app, pod)
     app.openapi = lambda: described(app, pod.names)  # type: ignore[method-assign]
-    edged: ASGIApp = Edge(
+    edged: ASGIApp = Middleware(
         app,
         lets_in=pod.keys.let_in,
         snapshot=pod.snapshot,
@@ -70,78 +58,7 @@ def http_app(pod: Pod) -> ASGIApp:
     return edged
 
 
-def _add_generation(app: FastAPI, pod: Pod) -> None:
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
-    async def completions(request: Request) -> Response:
-        return await answering(request, pod, lambda raw, served: Prepared(job=prepare.job(raw, served, chat=False)))
-
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
-    async def chat_completions(request: Request) -> Response:
-        return await answering(request, pod, lambda raw, served: Prepared(job=prepare.job(raw, served, chat=True)))
-
-    @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ResultsBody))
-    async def tool_results(answer_id: str, request: Request) -> Response:
-        body = interrupts.parsed(await read_body(request, pod.options.max_body_bytes))
-        answer = next((one for one in pod.running.named(answer_id) if isinstance(one, HandedAnswer)), None)
-        if answer is None:
-            raise Refused(openai_errors.answer_not_running(answer_id))
-        accepted = await answer.hand_in(body.results)
-        return json_response({"id": answer_id, "object": "chat.completion.tool_results", "accepted": accepted})
-
-    @app.post("/abort_requests", openapi_extra=body_schema(AbortBody))
-    async def abort_requests(request: Request) -> Response:
-        return await _abort(request, aborts.of_vllm)
-
-    @app.post("/abort_request", openapi_extra=body_schema(AbortOneBody))
-    async def abort_request(request: Request) -> Response:
-        return await _abort(request, aborts.of_sglang)
-
-    async def _abort(request: Request, ids_of: Callable[[bytes], Sequence[str]]) -> Response:
-        raw = await read_body(request, pod.options.max_body_bytes)
-        return json_response({"num_aborted": sum(map(pod.running.abort, ids_of(raw)))})
-
-
-def _add_tokens(app: FastAPI, pod: Pod) -> None:
-    async def answer(request: Request, made: Callable[[bytes, Served], dict[str, Any]]) -> Response:
-        opened = pod.open_or_refuse()
-        raw = await read_body(request, pod.options.max_body_bytes)
-        loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(pod.threads, made, raw, opened.served))
-
-    @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
-    async def tokenize(request: Request) -> Response:
-        return await answer(request, tokens.tokenize)
-
-    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
-    async def detokenize(request: Request) -> Response:
-        return await answer(request, tokens.detokenize)
-
-
-def _add_models(app: FastAPI, pod: Pod) -> None:
-    def document(name: str) -> dict[str, Any]:
-        limit = pod.opened.served.max_context if pod.opened is not None else None
-        return {
-            "id": name,
-            "object": "model",
-            "created": pod.created,
-            "owned_by": "kvasir",
-            "root": pod.names[0],
-            "parent": None,
-            "max_model_len": limit,
-        }
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return json_response({"object": "list", "data": [document(name) for name in pod.names]})
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        if name not in pod.names:
-            raise Refused(openai_errors.model_not_found(name))
-        return json_response(document(name))
-
-
-def _add_health(app: FastAPI, pod: Pod) -> None:
+def _add_health(app: FastAPI, pod: AppState) -> None:
     @app.get("/health")
     async def health() -> Response:
         ready = pod.lifecycle.ready

@@ -9,7 +9,7 @@ from kvasir_runtime.wire import Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartSummary:
     """Seconds of the start by part, and the addresses that listen."""
 
     names: tuple[str, ...]
@@ -20,7 +20,7 @@ class Start:
     find_s: float
 
 
-def banner(ready: Ready, start: Start) -> str:
+def banner(ready: Ready, start: StartSummary) -> str:
     """Several lines, aligned."""
     concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
     cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token

@@ -14,7 +14,7 @@ from rich.console import Console as Rich
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from kvasir_api import names
-from kvasir_runtime.server.banner import Start, banner, progress_line
+from kvasir_runtime.server.banner import StartSummary, banner, progress_line
 from kvasir_runtime.wire import Ready
 
 LINE_EVERY_S: Final = 5.0
@@ -65,7 +65,7 @@ class Console:
         else:
             self._say(progress_line(phase, fraction, eta_s, message))
 
-    def ready(self, facts: Ready, start: Start) -> None:
+    def ready(self, facts: Ready, start: StartSummary) -> None:
         """The banner."""
         self.close()
         if self._form == "json":

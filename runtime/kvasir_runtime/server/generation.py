@@ -12,35 +12,35 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
 from kvasir_runtime.server.admission import queue_refusal
-from kvasir_runtime.server.answers import OpenAi
-from kvasir_runtime.server.bodyread import read_body
-from kvasir_runtime.server.framing import Framing
-from kvasir_runtime.server.handed import HandedAnswer
-from kvasir_runtime.server.logprobs import Labels
-from kvasir_runtime.server.pod import Opened, Pod
-from kvasir_runtime.server.prepare import Job, Served
-from kvasir_runtime.server.refusals import Refused
-from kvasir_runtime.server.streams import Answering, StreamedAnswer, WholeAnswer
+from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
+from kvasir_runtime.server.api.serializer import Serializer
+from kvasir_runtime.server.app_state import AppState, ServedModel
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.streaming import GenerationResponse, StreamedResponse, WholeResponse
+from kvasir_runtime.server.tool_result_stream import ToolResultStream
 
-FramingOf = Callable[[Job, int, str, Labels], Framing]
+FramingOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRequest:
     """A job and how its answer is written."""
 
-    job: Job
-    framing: FramingOf = OpenAi
+    job: GenerationRequest
+    framing: FramingOf = OpenAiSerializer
 
 
-async def answering(
+async def respond(
     request: Request,
-    pod: Pod,
-    prepare: Callable[[bytes, Served], Prepared],
+    pod: AppState,
+    prepare: Callable[[bytes, ModelProfile], PreparedRequest],
     *,
     on_end: Callable[[], None] = lambda: None,
-) -> Answering:
+) -> GenerationResponse:
     """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
     arrived = pod.clock()
     opened = pod.open_or_refuse()
@@ -65,7 +65,9 @@ async def answering(
         pod.leave()
         on_end()
 
-    form = WholeAnswer if not prepared.job.stream else HandedAnswer if prepared.job.interrupts else StreamedAnswer
+    form = (
+        WholeResponse if not prepared.job.stream else ToolResultStream if prepared.job.interrupts else StreamedResponse
+    )
     return form(
         prepared.job,
         opened.client,
@@ -81,7 +83,7 @@ async def answering(
     )
 
 
-def check_queue(pod: Pod, opened: Opened, num_new: int) -> None:
+def check_queue(pod: AppState, opened: ServedModel, num_new: int) -> None:
     """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
     refusal = queue_refusal(
         opened.client.state,

@@ -11,7 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvasir_runtime.server.protocol import BoundedProtocol
+from kvasir_runtime.server.http_limits import BoundedProtocol
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75

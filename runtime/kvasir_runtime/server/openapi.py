@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from kvasir_api import surfaces
-from kvasir_runtime.server.answers import ChatChoice, TextPiece, Usage
-from kvasir_runtime.server.pooling.documents import Embeddings, Ranking, Scores
-from kvasir_runtime.server.pooling.routes import RERANK_PATHS, SCORE_PATHS
+from kvasir_runtime.frontend.pooling.documents import Embeddings, Ranking, Scores
+from kvasir_runtime.server.api.openai.serialize import ChatChoice, TextPiece, Usage
+from kvasir_runtime.server.api.pooling.routes import RERANK_PATHS, SCORE_PATHS
 
 Document = dict[str, Any]
 REFS: Final = "#/components/schemas/"

@@ -19,17 +19,19 @@ from kvasir_runtime import source
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.engine_process import EngineProcess
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.server import keys, listen, tokenizer, tracing
+from kvasir_runtime.frontend import tokenizer
+from kvasir_runtime.frontend.generation_config import generation_defaults
+from kvasir_runtime.frontend.pooling.capabilities import capabilities
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
+from kvasir_runtime.frontend.tool_choice import formats_of
+from kvasir_runtime.server import auth, listen
 from kvasir_runtime.server.app import http_app
-from kvasir_runtime.server.banner import Start
-from kvasir_runtime.server.calling import formats_of
+from kvasir_runtime.server.app_state import AppState, ServedModel
+from kvasir_runtime.server.banner import StartSummary
 from kvasir_runtime.server.console import Console
-from kvasir_runtime.server.defaults import defaults
-from kvasir_runtime.server.ops import ops_app
-from kvasir_runtime.server.pod import Opened, Pod
-from kvasir_runtime.server.pooling.abilities import abilities
-from kvasir_runtime.server.prepare import Served
-from kvasir_runtime.server.verdicts import Verdicts
+from kvasir_runtime.server.observability import tracing
+from kvasir_runtime.server.ops_app import ops_app
 from kvasir_runtime.wire import Progress, Ready
 
 LAST_WORDS_S: Final = 0.2
@@ -44,7 +46,7 @@ class ServeProcess:
         names = options.served_model_name or (source.name_of(options.model),)
         self._options = options
         self._console = console
-        self._pod = Pod(options=options, names=names, created=int(time.time()))
+        self._pod = AppState(options=options, names=names, created=int(time.time()))
         self._child = child
         self._client: EngineClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,11 +122,11 @@ class ServeProcess:
         pod.tracing = tracing.opened(given.otlp_traces_endpoint, pod.names[0], given.otlp_sample_percent)
         await asyncio.to_thread(pod.keys.load, may_come=bool(given.revision))
         if pod.keys.watched:
-            self._tasks.append(asyncio.create_task(keys.watch(pod.keys)))
+            self._tasks.append(asyncio.create_task(auth.watch(pod.keys)))
         asked = time.monotonic()
         folder = await asyncio.to_thread(source.resolve, self._options.model)
         found = time.monotonic()
-        said = await asyncio.to_thread(defaults, folder, self._options)
+        said = await asyncio.to_thread(generation_defaults, folder, self._options)
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
         try:
             ready = await self._start_engine(folder, loading)
@@ -132,12 +134,12 @@ class ServeProcess:
         finally:
             loading.cancel()
         assert self._client is not None
-        pod.opened = Opened(
-            served=Served(
+        pod.opened = ServedModel(
+            served=ModelProfile(
                 names=pod.names,
                 tokenizer=loaded,
                 max_context=min(ready.max_model_len, ready.capacity_tokens),
-                abilities=abilities(folder, self._options, ready, loaded),
+                abilities=capabilities(folder, self._options, ready, loaded),
                 defaults=said,
                 ready=ready,
                 written=formats_of(loaded.template, self._options.tool_call_parser, self._options.reasoning_parser),
@@ -148,7 +150,7 @@ class ServeProcess:
             fingerprint=_fingerprint(pod.names[0], ready),
             start=state.Start(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
             folder=folder,
-            verdicts=Verdicts(folder, loaded.vocab_size, observe=pod.metrics.grammar),
+            verdicts=GrammarValidator(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )
         pod.metrics.opened(ready, self._options)
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
@@ -158,7 +160,9 @@ class ServeProcess:
         total_s = time.monotonic() - self._began
         console.ready(
             ready,
-            Start(names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=found - self._began),
+            StartSummary(
+                names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=found - self._began
+            ),
         )
 
     async def _unlocked(self) -> None:
@@ -167,7 +171,7 @@ class ServeProcess:
             self._pod.lifecycle.advance("warming", 1.0, message=why)
             self._console.show("waiting for keys", 1.0, message=why)
         while self._pod.keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
-            await asyncio.sleep(keys.LOOK_EVERY_S)
+            await asyncio.sleep(auth.LOOK_EVERY_S)
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""

@@ -6,7 +6,7 @@ import click
 
 from kvasir_runtime.commands.chat import Screen, answer, converse
 from kvasir_runtime.commands.conversation import Conversation
-from kvasir_runtime.server.parsing.parts import Content, Reasoning
+from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
 
 THOUGHT = [Reasoning("\nAre two"), Reasoning(" enough?\n"), Content("\n\nYes"), Content(", two.")]
 

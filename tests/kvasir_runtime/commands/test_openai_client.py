@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_runtime.commands.openai_client import ServerError, base_url, pieces, refusal
-from kvasir_runtime.server.parsing.parts import Content, Reasoning
+from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
 
 TEXT = b'data: {"choices":[{"delta":{"content":"%s"}}]}\n'
 END = b"data: [DONE]\n"

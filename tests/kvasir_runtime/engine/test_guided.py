@@ -20,7 +20,7 @@ from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.start import limits_of, ready_of
 from kvasir_runtime.engine.trace import TraceFile, records
-from kvasir_runtime.guide import trial, vocabulary
+from kvasir_runtime.guide import validate, vocabulary
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import Grammar, Hello, Submit
 
@@ -93,7 +93,7 @@ def served(folder, requests, *, depth=1, trace=None, device_stream=None, **optio
 
 def guided(name, grammar, words, prompt=(9, 8, 7), **sampling):
     """A request whose grammar has been tried out, as the API process does it."""
-    found = trial.verdict(grammar, words)
+    found = validate.verdict(grammar, words)
     assert not found.error
     return request(name, prompt, **{"max_tokens": 150, "grammar": found.grammar, **sampling})
 

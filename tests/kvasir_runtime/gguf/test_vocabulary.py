@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Encoder
 from fakes import checkpoints, ggufs, tiny_tokenizer
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.frontend import tokenizer
 from kvasir_runtime.gguf import vocabulary
-from kvasir_runtime.server import tokenizer
 
 CORPUS = (
     "", " ", "  two  blanks", "Hello, world! It's 2024 and we'RE 12345 ok", "\n\n\tindented\r\n  more\n ", "naïve",

@@ -5,8 +5,8 @@ import pytest
 from llguidance.numpy import allocate_token_bitmask
 
 from fakes import grammars
-from kvasir_runtime.guide import trial
-from kvasir_runtime.guide.matcher import Guide
+from kvasir_runtime.guide import validate
+from kvasir_runtime.guide.matcher import GrammarMatcher
 from kvasir_runtime.wire import Sampling
 
 ALL = grammars.all_of_them()
@@ -42,11 +42,11 @@ def test_every_keyword_that_the_library_lists_is_in_the_corpus():
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_written_is_valid(words, name):
     grammar, right = ALL[name]
-    found = trial.verdict(grammar, words)
+    found = validate.verdict(grammar, words)
     assert found.error == ""
     matcher, ended = words.matcher(found.grammar), 0
     for seed in range(8):
-        guide = Guide(matcher.deep_copy(), Sampling(max_tokens=1, grammar=grammar), (0,))
+        guide = GrammarMatcher(matcher.deep_copy(), Sampling(max_tokens=1, grammar=grammar), (0,))
         tokens = written(guide, np.random.default_rng(seed), words.tokenizer.vocab_size)
         if tokens is not None:
             text = words.tokenizer.decode_bytes(tokens).decode()
@@ -57,6 +57,6 @@ def test_what_is_written_is_valid(words, name):
 
 @pytest.mark.parametrize("keyword", grammars.UNSUPPORTED)
 def test_what_cannot_be_enforced_is_refused_by_its_name(words, keyword):
-    error = trial.verdict(grammars.of_schema(grammars.UNSUPPORTED[keyword]), words).error
+    error = validate.verdict(grammars.of_schema(grammars.UNSUPPORTED[keyword]), words).error
     assert keyword in error
     assert "cannot be enforced" in error

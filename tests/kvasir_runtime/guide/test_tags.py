@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fakes.grammars import CALL, NUMBER, of_tags, tag
-from kvasir_runtime.guide import trial
+from kvasir_runtime.guide import validate
 from kvasir_runtime.wire import Grammar
 
 CALLS = of_tags(
@@ -36,7 +36,7 @@ SPECIALS = ("<|im_start|>", "<|im_end|>")
 
 def accepts(words, grammar, text):
     """Whether a text is one of the grammar, special tokens written by their names."""
-    found = trial.verdict(grammar, words)
+    found = validate.verdict(grammar, words)
     assert found.error == ""
     matcher = words.matcher(found.grammar)
     tokens = words.tokenizer.tokenize_str(text, parse_special=True)
@@ -131,7 +131,7 @@ def test_lists_of_tags(words, switches, text, right):
 )
 def test_parts(words, form, text, right):
     if right is None:
-        assert "begin must be a non-empty string" in trial.verdict(of_tags(form), words).error
+        assert "begin must be a non-empty string" in validate.verdict(of_tags(form), words).error
     else:
         assert accepts(words, of_tags(form), text) == right
 
@@ -155,7 +155,7 @@ def test_parts(words, form, text, right):
     ],
 )
 def test_documents_that_are_refused(words, document, says):
-    assert says in trial.verdict(Grammar(kind="structural_tag", text=json.dumps(document)), words).error
+    assert says in validate.verdict(Grammar(kind="structural_tag", text=json.dumps(document)), words).error
 
 
 @pytest.mark.parametrize("end", ["</think>", "<|im_end|>"])

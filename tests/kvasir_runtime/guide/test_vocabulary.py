@@ -9,9 +9,9 @@ from llguidance.numpy import allocate_token_bitmask
 
 from fakes import checkpoints, ggufs, tiny_tokenizer
 from fakes.grammars import of_schema, schema_check
-from kvasir_runtime.guide import trial, vocabulary
+from kvasir_runtime.guide import validate, vocabulary
 from kvasir_runtime.guide.errors import GrammarError
-from kvasir_runtime.guide.matcher import Guide
+from kvasir_runtime.guide.matcher import GrammarMatcher
 from kvasir_runtime.wire import Grammar, Sampling
 
 SCHEMA = {
@@ -52,10 +52,10 @@ def test_every_kind_of_tokenizer_guides(tmp_path, kind, extra):
     words = vocabulary.load(folder, size, (eos,))
     assert words.tokenizer.vocab_size == size
     grammar = of_schema(SCHEMA)
-    assert trial.verdict(grammar, words).error == ""
+    assert validate.verdict(grammar, words).error == ""
     mask, ended = allocate_token_bitmask(1, size), 0
     for seed in range(5):
-        guide = Guide(words.matcher(grammar), Sampling(max_tokens=1, grammar=grammar), (eos,))
+        guide = GrammarMatcher(words.matcher(grammar), Sampling(max_tokens=1, grammar=grammar), (eos,))
         chance, tokens, taken = np.random.default_rng(seed), [], None
         while len(tokens) < 300 and not (taken and taken.ended):
             guide.fill(mask)

@@ -11,9 +11,18 @@ import time
 import msgspec
 import pytest
 
-from kvasir_runtime.guide.talk import HEAD, LOADED, MEMORY_BYTES, WALL_S, Ask, Told, Verdict, framed
+from kvasir_runtime.frontend.structured_outputs.grammar_validator import ONE_THREAD, WORKER_COMMAND
+from kvasir_runtime.guide.protocol import (
+    HEAD,
+    LOADED,
+    MEMORY_BYTES,
+    WALL_S,
+    Verdict,
+    VerdictReply,
+    VerdictRequest,
+    framed,
+)
 from kvasir_runtime.guide.worker import death
-from kvasir_runtime.server.verdicts import ONE_THREAD, WORKER_COMMAND
 from kvasir_runtime.wire import Grammar
 
 ANY = {"type": "object"}
@@ -90,7 +99,7 @@ class Worker:
     async def ask(self, grammars):
         names = list(grammars)
         for number, name in enumerate(names):
-            self.process.stdin.write(framed(Ask(number, grammars[name])))
+            self.process.stdin.write(framed(VerdictRequest(number, grammars[name])))
         await self.process.stdin.drain()
         found = {}
         while len(found) < len(names):
@@ -100,7 +109,7 @@ class Worker:
 
     async def hear(self):
         (length,) = HEAD.unpack(await self.process.stdout.readexactly(HEAD.size))
-        return msgspec.msgpack.decode(await self.process.stdout.readexactly(length), type=Told)
+        return msgspec.msgpack.decode(await self.process.stdout.readexactly(length), type=VerdictReply)
 
 
 def with_worker(folder, work):
@@ -110,7 +119,7 @@ def with_worker(folder, work):
         process = await asyncio.create_subprocess_exec(*command, **pipes, env={**os.environ, **ONE_THREAD})
         try:
             worker = Worker(process)
-            assert await worker.hear() == Told(LOADED, Verdict(), 0.0)
+            assert await worker.hear() == VerdictReply(LOADED, Verdict(), 0.0)
             return await asyncio.wait_for(work(worker), 300)
         finally:
             process.stdin.close()

@@ -15,8 +15,8 @@ import kvasir_runtime
 from fakes import checkpoints, ggufs
 from fakes.api_process import HERE
 from kvasir_runtime import LLM, BeamSearchParams, EngineError, PromptError, SamplingParams
+from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
 from kvasir_runtime.offline.outputs import Output
-from kvasir_runtime.server.parsing.parts import Content, Reasoning
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "operator/kvasir_local/demo/model"

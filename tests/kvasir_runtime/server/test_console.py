@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvasir_runtime import log_config
-from kvasir_runtime.server.banner import Start, banner, progress_line, size
+from kvasir_runtime.server.banner import StartSummary, banner, progress_line, size
 from kvasir_runtime.server.console import LINE_EVERY_S, Console
 from kvasir_runtime.wire import Ready
 
@@ -25,7 +25,7 @@ READY = Ready(
     load_s=2.0,
     warm_s=1.0,
 )
-START = Start(names=("a", "b"), folder="/m", http="http://h:1", ops="http://h:2", total_s=6.0, find_s=0.5)
+START = StartSummary(names=("a", "b"), folder="/m", http="http://h:1", ops="http://h:2", total_s=6.0, find_s=0.5)
 
 
 def test_the_banner_has_every_fact():

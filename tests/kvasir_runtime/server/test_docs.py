@@ -7,13 +7,14 @@ from typing import get_args
 import pytest
 
 from kvasir_api.options import ReasoningParser, ToolCallParser
-from kvasir_runtime.server import bodies, known, tokens
-from kvasir_runtime.server.parsing import formats
-from kvasir_runtime.server.pooling import bodies as pooled
-from kvasir_runtime.server.surfaces.messages import body as messages
-from kvasir_runtime.server.surfaces.ollama import body as ollama
-from kvasir_runtime.server.surfaces.ollama import options
-from kvasir_runtime.server.surfaces.responses import body as responses
+from kvasir_runtime.frontend.parsing import formats
+from kvasir_runtime.frontend.pooling import protocol as pooled
+from kvasir_runtime.frontend.protocol import generation, ignored_fields
+from kvasir_runtime.server.api.anthropic import protocol as messages
+from kvasir_runtime.server.api.ollama import options
+from kvasir_runtime.server.api.ollama import protocol as ollama
+from kvasir_runtime.server.api.openai import tokenize
+from kvasir_runtime.server.api.responses import protocol as responses
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "api.md").read_text()
@@ -21,9 +22,9 @@ NAMED = set(re.findall(r"`([a-z_.0-9]+)`", PAGE))
 
 
 def test_every_field_is_on_the_page():
-    fields = {*bodies.CompletionBody.model_fields, *bodies.ChatBody.model_fields, *known.LABELS}
-    fields |= {*known.COMPLETION, *known.CHAT, *known.TOKENIZE}
-    fields |= {*tokens.TokenizeBody.model_fields, *tokens.DetokenizeBody.model_fields}
+    fields = {*generation.CompletionBody.model_fields, *generation.ChatBody.model_fields, *ignored_fields.LABELS}
+    fields |= {*ignored_fields.COMPLETION, *ignored_fields.CHAT, *ignored_fields.TOKENIZE}
+    fields |= {*tokenize.TokenizeBody.model_fields, *tokenize.DetokenizeBody.model_fields}
     assert fields - NAMED - {"stream_options"} == set()
 
 
@@ -39,7 +40,7 @@ def test_every_row_of_the_table_of_fields_is_a_field():
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = {name.split(".")[0] for cell in first for name in re.findall(r"`([a-z_.]+)`", cell)}
     assert len(named) > 40
-    assert named - {*bodies.CompletionBody.model_fields, *bodies.ChatBody.model_fields} == set()
+    assert named - {*generation.CompletionBody.model_fields, *generation.ChatBody.model_fields} == set()
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,16 @@ import re
 from pathlib import Path
 
 from kvasir_api.options import ServeOptions, flag
-from kvasir_runtime.server import bodies, known
+from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "from-vllm.md").read_text()
 FIELDS = {
-    *bodies.CompletionBody.model_fields,
-    *bodies.ChatBody.model_fields,
-    *known.LABELS,
-    *known.COMPLETION,
-    *known.CHAT,
+    *generation.CompletionBody.model_fields,
+    *generation.ChatBody.model_fields,
+    *ignored_fields.LABELS,
+    *ignored_fields.COMPLETION,
+    *ignored_fields.CHAT,
 }
 
 
@@ -49,7 +49,9 @@ def test_every_field_that_differs_is_named_and_none_that_does_not_exist():
     named = {name for field, _ in rows("Fields of requests") for name in re.findall(r"`([a-z_]+)`", field)}
     assert named - FIELDS == set()
     vllm = (Path(__file__).parent / "test_vllm_fields.py").read_text()
-    restricted = {*known.COMPLETION, *known.CHAT, *known.LABELS} & set(re.findall(r"\w+", vllm))
+    restricted = {*ignored_fields.COMPLETION, *ignored_fields.CHAT, *ignored_fields.LABELS} & set(
+        re.findall(r"\w+", vllm)
+    )
     assert restricted - named - {"user", "model", "metadata", "parallel_tool_calls"} == set()
 
 

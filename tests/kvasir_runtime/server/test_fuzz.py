@@ -6,12 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import tiny_tokenizer
-from kvasir_runtime.server import bodies, known, prepare
-from kvasir_runtime.server.prepare import Served
-from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
-SERVED = Served(names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=64)
-NAMES = sorted({*bodies.CompletionBody.model_fields, *bodies.ChatBody.model_fields, *known.CHAT, *known.COMPLETION})
+SERVED = ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=64)
+NAMES = sorted(
+    {
+        *generation.CompletionBody.model_fields,
+        *generation.ChatBody.model_fields,
+        *ignored_fields.CHAT,
+        *ignored_fields.COMPLETION,
+    }
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -28,7 +36,7 @@ def outcome(raw, chat):
     status = 200
     requests = ()
     try:
-        requests = prepare.job(raw, SERVED, chat=chat).requests
+        requests = prepare.from_bytes(raw, SERVED, chat=chat).requests
     except Refused as refused:
         status = refused.error.status
     assert status == 200 if requests else 400 <= status < 500

@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from kvasir_runtime.server import bodies, known
-from kvasir_runtime.server.refusals import Refused
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
 
 def named(text):
@@ -40,9 +40,12 @@ OF_COMPLETION = named("prompt suffix prompt_embeds")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION = {"model": "m", "prompt": "x"}
 CASES = [
-    *((bodies.chat, CHAT, known.CHAT, bodies.ChatBody, name) for name in (*SHARED, *OLDER, *OF_CHAT)),
     *(
-        (bodies.completion, COMPLETION, known.COMPLETION, bodies.CompletionBody, n)
+        (generation.parse_chat, CHAT, ignored_fields.CHAT, generation.ChatBody, name)
+        for name in (*SHARED, *OLDER, *OF_CHAT)
+    ),
+    *(
+        (generation.parse_completion, COMPLETION, ignored_fields.COMPLETION, generation.CompletionBody, n)
         for n in (*SHARED, *OLDER, *OF_COMPLETION)
     ),
 ]
@@ -52,9 +55,9 @@ CASES = [
     ("read", "least", "table", "model", "name"), CASES, ids=[f"{case[3].__name__}-{case[4]}" for case in CASES]
 )
 def test_every_field_of_vllm_has_an_answer(read, least, table, model, name):
-    assert name in {*model.model_fields, *table, *known.LABELS}
+    assert name in {*model.model_fields, *table, *ignored_fields.LABELS}
     read(json.dumps(least | ({name: None} if name not in least else {})).encode())  # null asks for nothing, everywhere
-    if name in known.LABELS:
+    if name in ignored_fields.LABELS:
         assert read(json.dumps({**least, name: {"any": 1}}).encode()) == read(json.dumps(least).encode())
     elif name in table and name not in model.model_fields:
         with pytest.raises(Refused) as caught:
@@ -79,5 +82,5 @@ def test_every_field_of_vllm_has_an_answer(read, least, table, model, name):
 )
 @pytest.mark.parametrize("chat", [False, True])
 def test_values_that_ask_for_nothing_change_nothing(chat, name, value):
-    read, least = (bodies.chat, CHAT) if chat else (bodies.completion, COMPLETION)
+    read, least = (generation.parse_chat, CHAT) if chat else (generation.parse_completion, COMPLETION)
     assert read(json.dumps({**least, name: value}).encode()) == read(json.dumps(least).encode())

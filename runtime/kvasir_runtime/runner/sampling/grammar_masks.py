@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Plan, Results
-from kvasir_runtime.guide.compiler import Compiler
+from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
 from kvasir_runtime.kernels.ops import Ops
@@ -25,7 +25,7 @@ from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import RowState
 
 if TYPE_CHECKING:
-    from kvasir_runtime.guide.matcher import Guide
+    from kvasir_runtime.guide.matcher import GrammarMatcher
 
 _NEVER = float("-inf")
 
@@ -40,7 +40,7 @@ class GuidedChunk:
     place: int
     row: int
     position: int
-    guide: "Guide | str"
+    guide: "GrammarMatcher | str"
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class GrammarMaskBatch:
     masks: "Future[NDArray[np.int32]] | None" = None
     discarded: set[int] = field(default_factory=set)
 
-    def discard(self, guide: "Guide | str") -> None:
+    def discard(self, guide: "GrammarMatcher | str") -> None:
         """What was to be drawn by a guide comes to nothing."""
         self.discarded |= {one.place for one in self.guided if one.guide is guide}
 
@@ -66,10 +66,10 @@ class GrammarMaskBatch:
 class GrammarMasks:
     """State of the guided rows; all others are unknown to it."""
 
-    def __init__(self, compiler: Compiler, ops: Ops, stream: DeviceStream) -> None:
+    def __init__(self, compiler: GrammarCompiler, ops: Ops, stream: DeviceStream) -> None:
         self._compiler = compiler
         self._ops, self._stream = ops, stream
-        self._guides: dict[int, Guide | str] = {}
+        self._guides: dict[int, GrammarMatcher | str] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def apply(self, plan: Plan) -> None:
@@ -129,7 +129,7 @@ class GrammarMasks:
     @torch.inference_mode()
     def accept(
         self, results: Results, mask_batch: GrammarMaskBatch, rows: RowState, logits_processors: LogitsProcessors
-    ) -> tuple[Results, list["Guide"]]:
+    ) -> tuple[Results, list["GrammarMatcher"]]:
         """The results with what the drawn tokens led to. Forced tokens are appended to the rows that are still held.
 
         Second the guides that do not want what may have been launched to be drawn after these tokens.

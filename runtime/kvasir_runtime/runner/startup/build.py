@@ -17,7 +17,7 @@ from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import CapacityError
-from kvasir_runtime.guide.compiler import Compiler
+from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels import cache_rows
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
@@ -143,7 +143,7 @@ def _sized(
     limit: int,
     device: torch.device,
     key: dict[str, str],
-    grammars: Compiler,
+    grammars: GrammarCompiler,
 ) -> ModelRunner:
     """Measured, or as an earlier start was, and with the cache that memory allows then. made: `assemble` but for sizes.
 
@@ -179,7 +179,7 @@ def _fitted(facts: RunnerFacts, options: ServeOptions, limit: int, memory: capac
     return replace(facts, max_model_len=capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens))
 
 
-def grammars_of(folder: Path, facts: RunnerFacts) -> Compiler:
+def grammars_of(folder: Path, facts: RunnerFacts) -> GrammarCompiler:
     """What compiles grammars for this model. Nothing is loaded before the first."""
 
     def load() -> "Vocabulary":
@@ -187,7 +187,7 @@ def grammars_of(folder: Path, facts: RunnerFacts) -> Compiler:
 
         return vocabulary.load(folder, facts.vocab_size, facts.eos_token_ids)
 
-    return Compiler(load, facts.eos_token_ids)
+    return GrammarCompiler(load, facts.eos_token_ids)
 
 
 def assemble(
@@ -196,7 +196,7 @@ def assemble(
     facts: RunnerFacts,
     device: torch.device,
     dtype: torch.dtype,
-    grammars: Compiler | None = None,
+    grammars: GrammarCompiler | None = None,
     device_stream: DeviceStream | None = None,
     capturers: Callable[[], GraphCapturer] | None = None,
 ) -> ModelRunner:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fakes.overlapping import Overlapping
-from kvasir_runtime.guide.compiler import Compiler
+from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.ops import CPU
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
 from kvasir_runtime.runner.state.device_stream import HostStream
@@ -36,7 +36,7 @@ def test_only_allowed_ids_remain_and_only_in_guided_rows(device_stream, vocab, k
     chance = np.random.default_rng(vocab)
     logits, bits = torch.randn(4, vocab), chance.integers(0, 2, (2, known)).astype(bool)
     before = logits.clone()
-    GrammarMasks(Compiler(unused, ()), CPU, device_stream).mask_logits(logits, {}, batch_of([1, 3], bits))
+    GrammarMasks(GrammarCompiler(unused, ()), CPU, device_stream).mask_logits(logits, {}, batch_of([1, 3], bits))
     allowed = np.zeros((2, vocab), dtype=bool)
     allowed[:, : min(vocab, known)] = bits[:, :vocab]
     for row, mask in zip((1, 3), allowed, strict=True):
@@ -50,5 +50,5 @@ def test_where_others_forbade_all_that_is_allowed_the_mask_alone_decides(device_
     bits = np.array([[True, True, False, False]] * 2)
     logits = torch.tensor([[NEVER, NEVER, 3.0, 4.0], [NEVER, 2.0, 3.0, 4.0]])
     torn = {0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 1: torch.tensor([9.0, 2.0, 3.0, 4.0])}
-    GrammarMasks(Compiler(unused, ()), CPU, device_stream).mask_logits(logits, torn, batch_of([0, 1], bits))
+    GrammarMasks(GrammarCompiler(unused, ()), CPU, device_stream).mask_logits(logits, torn, batch_of([0, 1], bits))
     assert logits.tolist() == [[1.0, 2.0, NEVER, NEVER], [NEVER, 2.0, NEVER, NEVER]]

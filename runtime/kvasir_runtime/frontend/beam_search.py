@@ -1,0 +1,52 @@
+"""Answers that are searched for with beams instead of drawn: what may not be asked of them, what the engine is told.
+
+Called by prepare.py. Names are vLLM's: use_beam_search makes n
+(or best_of) the width; the n best answers come at the end, also in a stream, as no token is certain before.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvasir_api import openai_errors
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.protocol.generation import Body
+from kvasir_runtime.wire import Beam, Ready, Request
+
+
+def width_of(body: Body) -> int:
+    """Beams for each prompt; 0 where the answer is drawn."""
+    return max(body.n, getattr(body, "best_of", None) or 1) if body.use_beam_search else 0
+
+
+def fitting(body: Body, prompt_tokens: int, limit: int, ready: Ready | None) -> int:
+    """Tokens that prompt and answer may have: limit, or less where all beams must find a place in the cache.
+
+    ready: what the engine said of itself; without it the engine decides. Raises Refused when it is too narrow for them.
+    """
+    width = width_of(body)
+    if not width or ready is None:
+        return limit
+    if width > ready.max_sequences:
+        raise _refused(f"{width} beams are more than the {ready.max_sequences} sequences that run at a time", "n")
+    beam = Beam(width=width, answers=())
+    return min(limit, beam.max_length(prompt_tokens, ready.capacity_tokens // ready.block_size, ready.block_size))
+
+
+def searched(body: Body, requests: Sequence[Request]) -> list[Request]:
+    """The requests of one prompt, one for each answer, as one search and those that are answered with it."""
+    first, *others = requests
+    if first.sampling.grammar is not None:
+        raise _refused("a beam search cannot follow a grammar", "use_beam_search")
+    beam = Beam(
+        width=width_of(body),
+        length_penalty=body.length_penalty,
+        early_stopping=body.early_stopping,
+        answers=tuple(request.request_id for request in requests),
+    )
+    replaced = msgspec.structs.replace
+    return [replaced(first, beam=beam), *(replaced(other, follows=first.request_id) for other in others)]
+
+
+def _refused(message: str, param: str) -> Refused:
+    return Refused(openai_errors.invalid(message, param=param, code="unsupported_parameter"))

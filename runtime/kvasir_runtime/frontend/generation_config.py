@@ -1,0 +1,53 @@
+"""Defaults that a checkpoint brings for how its answers are drawn: generation_config.json, as --generation-config says.
+
+Read once at start; applied by prepare to every body that says nothing about a field. Ids that end an answer are read by
+the engine from the same file.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.frontend.protocol.generation import Body
+from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
+from kvasir_runtime.frontend.tokenizer import read_json
+
+FILE: Final = "generation_config.json"
+FIELDS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""The file's keys that are taken, and what they are called in a request; the same as vLLM takes."""
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def generation_defaults(model: Path, options: ServeOptions) -> dict[str, Any]:
+    """By the names of a request's fields; {} where nothing is said. Raises ModelError for a value out of bounds."""
+    if options.generation_config == "none" or not model.is_dir():
+        return {}
+    said = read_json(model / FILE, missing_ok=True)
+    found = {ours: said[theirs] for theirs, ours in FIELDS.items() if said.get(theirs) is not None}
+    try:
+        SamplingFields.model_validate(found)
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        place = ".".join(map(str, first["loc"]))
+        message = f"{model / FILE}: {place}: {first['msg']}; start with --generation-config none to go without it"
+        raise ModelError(message) from error
+    return found
+
+
+def applied(body: _Body, said: Mapping[str, Any]) -> _Body:
+    """The body with what it does not say itself; max_tokens is left to whoever knows what fits."""
+    set_already = {*body.model_fields_set, "max_tokens"}
+    missing = {name: value for name, value in said.items() if name not in set_already}
+    return body.model_copy(update=missing) if missing else body

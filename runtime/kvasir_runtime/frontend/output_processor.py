@@ -1,0 +1,276 @@
+"""Turns the engine's events of one sequence into the text of one choice: detokenized, cut at stop strings, with reason.
+
+Pure but for the tokenizer it is given; driven by the streams once per event, so it is on the per-token path. What goes
+beside a text, logprobs and token ids, is taken after each event; it is kept only where it was asked for.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+
+from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Detokenizer
+from kvasir_runtime.frontend.logprobs import OutputToken
+from kvasir_runtime.frontend.parsing import answer_parser
+from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser
+from kvasir_runtime.frontend.parsing.parts import Content, Part, Reasoning
+from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.frontend.stop_strings import StopMatcher
+from kvasir_runtime.frontend.tokenizer import Tokenizer
+from kvasir_runtime.wire import Event, FinishReason, Logprobs, Request
+
+
+def output_processors(job: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
+    """The choices that are drawn for a job, in the order of its requests."""
+    decode = _decode(job, tokenizer)
+    return [
+        OutputProcessor(request, job, decode, echo=job.echoes[index // job.num_drawn] if job.echoes else None)
+        for index, request in enumerate(job.requests)
+    ]
+
+
+def _decode(job: GenerationRequest, tokenizer: Tokenizer) -> Decode:
+    """Without special tokens unless they are wanted, but for the marks that the readers of parts look for."""
+    if job.special:
+        return lambda ids: tokenizer.decode(ids, special=True)
+    if job.parsing is None:
+        return tokenizer.decode
+    marks = answer_parser.marks(job.parsing.tools, job.parsing.reasoning)
+    specials = tokenizer.special_tokens.items()
+    hidden = frozenset(token_id for token_id, name in specials if not any(name in mark for mark in marks))
+    return lambda ids: tokenizer.decode([token_id for token_id in ids if token_id not in hidden], special=True)
+
+
+def best_choices(job: GenerationRequest, choices: "Sequence[OutputProcessor]") -> list[int]:
+    """Indices of the choices that are shown: of each prompt the likeliest of those drawn, likeliest first."""
+    if job.num_drawn == job.num_choices:
+        return list(range(len(choices)))
+    found = []
+    for start in range(0, len(choices), job.num_drawn):
+        best = sorted(range(start, start + job.num_drawn), key=lambda index: -choices[index].cumulative)
+        found += best[: job.num_choices]
+    return found
+
+
+class OutputProcessor:
+    """One choice. stopped says that a stop string ended it, so the engine has to be told; open, that it goes on.
+
+    cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them. reasoning_tokens:
+    up to the end of the thoughts.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_detokenized",
+        "_detokenizer",
+        "_ids",
+        "_job",
+        "_lead",
+        "_min_tokens",
+        "_parser",
+        "_parts",
+        "_prompt",
+        "_said",
+        "_sent",
+        "_stops",
+        "cached_tokens",
+        "cumulative",
+        "num_tokens",
+        "open",
+        "prompt_logprobs",
+        "reasoning_tokens",
+        "request_id",
+        "stopped",
+    )
+
+    def __init__(self, request: Request, job: GenerationRequest, decode: Decode, *, echo: str | None = None) -> None:
+        before = request.prompt[-16:] if job.continues else ()
+        self.request_id = request.request_id
+        self._job = job
+        self._prompt = request.prompt
+        self._decode = decode
+        self._detokenizer = Detokenizer(decode, before)
+        self._stops = StopMatcher(job.stops, include=job.include_stop) if job.stops else None
+        self._min_tokens = request.sampling.min_tokens
+        self._lead = echo
+        self._said: deque[OutputToken] = deque()
+        self._ids: list[int] = []
+        self._parts: list[Part] = []
+        self._parser = None if job.parsing is None else AnswerParser(job.parsing, lambda: _call_id(job))
+        self._detokenized = self._sent = 0
+        self.prompt_logprobs: list[Logprobs] = []
+        self.cumulative = 0.0
+        self.num_tokens = 0
+        self.reasoning_tokens = 0
+        self.cached_tokens = 0
+        self.open = True
+        self.stopped = False
+
+    def accept(self, event: Event) -> tuple[str, FinishReason | None]:
+        """The text that an event adds and, on the last, why it ended. An event after the end adds nothing."""
+        if not self.open:
+            return "", None
+        self.cached_tokens = event.cached_tokens
+        self.prompt_logprobs += event.prompt_logprobs
+        if event.token_ids or event.finish_reason is not None:
+            lead = self._begin()
+            if self._job.only_prompt:
+                self.open = False
+                return self._released(lead), "length"
+        else:
+            lead = ""
+        text, reason = self._answer(event)
+        text = self._released(lead + text, ended=reason is not None)
+        if self._parser is not None and self._parser.full and reason is None:
+            self.open, self.stopped, reason = False, True, "stop"
+        return text, reason
+
+    @property
+    def busy(self) -> bool:
+        """It is within thoughts or a call, where nothing can be handed in."""
+        return self._parser is not None and self._parser.busy
+
+    def reopen(self) -> None:
+        """Its turn is over, and it will have another one."""
+        self.open = True
+
+    def interrupted(self, block: str) -> None:
+        """What comes next is written after a block that is not its own: a new turn."""
+        rest = self._detokenizer.flush()
+        self._detokenized += len(rest)
+        self._released(rest, ended=True)
+        self._detokenizer = Detokenizer(self._decode)
+        if self._parser is not None:
+            self._parser.restart(block)
+
+    @property
+    def called(self) -> bool:
+        """It completed calls of functions."""
+        return self._parser is not None and self._parser.called
+
+    def parts(self) -> list[Part]:
+        """What was found in the text of a chat and not given yet."""
+        found, self._parts = self._parts, []
+        return found
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stops.matched if self._stops is not None else None
+
+    def said(self) -> list[OutputToken]:
+        """Tokens whose text begins in what was released and that were not given yet; all that is left at the end."""
+        found = []
+        end = not self.open and (self._stops is None or self._stops.matched is None)
+        while self._said and (end or self._said[0].offset < self._sent):
+            found.append(self._said.popleft())
+        return found
+
+    def ids(self) -> list[int]:
+        """Token ids that were not given yet, those that ended the answer included."""
+        found, self._ids = self._ids, []
+        return found
+
+    def _answer(self, event: Event) -> tuple[str, FinishReason | None]:
+        reason = event.finish_reason
+        if self._stops is None and self._job.logprobs < 0:
+            self.num_tokens += len(event.token_ids)
+            text = self._detokenizer.push(event.token_ids)
+        else:
+            text = self._token_by_token(event)
+        self.cumulative += sum(one.logprob for one in event.logprobs)
+        if self._job.token_ids:
+            self._ids += event.token_ids
+        if self.stopped:
+            return text, "stop"
+        if reason is not None:
+            self.open = False
+            text += self._ended_by(event.stop_token_id)
+            rest, stopped = self._rest()
+            text += rest
+            reason = "stop" if stopped else reason
+        return text, reason
+
+    def _begin(self) -> str:
+        """The echo of the prompt, once, and its tokens where logprobs are wanted."""
+        lead, self._lead = self._lead, None
+        if lead is None:
+            return ""
+        if self._job.logprobs >= 0:
+            self._said.extend(_prompt_said(self._prompt, self.prompt_logprobs, self._decode, len(lead)))
+        self._detokenized += len(lead)
+        return lead
+
+    def _released(self, text: str, *, ended: bool = False) -> str:
+        self._sent += len(text)
+        if self._parser is not None:
+            parts = [*self._parser.push(text), *(self._parser.finish() if ended else ())]
+            if any(isinstance(part, Reasoning) for part in parts):
+                self.reasoning_tokens = self.num_tokens  # thoughts come first
+            self._parts += parts
+        elif self._job.chat and text:
+            self._parts.append(Content(text))
+        return text
+
+    def _token_by_token(self, event: Event) -> str:
+        """So that what follows a stop string in the same step is not counted, and each token has its place."""
+        parts = []
+        for place, token_id in enumerate(event.token_ids):
+            self.num_tokens += 1
+            piece = self._detokenizer.push((token_id,))
+            if self._job.logprobs >= 0:
+                found = event.logprobs[place] if place < len(event.logprobs) else None
+                self._said.append(
+                    OutputToken(token_id, self._detokenized + _before(token_id, piece, self._decode), found)
+                )
+            self._detokenized += len(piece)
+            if self._stops is None or self.num_tokens < self._min_tokens:
+                parts.append(piece)  # min_tokens holds against stop strings too
+                continue
+            parts.append(self._stops.push(piece))
+            if self._stops.matched is not None:
+                self.open, self.stopped = False, True
+                break
+        return "".join(parts)
+
+    def _ended_by(self, stop_token_id: int | None) -> str:
+        """The token that ended it is counted, and shown where stops are."""
+        if stop_token_id is None:
+            return ""
+        self.num_tokens += 1
+        if self._job.token_ids:
+            self._ids.append(stop_token_id)
+        if not self._job.include_stop:
+            return ""
+        piece = self._detokenizer.push((stop_token_id,))
+        return piece if self._stops is None else self._stops.push(piece)
+
+    def _rest(self) -> tuple[str, bool]:
+        """What detokenizer and matcher still hold back, and whether a stop string is complete with it."""
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            return rest, False
+        text = self._stops.push(rest)
+        return text + self._stops.flush(), self._stops.matched is not None
+
+
+def _call_id(job: GenerationRequest) -> str:
+    assert job.parsing is not None, "there is nothing to look for"
+    return answer_parser.call_id(job.parsing.tools, secrets.choice)
+
+
+def _before(token_id: int, piece: str, decode: Decode) -> int:
+    """Characters of a piece that belong to tokens before the one that completed it: bytes that became none."""
+    if len(piece) < 2:
+        return 0
+    own = decode((token_id,))
+    return len(piece) - len(own) if own and REPLACEMENT not in own and piece.endswith(own) else 0
+
+
+def _prompt_said(ids: Sequence[int], found: Sequence[Logprobs], decode: Decode, length: int) -> list[OutputToken]:
+    """The tokens of an echoed prompt of so many characters, each at its place in it."""
+    detokenizer, offset, said = Detokenizer(decode), 0, []
+    for token_id, one in zip(ids, (None, *found), strict=False):
+        piece = detokenizer.push((token_id,))
+        said.append(OutputToken(token_id, min(offset + _before(token_id, piece, decode), length), one))
+        offset += len(piece)
+    return said

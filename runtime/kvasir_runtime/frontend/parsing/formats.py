@@ -1,0 +1,194 @@
+"""The formats in which models write calls and thoughts, declared once: read from here, derived as grammars, documented.
+
+A format of calls is one or more rows of fixed texts and slots. White space in a row is how the model was trained to
+write it; any is read. Which format a model has is told by its chat template. Pure.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_runtime.frontend.parsing.call_fields import (
+    ArgumentsField,
+    CallIdField,
+    JsonCallField,
+    KeywordsField,
+    NameField,
+    ParametersField,
+    Slot,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """One way to write calls. begin: the mark that opens a section ("" is the answer's beginning), and what follows.
+
+    item: one call. between: what stands between calls of one section; None where a section has one call. end: what
+    closes it. again: what stands between two sections.
+    """
+
+    begin: tuple[str, ...]
+    item: tuple[str | Slot, ...]
+    between: str | None = None
+    end: str = ""
+    again: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """rows: the first is how calls are written where they are guided. signs: sets of texts, any of which tells the
+    format when all of it is in the chat template. models: whose it is."""
+
+    rows: tuple[CallFormat, ...]
+    signs: tuple[frozenset[str], ...]
+    models: str
+    nine: bool = False
+    """Ids of calls have nine letters and digits, as the template asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningTags:
+    """What stands around thoughts, in several spellings. implied: an answer without an opening tag begins with them."""
+
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    signs: tuple[frozenset[str], ...]
+    models: str
+    implied: bool = False
+
+
+XML: Final = ParametersField(begin="<parameter=", named=">\n", close="\n</parameter>\n", end="</function>")
+
+TOOLS: Final[dict[str, ToolFormat]] = {
+    "qwen3_coder": ToolFormat(
+        rows=(
+            CallFormat(
+                begin=("<tool_call>", "\n<function="),
+                item=(NameField(), ">\n", XML),
+                end="\n</tool_call>",
+                again="\n",
+            ),
+            CallFormat(begin=("<function=",), item=(NameField(), ">\n", XML), end="\n</tool_call>"),
+        ),
+        signs=(frozenset({"<function=", "<parameter="}),),
+        models="Qwen3-Coder",
+    ),
+    "hermes": ToolFormat(
+        rows=(CallFormat(begin=("<tool_call>",), item=("\n", JsonCallField()), end="\n</tool_call>", again="\n"),),
+        signs=(frozenset({"<tool_call>"}),),
+        models="Qwen2.5, Qwen3, Hermes",
+    ),
+    "mistral": ToolFormat(
+        rows=(
+            CallFormat(begin=("[TOOL_CALLS]",), item=(NameField(), "[ARGS]", ArgumentsField()), again=""),
+            CallFormat(
+                begin=("[TOOL_CALLS]",), item=(NameField(), "[CALL_ID]", CallIdField(), "[ARGS]", ArgumentsField())
+            ),
+            CallFormat(begin=("[TOOL_CALLS]",), item=(NameField(), ArgumentsField())),
+            CallFormat(begin=("[TOOL_CALLS]", "["), item=(JsonCallField(),), between=", ", end="]"),
+        ),
+        signs=(frozenset({"[TOOL_CALLS]", "[ARGS]"}),),
+        models="Mistral, from tokenizer v11 on",
+        nine=True,
+    ),
+    "mistral_v3": ToolFormat(
+        rows=(CallFormat(begin=("[TOOL_CALLS]", " ["), item=(JsonCallField(),), between=", ", end="]"),),
+        signs=(frozenset({"[TOOL_CALLS]"}),),
+        models="Mistral and Mixtral, tokenizers v3 and v7",
+        nine=True,
+    ),
+    "deepseek_v3": ToolFormat(
+        rows=(
+            CallFormat(
+                begin=("<｜tool▁calls▁begin｜>",),
+                item=(
+                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                    NameField(),
+                    "\n```json\n",
+                    ArgumentsField(),
+                    "\n```<｜tool▁call▁end｜>",
+                ),
+                between="\n",
+                end="<｜tool▁calls▁end｜>",
+            ),
+        ),
+        signs=(frozenset({"<｜tool▁calls▁begin｜>", "```json"}),),
+        models="DeepSeek V3 and R1",
+    ),
+    "deepseek_v31": ToolFormat(
+        rows=(
+            CallFormat(
+                begin=("<｜tool▁calls▁begin｜>",),
+                item=("<｜tool▁call▁begin｜>", NameField(), "<｜tool▁sep｜>", ArgumentsField(), "<｜tool▁call▁end｜>"),
+                between="",
+                end="<｜tool▁calls▁end｜>",
+            ),
+        ),
+        signs=(frozenset({"<｜tool▁calls▁begin｜>"}),),
+        models="DeepSeek V3.1",
+    ),
+    "pythonic": ToolFormat(
+        rows=(
+            CallFormat(begin=("", "["), item=(KeywordsField(),), between=", ", end="]"),
+            CallFormat(begin=("<|python_start|>", "["), item=(KeywordsField(),), between=", ", end="]<|python_end|>"),
+        ),
+        signs=(frozenset({"<|python_start|>"}),),
+        models="Llama 4",
+    ),
+    "llama3_json": ToolFormat(
+        rows=(
+            CallFormat(begin=("",), item=(JsonCallField("parameters"),), between="; "),
+            CallFormat(begin=("<|python_tag|>",), item=(JsonCallField("parameters"),), between="; "),
+        ),
+        signs=(frozenset({"<|python_tag|>"}), frozenset({"Environment: ipython"})),
+        models="Llama 3.1, 3.2 and 3.3",
+    ),
+}
+"""By the name that --tool-call-parser takes; the first whose signs are in the template is taken for auto."""
+
+HARMONY: Final = "gpt_oss"
+"""The format of gpt-oss: channels instead of tags, for calls and thoughts together, with a machine of its own."""
+HARMONY_SIGNS: Final = frozenset({"<|channel|>", "<|message|>"})
+
+REASONING: Final[dict[str, ReasoningTags]] = {
+    "mistral": ReasoningTags(
+        begin=("[THINK]",), end=("[/THINK]",), signs=(frozenset({"[THINK]"}),), models="Magistral"
+    ),
+    "deepseek_r1": ReasoningTags(
+        begin=("<think>",),
+        end=("</think>",),
+        signs=(frozenset({"</think>", "<｜Assistant｜>"}),),
+        models="DeepSeek R1 and V3.1, and what was distilled from R1",
+        implied=True,
+    ),
+    "qwen3": ReasoningTags(
+        begin=("<think>",), end=("</think>",), signs=(frozenset({"<think>"}), frozenset({"</think>"})), models="Qwen3"
+    ),
+    "granite": ReasoningTags(
+        begin=("Here's my thought process:", "Here is my thought process:"),
+        end=("Here's my response:", "Here is my response:"),
+        signs=(frozenset({"thought process", "response"}),),
+        models="Granite 3.2",
+    ),
+}
+"""By the name that --reasoning-parser takes; the first whose signs are in the template is taken for auto."""
+
+
+def tools_of(template: str) -> str:
+    """The name of the format of calls that a chat template shows, "" for none that is known."""
+    return _found({HARMONY: (HARMONY_SIGNS,), **{name: tools.signs for name, tools in TOOLS.items()}}, template)
+
+
+def reasoning_of(template: str) -> str:
+    """The name of the tags of thoughts that a chat template shows, "" for none that are known."""
+    return _found({HARMONY: (HARMONY_SIGNS,), **{name: tags.signs for name, tags in REASONING.items()}}, template)
+
+
+def _found(signs: dict[str, tuple[frozenset[str], ...]], template: str) -> str:
+    return next((name for name, sets in signs.items() for texts in sets if all(text in template for text in texts)), "")
+
+
+def literals(row: CallFormat) -> list[str]:
+    """Every fixed text of a row."""
+    slots = [slot for slot in row.item if isinstance(slot, ParametersField)]
+    inner = [text for slot in slots for text in (slot.begin, slot.named, slot.close, slot.end)]
+    return [*row.begin, *(text for text in row.item if isinstance(text, str)), row.between or "", row.end, *inner]

@@ -1,0 +1,117 @@
+"""What an answer consists of, in order: content, reasoning and calls; the form between parsers and APIs.
+
+The parsers return it, and the serializer of each API writes it into its own documents. Pure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model thought, without its tags."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call begins. index: from 0 in its answer. name: one of the offered functions. Always before its Arguments."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of a call's arguments: all pieces together are the text of a JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The call is complete and its arguments are valid JSON; more may follow it."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallBroken:
+    """The call went wrong or was cut after it had begun, so it is none. raw: all that the model wrote of it so far.
+
+    A stream cannot take back what it told; an answer that is sent whole has raw as content in its place.
+    """
+
+    index: int
+    raw: str
+
+
+Part = Content | Reasoning | CallBegin | CallArguments | CallEnd | CallBroken
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A complete call. arguments: the text of a JSON object."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class JoinedAnswer:
+    """A whole answer, as join() makes it."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+def join(parts: Iterable[Part]) -> JoinedAnswer:
+    """The whole answer. A call without its Done is none; where it broke, what was written of it is content."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    begun: dict[int, ToolCall] = {}
+    done: list[int] = []
+    for part in parts:
+        match part:
+            case Content(text):
+                texts.append(text)
+            case Reasoning(text):
+                thoughts.append(text)
+            case CallBegin(index, call_id, name):
+                begun[index] = ToolCall(call_id, name, "")
+            case CallArguments(index, text):
+                begun[index].arguments += text
+            case CallEnd(index):
+                done.append(index)
+            case CallBroken(_, raw):
+                texts.append(raw)
+    return JoinedAnswer("".join(texts), "".join(thoughts), [begun[index] for index in done])
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """The same with fewer parts: neighbours that continue one another become one."""
+    made: list[Part] = []
+    for part in parts:
+        last = made[-1] if made else None
+        match last, part:
+            case Content(before), Content(text):
+                made[-1] = Content(before + text)
+            case Reasoning(before), Reasoning(text):
+                made[-1] = Reasoning(before + text)
+            case CallArguments(index, before), CallArguments(same, text) if index == same:
+                made[-1] = CallArguments(index, before + text)
+            case _:
+                made.append(part)
+    return made

@@ -1,0 +1,1 @@
+"""Pooling requests as the server and the offline API share them: fields, prompts, vectors."""

@@ -1,0 +1,1 @@
+"""Fields of a request: types, bounds, and what is refused by name."""

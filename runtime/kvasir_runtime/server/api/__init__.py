@@ -1,0 +1,1 @@
+"""The HTTP APIs that the server speaks, one folder each: protocol, routes, serialize."""

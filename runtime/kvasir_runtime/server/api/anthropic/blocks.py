@@ -1,0 +1,111 @@
+"""Blocks of Anthropic's messages, and what they are in a chat.
+
+Called by the body. A user's message may hold results of tools between its texts: each becomes a message of its own.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from kvasir_runtime.server.api.sparse import Sparse
+
+Chat = dict[str, Any]
+Ignored = Annotated[Any, Field(exclude=True)]
+"""Where a prompt may be cached is decided here by its prefix alone, so marks for it change nothing."""
+
+
+def _texts(value: Any) -> Any:
+    """A text alone stands for one block of it."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class TextBlock(Sparse):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None
+    citations: None = None
+
+
+class ThinkingBlock(Sparse):
+    """What the model thought earlier. signature: ours are empty, so there is nothing to check."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Sparse):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: dict[str, Any]
+    cache_control: Ignored = None
+
+
+Texts = Annotated[list[TextBlock], BeforeValidator(_texts)]
+
+
+class ToolResultBlock(Sparse):
+    """What a call gave. is_error: it failed, which the model is told."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1, max_length=256)
+    content: Texts = Field([])
+    is_error: bool = False
+    cache_control: Ignored = None
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Blocks = Annotated[list[Block], BeforeValidator(_texts)]
+
+
+class Turn(Sparse):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+def joined(blocks: Sequence[TextBlock]) -> str:
+    """The text of blocks."""
+    return "".join(block.text for block in blocks)
+
+
+def chat_messages(turns: Sequence[Turn]) -> list[Chat]:
+    """The messages of a chat."""
+    found: list[Chat] = []
+    for turn in turns:
+        found += [_answered(turn)] if turn.role == "assistant" else _asked(turn)
+    return found
+
+
+def _answered(turn: Turn) -> Chat:
+    said: Chat = {"role": "assistant", "content": joined([b for b in turn.content if isinstance(b, TextBlock)])}
+    thoughts = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
+    calls = [_call(block) for block in turn.content if isinstance(block, ToolUseBlock)]
+    return said | ({"reasoning_content": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _call(block: ToolUseBlock) -> Chat:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _asked(turn: Turn) -> list[Chat]:
+    found: list[Chat] = []
+    for block in turn.content:
+        if isinstance(block, ToolResultBlock):
+            text = ("Error: " if block.is_error else "") + joined(block.content)
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+        elif isinstance(block, TextBlock):
+            if found and found[-1]["role"] == turn.role:
+                found[-1]["content"] += block.text
+            else:
+                found.append({"role": turn.role, "content": block.text})
+    return found or [{"role": turn.role, "content": ""}]

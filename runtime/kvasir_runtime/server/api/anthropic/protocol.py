@@ -1,0 +1,218 @@
+"""Bodies of `/v1/messages` and its counting of tokens: what is taken, and what it means as a chat.
+
+Called in a worker thread with the raw bytes. What is not here is refused by
+name. Field names and limits are Anthropic's.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from kvasir_api import openai_errors
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.protocol import validation
+from kvasir_runtime.frontend.protocol.generation import ChatBody
+from kvasir_runtime.frontend.protocol.ignored_fields import only
+from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_STOPS
+from kvasir_runtime.server.api import common
+from kvasir_runtime.server.api.anthropic.blocks import Ignored, Texts, ThinkingBlock, Turn, chat_messages, joined
+from kvasir_runtime.server.api.sparse import Sparse
+
+LABELS: Final = frozenset({"metadata", "cache_control", "inference_geo", "user_profile_id", "workspace_id"})
+"""Taken with any value: they change nothing of an answer; what of a prompt is cached its prefix decides."""
+HARMLESS: Final = {
+    "service_tier": only("auto", "standard_only"),
+    "speed": only("standard"),
+    "container": only(),
+    "mcp_servers": only([]),
+    "diagnostics": only(),
+    "context_management": only(),
+}
+NAMES: Final = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "continue_final_message": "messages",
+}
+
+
+class Tool(Sparse):
+    """A function that the model may call. Tools that Anthropic runs itself have other types and are refused."""
+
+    type: Literal["custom"] | None = None
+    name: str = Field(min_length=1, max_length=128)
+    description: str = ""
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: Ignored = None
+    eager_input_streaming: bool | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """As a chat has it."""
+        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
+        if self.description:
+            function["description"] = self.description
+        if self.strict is not None:
+            function["strict"] = self.strict
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(Sparse):
+    """Whether and which tool is called. name: with type tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    def as_chat(self) -> Any:
+        """As a chat has it."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name or ""}}
+        return {"auto": "auto", "any": "required", "none": "none"}[self.type]
+
+
+class Thinking(Sparse):
+    """Whether the model thinks first. budget_tokens bounds nothing beside max_tokens, as models here have no budget."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1024, le=MAX_COUNT)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class Format(Sparse):
+    """The form that an answer must have."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Sparse):
+    """How much the model thinks, and the form of its answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Format | None = None
+
+
+def _spoken(turns: list[Turn]) -> list[Turn]:
+    if not turns:
+        raise PydanticCustomError("messages", "must hold at least one message")
+    if turns[-1].role == "assistant" and any(isinstance(block, ThinkingBlock) for block in turns[-1].content[-1:]):
+        raise PydanticCustomError("messages", "may not end in a thinking block")
+    return turns
+
+
+def _stops(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MAX_STOPS:
+        raise PydanticCustomError(
+            "stop", "holds {count} strings; at most {limit}", {"count": len(value), "limit": MAX_STOPS}
+        )
+    return value
+
+
+class CountBody(Sparse):
+    """A body of `/v1/messages/count_tokens`: what shapes the prompt."""
+
+    model: str = Field(max_length=512)
+    messages: Annotated[list[Turn], Field(max_length=16_384), AfterValidator(_spoken)]
+    system: Texts = Field([])
+    tools: list[Tool] = Field([], max_length=1024)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """The same as a chat's body."""
+        messages = chat_messages(self.messages)
+        if self.system:
+            messages.insert(0, {"role": "system", "content": joined(self.system)})
+        document: dict[str, Any] = {"model": self.model, "messages": messages}
+        if self.messages[-1].role == "assistant":
+            document["continue_final_message"] = True
+        if self.tools:
+            document["tools"] = [tool.as_chat() for tool in self.tools]
+        if self.tool_choice is not None:
+            document["tool_choice"] = self.tool_choice.as_chat()
+            if self.tool_choice.disable_parallel_tool_use:
+                document["parallel_tool_calls"] = False
+        return document | self._thought() | self._formed()
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """A chat's fields, and what they are called here."""
+        off = self.thinking is not None and self.thinking.type == "disabled"
+        return {**NAMES, "reasoning_effort": "thinking" if off else "output_config.effort"}
+
+    def _thought(self) -> dict[str, Any]:
+        """An effort that is high asks for nothing, as that is Anthropic's default: only some templates look at it."""
+        effort = self.output_config.effort if self.output_config is not None else None
+        thinking = self.thinking.type if self.thinking is not None else None
+        if thinking == "disabled":
+            return common.thinking(False)
+        switches: dict[str, Any] = {"enable_thinking": True, "thinking": True} if thinking is not None else {}
+        if effort == "high":
+            return {"chat_template_kwargs": switches | {"reasoning_effort": "high"}}
+        kwargs = {"chat_template_kwargs": switches} if switches else {}
+        return kwargs | ({"reasoning_effort": effort} if effort is not None else {})
+
+    def _formed(self) -> dict[str, Any]:
+        form = self.output_config.format if self.output_config is not None else None
+        if form is None:
+            return {}
+        schema = {"name": "answer", "schema": form.schema_, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+class MessagesBody(CountBody):
+    """A body of `/v1/messages`."""
+
+    max_tokens: int = Field(ge=1, le=MAX_COUNT)
+    stream: bool = False
+    temperature: float = Field(1.0, ge=0, le=1)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=0, le=MAX_COUNT)
+    stop_sequences: Annotated[list[str], BeforeValidator(_stops)] = Field([])
+
+    def as_chat(self) -> dict[str, Any]:
+        """The same as a chat's body."""
+        return super().as_chat() | {
+            "max_tokens": self.max_tokens,
+            "stream": self.stream,
+            "stop": self.stop_sequences,
+            **self.model_dump(include={"temperature", "top_p", "top_k"}, exclude_unset=True),
+        }
+
+
+def parsed(raw: bytes) -> tuple[MessagesBody, ChatBody]:
+    """A checked body, and the chat that it means. Raises Refused."""
+    body = validation.validated(raw, MessagesBody, HARMLESS, LABELS)
+    _check_thinking(body.thinking, body.max_tokens)
+    _check_choice(body.tool_choice)
+    return body, common.chat_of(body.as_chat(), body.names)
+
+
+def counted(raw: bytes, served: ModelProfile) -> dict[str, int]:
+    """input_tokens of the prompt that `/v1/messages` would send. Raises Refused."""
+    body = validation.validated(raw, CountBody, HARMLESS, LABELS)
+    _check_choice(body.tool_choice)
+    chat = common.chat_of(body.as_chat(), body.names)
+    return {"input_tokens": common.prompt_tokens(chat, served, body.names)}
+
+
+def _check_thinking(thinking: Thinking | None, max_tokens: int) -> None:
+    if thinking is None or thinking.type != "enabled":
+        return
+    if thinking.budget_tokens is None:
+        message, code = "Missing required parameter: `thinking.budget_tokens`.", "missing_required_parameter"
+    elif thinking.budget_tokens >= max_tokens:
+        message, code = "`thinking.budget_tokens` must be less than `max_tokens`.", "invalid_value"
+    else:
+        return
+    raise Refused(openai_errors.invalid(message, param="thinking.budget_tokens", code=code))
+
+
+def _check_choice(choice: ToolChoice | None) -> None:
+    if choice is not None and (choice.type == "tool") != (choice.name is not None):
+        message = "`tool_choice.name` is needed with the type tool, and with no other."
+        raise Refused(openai_errors.invalid(message, param="tool_choice.name", code="invalid_value"))

@@ -1,0 +1,42 @@
+"""The routes of Anthropic's API. Added to the http app; errors take their shape from the path."""
+
+import asyncio
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_api import surfaces
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.server.api import common
+from kvasir_runtime.server.api.anthropic import protocol as bodies
+from kvasir_runtime.server.api.anthropic.protocol import CountBody, MessagesBody
+from kvasir_runtime.server.api.anthropic.serialize import Messages
+from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.generation import PreparedRequest, respond
+from kvasir_runtime.server.json_response import body_schema, json_response
+
+
+def add(app: FastAPI, pod: AppState) -> None:
+    """Both routes."""
+
+    @app.post(surfaces.ANTHROPIC, openapi_extra=body_schema(MessagesBody))
+    async def messages(request: Request) -> Response:
+        return await respond(request, pod, _prepared)
+
+    @app.post(surfaces.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountBody))
+    async def count_tokens(request: Request) -> Response:
+        opened = pod.open_or_refuse()
+        raw = await read_body(request, pod.options.max_body_bytes)
+        loop = asyncio.get_running_loop()
+        return json_response(await loop.run_in_executor(pod.threads, bodies.counted, raw, opened.served))
+
+
+def _prepared(raw: bytes, served: ModelProfile) -> PreparedRequest:
+    body, chat = bodies.parsed(raw)
+    job = common.job_of(chat, served, "msg_", body.names, fit=True)
+    shows = body.thinking is None or body.thinking.display != "omitted"
+    return PreparedRequest(
+        job=job, framing=lambda job, *_: Messages(job, max_tokens=body.max_tokens, shows_thinking=shows)
+    )

@@ -1,0 +1,167 @@
+"""How an answer is written on `/v1/messages`: a message of blocks, or the events that build one block after the other.
+
+Made for each answer by the routes. Anthropic's order: message_start, then for each block start, deltas and stop, then
+message_delta with the reason and the counts, message_stop. Exactly one block is open at a time.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from kvasir_api import surfaces
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.parsing.parts import (
+    CallArguments,
+    CallBegin,
+    CallBroken,
+    CallEnd,
+    Content,
+    Part,
+    Reasoning,
+    join,
+)
+from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.server.api.common import encode, event, parts_of
+from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+
+PING: Final = event("ping", {})
+Document = dict[str, Any]
+
+
+class Messages:
+    """max_tokens: as the client asked. shows_thinking: false leaves thinking blocks empty."""
+
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive = PING
+
+    def __init__(self, job: GenerationRequest, *, max_tokens: int, shows_thinking: bool = True) -> None:
+        self._job = job
+        self._max_tokens = max_tokens
+        self._shows_thinking = shows_thinking
+        self._index = -1
+        self._open: str = ""
+        self._last = OutputDelta(index=0)
+
+    def begin(self, so_far: RequestTotals, /) -> bytes:
+        """The message without its content."""
+        return event("message_start", {"message": self._message([], so_far)}) + PING
+
+    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+        """Events of all parts."""
+        frames: list[bytes] = []
+        for piece in pieces:
+            for part in parts_of(piece, self._job):
+                frames += self._part(part)
+            if piece.reason is not None:
+                self._last = piece
+        return b"".join(frames)
+
+    def end(self, ending: RequestTotals) -> bytes:
+        """The last block's end, the reason and the counts."""
+        reason = self._reason(self._last, ending)
+        # A message has at least one block, also where the model said nothing.
+        frames = [*([] if self._index >= 0 else self._start("text", {"type": "text", "text": ""})), *self._stop()]
+        frames.append(event("message_delta", {"delta": reason, "usage": _usage(ending)}))
+        return b"".join([*frames, event("message_stop", {})])
+
+    def broken(self, error: ApiError) -> bytes:
+        """An error as an event; the stream ends after it."""
+        return b"event: error\ndata: " + surfaces.error_body(error, "anthropic") + b"\n\n"
+
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+        """One message."""
+        (piece,) = pieces
+        joined = join(parts_of(piece, self._job))
+        blocks: list[Document] = []
+        if joined.reasoning:
+            blocks.append({"type": "thinking", "thinking": self._thought(joined.reasoning), "signature": ""})
+        if joined.content or not joined.calls:
+            blocks.append({"type": "text", "text": joined.content})
+        blocks += [
+            {"type": "tool_use", "id": call.call_id, "name": call.name, "input": json.loads(call.arguments)}
+            for call in joined.calls
+        ]
+        reason = self._reason(piece, ending)
+        return encode(self._message(blocks, ending) | reason)
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """Anthropic's error."""
+        return surfaces.error_response(error, surfaces.ANTHROPIC)
+
+    def _message(self, blocks: list[Document], ending: RequestTotals) -> Document:
+        return {
+            "id": self._job.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._job.model,
+            "content": blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(ending),
+        }
+
+    def _part(self, part: Part) -> Iterable[bytes]:
+        match part:
+            case Content(text):
+                yield from self._text(text)
+            case Reasoning(text):
+                if self._open != "thinking":
+                    yield from self._stop()
+                    yield from self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                if self._shows_thinking:
+                    yield self._delta({"type": "thinking_delta", "thinking": text})
+            case CallBegin(_, call_id, name):
+                yield from self._stop()
+                yield from self._start("tool_use", {"type": "tool_use", "id": call_id, "name": name, "input": {}})
+            case CallArguments(_, text):
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
+            case CallEnd():
+                yield from self._stop()
+            case CallBroken():
+                yield from self._stop()  # what was told of it stays; a stream takes nothing back
+
+    def _text(self, text: str) -> Iterable[bytes]:
+        if self._open != "text":
+            yield from self._stop()
+            yield from self._start("text", {"type": "text", "text": ""})
+        yield self._delta({"type": "text_delta", "text": text})
+
+    def _start(self, kind: str, block: Document) -> Iterable[bytes]:
+        self._open = kind
+        self._index += 1
+        yield event("content_block_start", {"index": self._index, "content_block": block})
+
+    def _delta(self, delta: Document) -> bytes:
+        return event("content_block_delta", {"index": self._index, "delta": delta})
+
+    def _stop(self) -> Iterable[bytes]:
+        if self._open:
+            self._open = ""
+            yield event("content_block_stop", {"index": self._index})
+
+    def _thought(self, text: str) -> str:
+        return text if self._shows_thinking else ""
+
+    def _reason(self, piece: OutputDelta, ending: RequestTotals) -> Document:
+        """stop_reason and stop_sequence."""
+        if piece.reason == "length":
+            cut = ending.completion_tokens < self._max_tokens
+            return _stopped("model_context_window_exceeded" if cut else "max_tokens")
+        if piece.stopped_by is not None:
+            return _stopped("stop_sequence", piece.stopped_by)
+        return _stopped("tool_use" if piece.called else "end_turn")
+
+
+def _stopped(reason: str, sequence: str | None = None) -> Document:
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _usage(ending: RequestTotals) -> Document:
+    """Anthropic counts cached tokens apart from the others; nothing is billed for being written into the cache."""
+    return {
+        "input_tokens": ending.prompt_tokens - ending.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": ending.cached_tokens,
+        "output_tokens": ending.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": ending.reasoning_tokens},
+    }

@@ -1,0 +1,89 @@
+"""What the APIs share: the chat that a translated body means, the parts of a piece, events of a stream.
+
+Called by each surface's body and framing. It knows no surface's documents.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from kvasir_api import openai_errors
+from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend.chat_template import TemplateError
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.parsing.parts import Content, Part
+from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.protocol import generation
+from kvasir_runtime.frontend.protocol.generation import ChatBody
+from kvasir_runtime.frontend.tokenizer import PromptTooLong
+from kvasir_runtime.server.api.openai.tokenize import MAX_TOKENS
+from kvasir_runtime.server.api.serializer import OutputDelta
+
+encode = msgspec.json.Encoder().encode
+
+
+def chat_of(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
+    """A chat's body that a surface made. names: its fields, and what they are called there. Raises Refused."""
+    try:
+        return generation.parse_chat(document)
+    except Refused as refused:
+        raise renamed(refused, names) from refused
+
+
+def job_of(
+    body: ChatBody, served: ModelProfile, prefix: str, names: Mapping[str, str], *, fit: bool = False
+) -> GenerationRequest:
+    """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
+    try:
+        job = prepare.from_body(body, served, prefix, fit=fit)
+        return replace(job, guided_by=names.get(job.guided_by, job.guided_by))
+    except Refused as refused:
+        raise renamed(refused, names) from refused
+
+
+def prompt_tokens(body: ChatBody, served: ModelProfile, names: Mapping[str, str]) -> int:
+    """Tokens of the prompt that a chat would send. Raises Refused."""
+    param = names.get("messages", "messages")
+    prepare.check_model(body.model, served)
+    try:
+        text = prepare.rendered(body, served.tokenizer, served.written[1])
+        return len(served.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
+    except TemplateError as error:
+        raise Refused(openai_errors.invalid(str(error), param=param, code="chat_template_error")) from error
+    except PromptTooLong as error:
+        message = f"The text has at least {error.least_tokens} tokens; at most {MAX_TOKENS} are counted."
+        raise Refused(openai_errors.invalid(message, param=param, code="invalid_value")) from error
+
+
+def renamed(refused: Refused, names: Mapping[str, str]) -> Refused:
+    """An error about a chat's field as one about the surface's."""
+    error = refused.error
+    for ours, theirs in names.items():
+        if error.param is not None and error.param.startswith(ours):
+            param = theirs + error.param.removeprefix(ours)
+            return Refused(replace(error, param=param, message=error.message.replace(f"`{ours}", f"`{theirs}")))
+    return refused
+
+
+def parts_of(piece: OutputDelta, job: GenerationRequest) -> Sequence[Part]:
+    """The parts of a piece; of a prompt that was no chat all is text."""
+    if job.chat:
+        return piece.parts
+    return [Content(piece.text)] if piece.text else []
+
+
+def thinking(level: bool | str | None) -> dict[str, Any]:
+    """The chat's fields that switch thoughts on (true), off (false), or to a level; nothing for null.
+
+    Off is an effort, which is refused where a model cannot do without; on is a switch that others do not know.
+    """
+    if level is True:
+        return {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}
+    return {} if level is None else {"reasoning_effort": level or "none"}
+
+
+def event(kind: str, document: Mapping[str, Any]) -> bytes:
+    """One named server-sent event; the document holds its type too."""
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **document}) + b"\n\n"

@@ -1,0 +1,126 @@
+"""What Ollama's API tells of the model that is served: lists, details, what it is able to do.
+
+Called by the routes. Pure but for reading the model's config, which is small. A list is answered while the model loads.
+"""
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from kvasir_api import forecast, surfaces
+from kvasir_runtime.server.app_state import AppState, ServedModel
+
+FOREVER: Final = "9999-12-31T23:59:59Z"
+PRECISIONS: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+Document = dict[str, Any]
+
+
+def tags(pod: AppState) -> Document:
+    """`/api/tags`: every name of the model."""
+    return {"models": [_card(name, pod) | {"modified_at": _time(pod.created)} for name in pod.names]}
+
+
+def running(pod: AppState) -> Document:
+    """`/api/ps`: the same once it is loaded, and never unloaded."""
+    if pod.opened is None:
+        return {"models": []}
+    ready = pod.opened.served.ready
+    on_device = ready.weights_bytes if ready is not None and ready.device.startswith("cuda") else 0
+    facts = {"expires_at": FOREVER, "size_vram": on_device, "context_length": pod.opened.served.max_context}
+    return {"models": [_card(name, pod) | facts for name in pod.names]}
+
+
+def show(pod: AppState, opened: ServedModel) -> Document:
+    """`/api/show`: how it is built, its template, and what it is able to do."""
+    config = _config(opened)
+    family = str(config.get("model_type", ""))
+    info: Document = {"general.architecture": family, "general.parameter_count": _parameters(config)}
+    if family:
+        info[f"{family}.context_length"] = opened.served.max_context
+        for name, field in {
+            "block_count": "num_hidden_layers",
+            "embedding_length": "hidden_size",
+            "attention.head_count": "num_attention_heads",
+            "attention.head_count_kv": "num_key_value_heads",
+            "feed_forward_length": "intermediate_size",
+        }.items():
+            if isinstance(config.get(field), int):
+                info[f"{family}.{name}"] = config[field]
+    template = opened.served.tokenizer.template
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template.source if template is not None else "",
+        "details": _details(opened),
+        "model_info": info,
+        "capabilities": _capabilities(opened),
+        "modified_at": _time(pod.created),
+    }
+
+
+def _card(name: str, pod: AppState) -> Document:
+    opened = pod.opened
+    ready = opened.served.ready if opened is not None else None
+    tagged = name if ":" in name else name + surfaces.LATEST
+    identity = f"{name} {opened.fingerprint if opened is not None else ''}"
+    return {
+        "name": tagged,
+        "model": tagged,
+        "size": ready.weights_bytes if ready is not None else 0,
+        "digest": hashlib.sha256(identity.encode()).hexdigest(),
+        "details": _details(opened),
+    }
+
+
+def _details(opened: ServedModel | None) -> Document:
+    config = _config(opened) if opened is not None else {}
+    ready = opened.served.ready if opened is not None else None
+    family = str(config.get("model_type", ""))
+    precision = (ready.quantization or PRECISIONS.get(ready.dtype, ready.dtype)) if ready is not None else ""
+    return {
+        "parent_model": "",
+        "format": "safetensors" if config else "gguf" if ready is not None else "",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _human(_parameters(config)),
+        "quantization_level": precision.upper(),
+    }
+
+
+def _capabilities(opened: ServedModel) -> list[str]:
+    tools, reasoning = opened.served.written
+    found = ["completion"]
+    template = opened.served.tokenizer.template
+    if tools not in {"", "none"} and template is not None and "tools" in template.switches:
+        found.append("tools")
+    return [*found, "thinking"] if reasoning not in {"", "none"} else found
+
+
+def _config(opened: ServedModel) -> Document:
+    """The model's config.json; {} for a file that is all of a model."""
+    path: Path | None = opened.folder / "config.json" if opened.folder is not None else None
+    try:
+        found = json.loads(path.read_bytes()) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _parameters(config: Document) -> int:
+    try:
+        return forecast.shape(config).parameters
+    except ValueError:
+        return 0
+
+
+def _human(parameters: int) -> str:
+    """As Ollama writes it: 494.03M, 7.6B."""
+    if parameters >= 1_000_000_000:
+        return f"{parameters / 1e9:.1f}B"
+    return f"{parameters / 1e6:.2f}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.2f}K" if parameters else ""
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,104 @@
+"""Bodies of `/api/embed` and of the older `/api/embeddings`, and their answers; the vectors are OpenAI's route's.
+
+Called by the routes, in worker threads. Ollama scales the vectors of the first to length 1 and not those of the second.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from kvasir_api import surfaces
+from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.pooling import vectors, work
+from kvasir_runtime.frontend.pooling.protocol import MAX_INPUTS, MAX_TEXT, EmbeddingBody
+from kvasir_runtime.frontend.pooling.work import Embedded, Work
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.protocol import validation
+from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
+from kvasir_runtime.server.api import common
+from kvasir_runtime.server.api.ollama import options as fields
+from kvasir_runtime.server.api.ollama.options import Options
+from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.wire import Event, Pooling
+
+LABELS: Final = frozenset({"keep_alive"})
+PREFIX: Final = "ollama-"
+
+
+def _nothing(_event: Event) -> vectors.Vector:
+    raise AssertionError("no prompt, no vector")
+
+
+def _texts(value: Any) -> Any:
+    texts = ([value] if value else []) if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise PydanticCustomError("input", "must be a string or a list of strings")
+    return texts
+
+
+class _Request(Sparse):
+    model: str = Field(min_length=1, max_length=512)
+    options: Annotated[Options, BeforeValidator(fields.known)] = Options()
+
+    def asked(self, served: ModelProfile, texts: Sequence[str], **more: Any) -> Embedded:
+        """The same as a body of /v1/embeddings. Raises Refused."""
+        self.options.check(served.max_context)
+        name = surfaces.model_name(self.model, "ollama")
+        if not texts:
+            prepare.check_model(name, served)
+            return Embedded(prompts=[], pooling=Pooling(kind="last"), vector=_nothing)
+        return work.embedded(EmbeddingBody(model=name, input=list(texts), **more), served)
+
+
+class EmbedRequest(_Request):
+    """A body of `/api/embed`. truncate: of a text that is too long the beginning is taken; else it is refused.
+
+    No text, or an empty one, asks to load the model, which is loaded.
+    """
+
+    input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MAX_INPUTS)]
+    truncate: bool = True
+    dimensions: int | None = Field(None, ge=1, le=MAX_COUNT)
+
+
+class OldEmbedRequest(_Request):
+    """A body of `/api/embeddings`: one text."""
+
+    prompt: str = Field(min_length=1, max_length=MAX_TEXT)
+
+
+def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> Work:
+    """elapsed_s: since the request came. Raises Refused."""
+    body = validation.validated(raw, EmbedRequest, {}, LABELS)
+    keep = -1 if body.truncate else None
+    asked = body.asked(served, body.input, normalize=True, dimensions=body.dimensions, truncate_prompt_tokens=keep)
+
+    def finish(events: Sequence[Event], _created: int) -> bytes:
+        document = {
+            "model": body.model,
+            "embeddings": [asked.vector(event).tolist() for event in events],
+            "total_duration": int(elapsed_s() * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": sum(map(len, asked.prompts)),
+        }
+        return msgspec.json.encode(document)
+
+    return work.work(PREFIX, asked, finish)
+
+
+def old(raw: bytes, served: ModelProfile) -> Work:
+    """Raises Refused."""
+    body = validation.validated(raw, OldEmbedRequest, {}, LABELS)
+    try:
+        asked = body.asked(served, [body.prompt], normalize=False, truncate_prompt_tokens=-1)
+    except Refused as refused:
+        raise common.renamed(refused, {"input": "prompt"}) from refused
+
+    def finish(events: Sequence[Event], _created: int) -> bytes:
+        return msgspec.json.encode({"embedding": asked.vector(events[0]).tolist()})
+
+    return work.work(PREFIX, asked, finish)

@@ -1,0 +1,135 @@
+"""The routes of Ollama's API. Added to the http app; errors take their shape from the path."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastapi import FastAPI
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_api import __version__, surfaces
+from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.protocol import generation, validation
+from kvasir_runtime.frontend.protocol.ignored_fields import only
+from kvasir_runtime.server.api import common
+from kvasir_runtime.server.api.ollama import cards, embedding
+from kvasir_runtime.server.api.ollama import protocol as requests
+from kvasir_runtime.server.api.ollama.embedding import EmbedRequest, OldEmbedRequest
+from kvasir_runtime.server.api.ollama.protocol import ChatRequest, GenerateRequest
+from kvasir_runtime.server.api.ollama.serialize import Lines, head, said
+from kvasir_runtime.server.api.pooling.routes import pooled
+from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.generation import PreparedRequest, respond
+from kvasir_runtime.server.json_response import body_schema, json_response
+
+PREFIX: Final = "ollama-"
+SHOW_HARMLESS: Final = {"verbose": only(False), "system": only(""), "template": only(""), "options": only({})}
+
+
+class ShowRequest(Sparse):
+    """A body of `/api/show`. name: what older clients call the model."""
+
+    model: str = Field("", max_length=512)
+    name: str = Field("", max_length=512)
+
+
+class NothingAsked(Exception):
+    """The request only asked to load a model, which is loaded; document is the answer."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        super().__init__("nothing asked")
+        self.document = document
+
+
+def add(app: FastAPI, pod: AppState) -> None:
+    """All routes."""
+
+    async def answer(request: Request, prepared: Callable[[bytes, ModelProfile], PreparedRequest]) -> Response:
+        try:
+            return await respond(request, pod, prepared)
+        except NothingAsked as nothing:
+            return json_response(nothing.document)
+
+    @app.post(surfaces.OLLAMA + "/chat", openapi_extra=body_schema(ChatRequest))
+    async def chat(request: Request) -> Response:
+        return await answer(request, _chat)
+
+    @app.post(surfaces.OLLAMA + "/generate", openapi_extra=body_schema(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        return await answer(request, _generate)
+
+    @app.post(surfaces.OLLAMA + "/show", openapi_extra=body_schema(ShowRequest))
+    async def show(request: Request) -> Response:
+        body = validation.validated(await read_body(request, pod.options.max_body_bytes), ShowRequest, SHOW_HARMLESS)
+        opened = pod.open_or_refuse()
+        prepare.check_model(surfaces.model_name(body.model or body.name, "ollama"), opened.served)
+        return json_response(cards.show(pod, opened))
+
+    @app.post(surfaces.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
+    async def embed(request: Request) -> Response:
+        began = pod.clock()
+        return await pooled(request, pod, lambda raw, served: embedding.embed(raw, served, lambda: pod.clock() - began))
+
+    @app.post(surfaces.OLLAMA + "/embeddings", openapi_extra=body_schema(OldEmbedRequest))
+    async def embeddings(request: Request) -> Response:
+        return await pooled(request, pod, embedding.old)
+
+    @app.get(surfaces.OLLAMA + "/tags")
+    async def tags() -> Response:
+        return json_response(cards.tags(pod))
+
+    @app.get(surfaces.OLLAMA + "/ps")
+    async def ps() -> Response:
+        return json_response(cards.running(pod))
+
+    @app.get(surfaces.OLLAMA + "/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+
+def _chat(raw: bytes, served: ModelProfile) -> PreparedRequest:
+    body = validation.validated(raw, ChatRequest, requests.CHAT_HARMLESS, requests.LABELS)
+    prepare.check_model(body.served_name, served)
+    body.options.check(served.max_context)
+    if not body.messages:
+        raise NothingAsked(_loaded(body.model, chat=True))
+    chat = common.chat_of(body.as_chat(served.defaults), requests.NAMES)
+    return _prepared(common.job_of(chat, served, PREFIX, requests.NAMES, fit=True), body.model, chat=True)
+
+
+def _generate(raw: bytes, served: ModelProfile) -> PreparedRequest:
+    body = validation.validated(raw, GenerateRequest, requests.GENERATE_HARMLESS, requests.LABELS)
+    prepare.check_model(body.served_name, served)
+    body.options.check(served.max_context)
+    if not body.prompt:
+        raise NothingAsked(_loaded(body.model, chat=False))
+    return _prepared(_generated(body, served), body.model, chat=False)
+
+
+def _generated(body: GenerateRequest, served: ModelProfile) -> GenerationRequest:
+    if not body.raw:
+        return common.job_of(
+            common.chat_of(body.as_chat(served.defaults), requests.NAMES), served, PREFIX, requests.NAMES, fit=True
+        )
+    try:
+        return prepare.from_body(
+            generation.parse_completion(body.as_completion(served.defaults)), served, PREFIX, fit=True
+        )
+    except Refused as refused:
+        raise common.renamed(refused, requests.NAMES) from refused
+
+
+def _prepared(job: GenerationRequest, model: str, *, chat: bool) -> PreparedRequest:
+    return PreparedRequest(
+        job=job, framing=lambda job, created, _, labels: Lines(job, created, labels, model=model, chat=chat)
+    )
+
+
+def _loaded(model: str, *, chat: bool) -> dict[str, Any]:
+    return head(model, int(time.time())) | said("", "", [], chat=chat) | {"done": True, "done_reason": "load"}

@@ -1,0 +1,141 @@
+"""How an answer is written on `/api/chat` and `/api/generate`: one document, or a line of JSON for each step.
+
+Made for each answer by the routes. Calls are told when they are complete, so one that broke is told as text. Times are
+those that were measured, in nanoseconds; a model that serves is loaded, so loading took none.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from kvasir_api import surfaces
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.logprobs import TokenLabels, of_chat
+from kvasir_runtime.frontend.parsing.parts import (
+    CallArguments,
+    CallBegin,
+    CallBroken,
+    CallEnd,
+    Content,
+    Part,
+    Reasoning,
+    ToolCall,
+)
+from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.server.api.common import encode, parts_of
+from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+
+Document = dict[str, Any]
+
+
+def head(model: str, created: int) -> Document:
+    """What every document begins with. created: unix seconds."""
+    return {"model": model, "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def said(text: str, thoughts: str, calls: Sequence[Document], *, chat: bool) -> Document:
+    """A message, or a piece of one, in either API's fields."""
+    thinking = {"thinking": thoughts} if thoughts else {}
+    tools = {"tool_calls": list(calls)} if calls else {}
+    if chat:
+        return {"message": {"role": "assistant", "content": text, **thinking, **tools}}
+    return {"response": text, **thinking, **tools}
+
+
+class Lines:
+    """model: as the client named it. chat: of `/api/chat`; the other API has its text elsewhere."""
+
+    stream_type = b"application/x-ndjson"
+
+    def __init__(self, job: GenerationRequest, created: int, labels: TokenLabels, *, model: str, chat: bool) -> None:
+        self._job = job
+        self._labels = labels
+        self._head = head(model, created)
+        self._chat = chat
+        # Every line must be a document: one that says nothing is the sign of life.
+        self.keep_alive = encode(self._head | said("", "", [], chat=chat) | {"done": False}) + b"\n"
+        self._calls: dict[int, ToolCall] = {}
+        self._reason = "stop"
+
+    def begin(self, _so_far: RequestTotals) -> bytes:
+        """Nothing: every line stands for itself."""
+        return b""
+
+    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+        """A line for each that says anything."""
+        return b"".join([self._line(piece) for piece in pieces])
+
+    def end(self, ending: RequestTotals) -> bytes:
+        """The line with the counts."""
+        return encode(self._head | said("", "", [], chat=self._chat) | self._counts(ending)) + b"\n"
+
+    def broken(self, error: ApiError) -> bytes:
+        """An error as the last line."""
+        return surfaces.error_body(error, "ollama") + b"\n"
+
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+        """One document."""
+        (piece,) = pieces
+        document = self._document(piece) or self._head | said("", "", [], chat=self._chat)
+        return encode(document | self._counts(ending))
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """Ollama's error."""
+        return surfaces.error_response(error, surfaces.OLLAMA)
+
+    def _line(self, piece: OutputDelta) -> bytes:
+        document = self._document(piece)
+        return encode(document | {"done": False}) + b"\n" if document else b""
+
+    def _document(self, piece: OutputDelta) -> Document:
+        """What a piece says; {} where that is nothing."""
+        text, thoughts = "", ""
+        calls: list[Document] = []
+        for part in parts_of(piece, self._job):
+            match part:
+                case Content(more):
+                    text += more
+                case Reasoning(more):
+                    thoughts += more
+                case CallBroken(index, raw):
+                    self._calls.pop(index, None)
+                    text += raw
+                case _:
+                    calls += self._called(part)
+        if piece.reason is not None:
+            self._reason = piece.reason
+        logprobs = of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
+        if not (text or thoughts or calls or logprobs):
+            return {}
+        document = self._head | said(text, thoughts, calls, chat=self._chat)
+        return document | ({"logprobs": logprobs} if logprobs else {})
+
+    def _called(self, part: Part) -> list[Document]:
+        """The call that is complete with this part."""
+        match part:
+            case CallBegin(index, call_id, name):
+                self._calls[index] = ToolCall(call_id, name, "")
+            case CallArguments(index, text):
+                self._calls[index].arguments += text
+            case CallEnd(index):
+                call = self._calls.pop(index)
+                function = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
+                return [{"id": call.call_id, "function": function}]
+        return []
+
+    def _counts(self, ending: RequestTotals) -> Document:
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": _ns(ending.total_s),
+            "load_duration": 0,
+            "prompt_eval_count": ending.prompt_tokens,
+            "prompt_eval_duration": _ns(ending.prompt_s),
+            "eval_count": ending.completion_tokens,
+            "eval_duration": _ns(ending.answer_s),
+        }
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))

@@ -1,0 +1,111 @@
+"""Routes of OpenAI's API and of vLLM's additions: completions, chats, tool results, aborts, tokens, models.
+
+Routes are thin: a body becomes a generation request in a worker thread, and its response is returned.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_api import openai_errors
+from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend import tool_results as results
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.protocol.generation import ChatBody, CompletionBody
+from kvasir_runtime.frontend.tool_results import ToolResultsBody
+from kvasir_runtime.server.api.openai import abort
+from kvasir_runtime.server.api.openai import tokenize as tokens
+from kvasir_runtime.server.api.openai.abort import AbortBody, AbortOneBody
+from kvasir_runtime.server.api.openai.tokenize import DetokenizeBody, TokenizeBody
+from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.generation import PreparedRequest, respond
+from kvasir_runtime.server.json_response import body_schema, json_response
+from kvasir_runtime.server.tool_result_stream import ToolResultStream
+
+
+def add(app: FastAPI, pod: AppState) -> None:
+    """Add all of them."""
+    _add_generation(app, pod)
+    _add_tokens(app, pod)
+    _add_models(app, pod)
+
+
+def _add_generation(app: FastAPI, pod: AppState) -> None:
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    async def completions(request: Request) -> Response:
+        return await respond(
+            request, pod, lambda raw, served: PreparedRequest(job=prepare.from_bytes(raw, served, chat=False))
+        )
+
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        return await respond(
+            request, pod, lambda raw, served: PreparedRequest(job=prepare.from_bytes(raw, served, chat=True))
+        )
+
+    @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ToolResultsBody))
+    async def tool_results(answer_id: str, request: Request) -> Response:
+        body = results.parse(await read_body(request, pod.options.max_body_bytes))
+        answer = next((one for one in pod.running.named(answer_id) if isinstance(one, ToolResultStream)), None)
+        if answer is None:
+            raise Refused(openai_errors.answer_not_running(answer_id))
+        accepted = await answer.hand_in(body.results)
+        return json_response({"id": answer_id, "object": "chat.completion.tool_results", "accepted": accepted})
+
+    @app.post("/abort_requests", openapi_extra=body_schema(AbortBody))
+    async def abort_requests(request: Request) -> Response:
+        return await _abort(request, abort.of_vllm)
+
+    @app.post("/abort_request", openapi_extra=body_schema(AbortOneBody))
+    async def abort_request(request: Request) -> Response:
+        return await _abort(request, abort.of_sglang)
+
+    async def _abort(request: Request, ids_of: Callable[[bytes], Sequence[str]]) -> Response:
+        raw = await read_body(request, pod.options.max_body_bytes)
+        return json_response({"num_aborted": sum(map(pod.running.abort, ids_of(raw)))})
+
+
+def _add_tokens(app: FastAPI, pod: AppState) -> None:
+    async def answer(request: Request, made: Callable[[bytes, ModelProfile], dict[str, Any]]) -> Response:
+        opened = pod.open_or_refuse()
+        raw = await read_body(request, pod.options.max_body_bytes)
+        loop = asyncio.get_running_loop()
+        return json_response(await loop.run_in_executor(pod.threads, made, raw, opened.served))
+
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        return await answer(request, tokens.tokenize)
+
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        return await answer(request, tokens.detokenize)
+
+
+def _add_models(app: FastAPI, pod: AppState) -> None:
+    def document(name: str) -> dict[str, Any]:
+        limit = pod.opened.served.max_context if pod.opened is not None else None
+        return {
+            "id": name,
+            "object": "model",
+            "created": pod.created,
+            "owned_by": "kvasir",
+            "root": pod.names[0],
+            "parent": None,
+            "max_model_len": limit,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [document(name) for name in pod.names]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        if name not in pod.names:
+            raise Refused(openai_errors.model_not_found(name))
+        return json_response(document(name))

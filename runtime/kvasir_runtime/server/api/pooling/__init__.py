@@ -1,0 +1,1 @@
+"""Embeddings, reranking and scores: routes and responses."""

@@ -1,0 +1,158 @@
+"""The answer to a request for vectors: sends its prompts to the engine, a window of them at a time, and one document.
+
+Plain ASGI, as the answers with text. A client that goes away has its prompts aborted, so that their blocks are free a
+step later. A request of thousands of inputs never holds more places of the queue than the batch has.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvasir_api import openai_errors, surfaces
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.frontend.errors import GenerationFailed
+from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
+from kvasir_runtime.server.request_registry import RequestRegistry
+from kvasir_runtime.server.streaming import ClientGone, RequestSummary, engine_gone, send_document
+from kvasir_runtime.wire import Event, Request
+
+WAKE_S: Final = 60.0
+
+Finish = Callable[[Sequence[Event]], Awaitable[bytes]]
+
+
+class PooledAnswer(Response):
+    """requests: all with pooling. finish: the document from their events, in order. window: prompts sent at a time."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        client: EngineClient,
+        finish: Finish,
+        *,
+        answer_id: str,
+        model: str,
+        window: int,
+        meter: RequestMetrics,
+        arrived: float,
+        on_end: Callable[[], None],
+        running: RequestRegistry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        tokens = sum(len(request.prompt) for request in requests)
+        self.summary = RequestSummary(answer_id=answer_id, model=model, prompt_tokens=tokens)
+        self._requests = requests
+        self._client = client
+        self._finish = finish
+        self._answer_id = answer_id
+        self._window = window
+        self._meter = meter
+        self._arrived = arrived
+        self._on_end = on_end
+        self._running = running
+        self._clock = clock
+        self._queue = EventQueue()
+        self._open: dict[str, tuple[Request, float]] = {}
+        self._aborted = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; whatever happens, no prompt of it goes on afterwards."""
+        scope["state"]["summary"] = self.summary
+        ids = {self._answer_id, scope["state"].get("request_id", self._answer_id)}
+        self._running.enter(ids, self)
+        watcher = asyncio.create_task(_watch(receive, self._queue))
+        try:
+            document = await self._finish(await self._events())
+            self.summary.reason = "stop"
+            headers = {"content-type": "application/json", "content-length": str(len(document))}
+            await send_document(send, 200, document, headers)
+        except EngineDeadError as gone:
+            self._give_up("error")
+            await _refuse(scope, send, engine_gone(str(gone)))
+        except GenerationFailed as failed:
+            await _refuse(scope, send, failed.error)
+        except ClientGone:
+            self._give_up("abort")
+        finally:
+            watcher.cancel()
+            self._running.leave(ids, self)
+            self._give_up("abort")
+            self._on_end()
+
+    def abort(self) -> None:
+        """Somebody asked to end it: its client is told why."""
+        self._aborted = True
+        self._queue.put(0, Event(request_id="", finish_reason="abort"))
+
+    async def _events(self) -> list[Event]:
+        """The last event of every prompt, in the order of the requests. Raises Failed, Gone and EngineDeadError."""
+        waiting, found = deque(self._requests), dict[str, Event]()
+        while waiting or self._open:
+            batch = [waiting.popleft() for _ in range(min(len(waiting), self._window - len(self._open)))]
+            if batch:
+                now = self._clock()
+                self._open |= {request.request_id: (request, now) for request in batch}
+                self._client.submit(batch, self._queue)
+            events = await self._queue.take(WAKE_S)
+            if events is None:
+                raise ClientGone
+            for _, event in events:
+                if event.finish_reason in {"error", "abort"}:
+                    raise GenerationFailed(self._failure(event))
+                if event.finish_reason is not None:
+                    found[event.request_id] = event
+                    self._close(event.request_id, "stop", event)
+        return [found[request.request_id] for request in self._requests]
+
+    def _failure(self, event: Event) -> ApiError:
+        if self._aborted:
+            return openai_errors.aborted()
+        self._give_up("error")
+        if self._client.failure is not None or event.finish_reason == "abort":
+            return engine_gone(event.message or "The request was ended by the server.")
+        return openai_errors.internal(event.message or "The engine could not serve the request.")
+
+    def _give_up(self, reason: str) -> None:
+        """The prompts that are still open are not waited for."""
+        for request_id in list(self._open):
+            self._client.abort(request_id)
+            self._close(request_id, reason, Event(request_id=request_id))
+            self.summary.reason = reason
+
+    def _close(self, request_id: str, reason: str, event: Event) -> None:
+        request, submitted = self._open.pop(request_id)
+        now = self._clock()
+        self.summary.cached_tokens += event.cached_tokens
+        computed = event.finish_reason is not None
+        ended = SequenceStats(
+            reason=reason,
+            duration_s=now - self._arrived,
+            queue_s=event.queue_s,
+            prefill_s=max(0.0, now - submitted - max(0.0, event.queue_s)) if computed else -1.0,
+            decode_s=0.0 if computed else -1.0,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=event.cached_tokens,
+        )
+        self.summary.sequences.append(ended)
+        self._meter.ended(ended)
+
+
+async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
+    status, document, headers = surfaces.error_response(error, scope["path"])
+    await send_document(send, status, document, headers)
+
+
+async def _watch(receive: Receive, queue: EventQueue) -> None:
+    """Tells the queue when the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    queue.leave()

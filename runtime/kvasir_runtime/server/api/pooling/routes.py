@@ -1,0 +1,83 @@
+"""The routes for embeddings, rerankings and scores. Thin: they refuse early and prepare in a thread."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_runtime.frontend.pooling import work
+from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
+from kvasir_runtime.frontend.pooling.work import Work
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.server.api.pooling.response import PooledAnswer
+from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.generation import check_queue
+from kvasir_runtime.server.json_response import body_schema
+from kvasir_runtime.wire import Event
+
+RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORE_PATHS: Final = ("/score", "/v1/score")
+OUTSIDE_V1: Final = tuple(path for path in (*RERANK_PATHS, *SCORE_PATHS) if not path.startswith("/v1/"))
+"""Outside /v1, so that the edge must be told that keys are asked for on them."""
+
+
+def add_pooling(app: FastAPI, pod: AppState) -> None:
+    """Add them to the http port."""
+
+    @app.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
+    async def embeddings(request: Request) -> Response:
+        return await pooled(request, pod, work.embeddings)
+
+    async def rerank(request: Request) -> Response:
+        return await pooled(request, pod, work.reranking)
+
+    async def score(request: Request) -> Response:
+        return await pooled(request, pod, work.scores)
+
+    for path in RERANK_PATHS:
+        app.post(path, openapi_extra=body_schema(RerankBody))(rerank)
+    for path in SCORE_PATHS:
+        app.post(path, openapi_extra=body_schema(ScoreBody))(score)
+
+
+async def pooled(request: Request, pod: AppState, prepare: Callable[[bytes, ModelProfile], Work]) -> PooledAnswer:
+    """One answer, from the raw body on. Raises Refused."""
+    arrived = pod.clock()
+    opened = pod.open_or_refuse()
+    check_queue(pod, opened, 1)
+    raw = await read_body(request, pod.options.max_body_bytes)
+    loop = asyncio.get_running_loop()
+    pod.enter()
+    pod.num_preparing += 1
+    try:
+        try:
+            prepared = await loop.run_in_executor(pod.threads, prepare, raw, opened.served)
+        finally:
+            pod.num_preparing -= 1
+        pod.open_or_refuse()
+        check_queue(pod, opened, min(len(prepared.requests), opened.max_sequences))
+    except BaseException:
+        pod.leave()
+        raise
+
+    async def finish(events: Sequence[Event]) -> bytes:
+        return await loop.run_in_executor(pod.threads, prepared.finish, events, int(time.time()))
+
+    return PooledAnswer(
+        prepared.requests,
+        opened.client,
+        finish,
+        answer_id=prepared.answer_id,
+        model=pod.names[0],
+        window=opened.max_sequences,
+        meter=pod.metrics,
+        arrived=arrived,
+        on_end=pod.leave,
+        running=pod.running,
+        clock=pod.clock,
+    )

@@ -1,0 +1,182 @@
+"""Items of a response's input: what is taken, the one form in which they are kept, and what they are in a chat.
+
+Called by the body. Kept items are plain documents as the API shows them, so that those of an answer need no other form.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from kvasir_api.openai_errors import quoted
+from kvasir_runtime.server.api.sparse import Sparse
+
+Item = dict[str, Any]
+Id = Annotated[str, Field(min_length=1, max_length=256)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(Sparse):
+    """A text of a user or of the model. Where a prompt may be cached its prefix decides, so marks change nothing."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] = Field([], exclude=True)
+    logprobs: list[Any] | None = Field(None, exclude=True)
+    prompt_cache_breakpoint: Any = Field(None, exclude=True)
+
+
+class ReasoningPart(Sparse):
+    """A piece of what the model thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+def _texts(value: Any) -> Any:
+    """A text alone stands for one part of it."""
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[TextPart], BeforeValidator(_texts)]
+
+
+class MessageItem(Sparse):
+    """A message. phase says what an assistant's was for, which no template asks."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+    id: Id | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = Field(None, exclude=True)
+
+
+class CallItem(Sparse):
+    """A call that the model made. arguments: the text of a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: Id
+    name: Id
+    arguments: str
+    id: Id | None = None
+    status: Status | None = None
+
+
+class CallOutputItem(Sparse):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: Texts
+    id: Id | None = None
+    status: Status | None = None
+
+
+class ReasoningItem(Sparse):
+    """What the model thought before; of its content, or else of its summary."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningPart] = Field([])
+    content: list[ReasoningPart] | None = None
+    encrypted_content: None = Field(None, exclude=True)
+    id: Id | None = None
+    status: Status | None = None
+
+
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "message": TypeAdapter(MessageItem),
+    "function_call": TypeAdapter(CallItem),
+    "function_call_output": TypeAdapter(CallOutputItem),
+    "reasoning": TypeAdapter(ReasoningItem),
+}
+
+
+def read(value: Any) -> list[Item]:
+    """The items of a body's input in the form in which they are kept, without ids where they came without."""
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("input", "must be a string or a list of items")
+    return [_read(item, place) for place, item in enumerate(value)]
+
+
+def _read(value: Any, place: int) -> Item:
+    kind = value.get("type") or "message" if isinstance(value, dict) else type(value).__name__
+    adapter = _KINDS.get(kind) if isinstance(kind, str) else None
+    if adapter is None:
+        told = {"kind": quoted(str(kind)), "place": place}
+        raise PydanticCustomError("input", "holds at {place} an item of type {kind}, which is not supported here", told)
+    given = {name: part for name, part in value.items() if part is not None}
+    try:
+        found = adapter.validate_python(given)
+    except ValidationError as error:
+        detail: ErrorDetails = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in (place, *detail["loc"]))[:200]
+        told = {"where": where, "what": detail["msg"]}
+        raise PydanticCustomError("input", "is wrong at {where}: {what}", told) from error
+    item: Item = found.model_dump(exclude_none=True)
+    return item
+
+
+def identified(items: Iterable[Item], seed: str) -> list[Item]:
+    """The same as they are listed: with an id and a status each. seed: makes the ids unique."""
+    prefixes = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+    return [
+        {"id": f"{prefixes[item['type']]}_{seed}in{place:02x}", "status": "completed", **item, **_listed(item)}
+        for place, item in enumerate(items)
+    ]
+
+
+def _listed(item: Item) -> dict[str, Any]:
+    """Texts of the model are of another type than those of others, whatever they came as."""
+    if item["type"] != "message":
+        return {}
+    if item["role"] == "assistant":
+        return {
+            "content": [{"type": "output_text", "text": part["text"], "annotations": []} for part in item["content"]]
+        }
+    return {"content": [{"type": "input_text", "text": part["text"]} for part in item["content"]]}
+
+
+def chat_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The messages of a chat: what the model thought, said and called in one turn is one message."""
+    found: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None
+    for item in items:
+        message = _asked(item)
+        if message is not None:
+            found.append(message)
+            turn = None
+            continue
+        if turn is None or (item["type"] == "message" and turn["content"]):
+            turn = {"role": "assistant", "content": ""}
+            found.append(turn)
+        _add(turn, item)
+    return found
+
+
+def _asked(item: Item) -> dict[str, Any] | None:
+    """Messages that are not the model's."""
+    if item["type"] == "function_call_output":
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": _joined(item["output"])}
+    if item["type"] == "message" and item["role"] != "assistant":
+        return {"role": item["role"], "content": _joined(item["content"])}
+    return None
+
+
+def _add(turn: dict[str, Any], item: Item) -> None:
+    match item["type"]:
+        case "message":
+            turn["content"] += _joined(item["content"])
+        case "reasoning":
+            thoughts = _joined(item.get("content") or item["summary"])
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+        case "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+
+
+def _joined(parts: Sequence[Item]) -> str:
+    return "".join(str(part["text"]) for part in parts)

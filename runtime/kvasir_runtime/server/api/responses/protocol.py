@@ -1,0 +1,226 @@
+"""Bodies of `/v1/responses`: what is taken, what it means as a chat, and what of it the answer repeats.
+
+Called in a worker thread. What is not here is refused by name.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvasir_runtime.frontend.protocol.ignored_fields import only
+from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_LOGPROBS
+from kvasir_runtime.server.api.responses import items
+from kvasir_runtime.server.api.responses.items import Id, Item
+from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.wire import Sampling
+
+MAX_INPUT: Final = 16_384
+LABELS: Final = frozenset(
+    {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+)
+HARMLESS: Final = {
+    "access_programs": only(),
+    "context_management": only([]),
+    "conversation": only(),
+    "image": only(),
+    "max_tool_calls": only(),
+    "moderation": only(),
+    "prompt": only(),
+    "service_tier": only("auto", "default"),
+}
+NAMES: Final = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "messages": "input",
+}
+
+
+class FunctionTool(Sparse):
+    """A function that the model may call. Tools that OpenAI runs itself have other types and are refused."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """As a chat has it."""
+        return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type"})}
+
+
+class NamedTool(Sparse):
+    """A function by its name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Sparse):
+    """Some of the tools, of which any may or one must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+def _kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else "mode" if isinstance(value, str) else None
+    return kind if isinstance(kind, str) and kind in {"mode", "function", "allowed_tools"} else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(
+        _kind,
+        custom_error_type="tool_choice",
+        custom_error_message="must be none, auto, required, a function or allowed_tools",
+    ),
+]
+
+
+class Format(Sparse):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_fields(self) -> "Format":
+        if self.type == "json_schema" and (self.name is None or self.schema_ is None):
+            raise PydanticCustomError("format", "needs name and schema with the type json_schema")
+        return self
+
+    def as_chat(self) -> dict[str, Any]:
+        """As a chat has it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        given = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        return {"type": "json_schema", "json_schema": given}
+
+
+class Text(Sparse):
+    """How the answer is written."""
+
+    format: Format = Format()
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Sparse):
+    """How much the model thinks. There are no summaries: an item carries what it thought."""
+
+    effort: str | None = Field(None, max_length=16)
+    summary: None = None
+    generate_summary: None = None
+
+
+class StreamOptions(Sparse):
+    """include_obfuscation: we pad nothing, so only false is true."""
+
+    include_obfuscation: Literal[False] = False
+
+
+def _metadata(value: Any) -> Any:
+    if not isinstance(value, dict) or len(value) > 16 or not all(isinstance(text, str) for text in value.values()):
+        raise PydanticCustomError("metadata", "must be an object of at most 16 texts")
+    if any(len(name) > 64 or len(text) > 512 for name, text in value.items()):
+        raise PydanticCustomError("metadata", "has a name of over 64 or a text of over 512 characters")
+    return value
+
+
+class InputBody(Sparse):
+    """What shapes the prompt; the body of `/v1/responses/input_tokens`."""
+
+    model: str = Field(max_length=512)
+    input: Annotated[list[Item], BeforeValidator(items.read), Field(max_length=MAX_INPUT)]
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    tools: list[FunctionTool] = Field([], max_length=1024)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: Text = Text()
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+
+    def as_chat(self, conversation: Sequence[Item]) -> dict[str, Any]:
+        """The same as a chat's body. conversation: its input, after that of the response that it goes on with."""
+        messages = items.chat_messages(conversation)
+        if self.instructions:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        document: dict[str, Any] = {"model": self.model, "messages": messages}
+        document |= self._tools()
+        if self.text.format.type != "text":
+            document["response_format"] = self.text.format.as_chat()
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            document["reasoning_effort"] = self.reasoning.effort
+        return document
+
+    def _tools(self) -> dict[str, Any]:
+        choice = self.tool_choice
+        if not self.tools:
+            asked = choice if isinstance(choice, str) else "required"
+            return {} if asked in {"auto", "none"} else {"tool_choice": asked}
+        named: Any = choice
+        if isinstance(choice, NamedTool):
+            named = {"type": "function", "function": {"name": choice.name}}
+        elif isinstance(choice, AllowedTools):
+            tools = [tool.model_dump() for tool in choice.tools]
+            named = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+        given: dict[str, Any] = {"tools": [tool.as_chat() for tool in self.tools], "tool_choice": named}
+        return given if self.parallel_tool_calls else given | {"parallel_tool_calls": False}
+
+
+class ResponsesBody(InputBody):
+    """A body of `/v1/responses`. store: keep the response for a while; null and absent mean yes where there is room."""
+
+    store: bool | None = None
+    background: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+    include: list[Literal["message.output_text.logprobs"]] = Field([], max_length=16)
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field({})
+
+    def as_chat(self, conversation: Sequence[Item]) -> dict[str, Any]:
+        """The same as a chat's body."""
+        document = super().as_chat(conversation) | {
+            "stream": self.stream,
+            **self.model_dump(include={"temperature", "top_p"}, exclude_unset=True),
+        }
+        if self.max_output_tokens is not None:
+            document["max_tokens"] = self.max_output_tokens
+        if self.include:
+            document |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return document
+
+    def repeated(self, sampling: Sampling) -> dict[str, Any]:
+        """What the response says of its request. sampling: as the engine is asked."""
+        return {
+            "background": self.background,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": self.metadata,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "service_tier": "default",
+            "temperature": sampling.temperature,
+            "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True), "verbosity": "medium"},
+            "tool_choice": self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(),
+            "tools": [{"strict": None, "parameters": None} | tool.model_dump() for tool in self.tools],
+            "top_logprobs": self.top_logprobs,
+            "top_p": self.top_p if "top_p" in self.model_fields_set else sampling.top_p,
+            "truncation": self.truncation,
+        }

@@ -1,0 +1,156 @@
+"""The routes of `/v1/responses`. Added to the http app; they own the store and what runs in the background.
+
+Everything but the preparing happens on the event loop. A response is kept from the moment its engine is asked, so that
+it can be fetched and cancelled while it is being made.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_api import openai_errors, surfaces
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.server.api.common import encode
+from kvasir_runtime.server.api.responses import listing, preparing
+from kvasir_runtime.server.api.responses.output import Document
+from kvasir_runtime.server.api.responses.preparing import Made
+from kvasir_runtime.server.api.responses.protocol import InputBody, ResponsesBody
+from kvasir_runtime.server.api.responses.serialize import Responses
+from kvasir_runtime.server.api.responses.store import Bounds, Store, Stored
+from kvasir_runtime.server.app_state import AppState
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.generation import PreparedRequest, respond
+from kvasir_runtime.server.json_response import body_schema, json_response
+from kvasir_runtime.server.streaming import GenerationResponse
+
+CANCEL_S: Final = 5.0
+ONE: Final = surfaces.RESPONSES + "/{response_id}"
+
+
+class Making:
+    """One response while it is made: what was asked, how it is written, and where it is kept."""
+
+    def __init__(self, store: Store, instance: str) -> None:
+        self._store = store
+        self._instance = instance
+        self.made: Made | None = None
+        self.framing: Responses | None = None
+
+    def prepare(self, raw: bytes, served: ModelProfile) -> PreparedRequest:
+        """In a worker thread. Raises Refused."""
+        self.made = preparing.made(raw, served, self._store, self._instance)
+        return PreparedRequest(job=self.made.job, framing=self._framed)
+
+    def begin(self) -> Document:
+        """It is about to be sent to the engine: keep it from now on. What it is like now."""
+        assert self.framing is not None
+        assert self.made is not None
+        document = self.framing.document()
+        if self.made.stored:
+            stored = Stored(document=document, items=self.made.items, size_bytes=self.made.size_bytes)
+            self._store.put(document["id"], stored)
+        return document
+
+    def left(self) -> None:
+        """It ended, or its client went away."""
+        if self.framing is not None:
+            self.framing.left()
+
+    def _framed(self, job: GenerationRequest, created: int, _fingerprint: str, labels: TokenLabels) -> Responses:
+        assert self.made is not None
+        repeated = self.made.body.repeated(job.requests[0].sampling) | {"store": self.made.stored}
+        self.framing = Responses(job, created, labels, repeated=repeated, keep=self._keep)
+        return self.framing
+
+    def _keep(self, document: Document) -> None:
+        assert self.made is not None
+        if self.made.stored:
+            self._store.finish(document["id"], document, len(encode(document)))
+
+
+def add(app: FastAPI, pod: AppState) -> None:
+    """All routes."""
+    store = Store(Bounds(max_bytes=pod.options.stored_response_bytes), pod.clock)
+    background: set[asyncio.Task[None]] = set()
+
+    @app.post(surfaces.RESPONSES, openapi_extra=body_schema(ResponsesBody))
+    async def create(request: Request) -> Response:
+        making = Making(store, pod.instance)
+        answer = await respond(request, pod, making.prepare, on_end=making.left)
+        document = making.begin()
+        assert making.made is not None
+        if not making.made.body.background:
+            return answer
+        task = asyncio.create_task(_alone(answer))
+        background.add(task)
+        task.add_done_callback(background.discard)
+        return json_response(document)
+
+    @app.post(surfaces.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
+    async def input_tokens(request: Request) -> Response:
+        opened = pod.open_or_refuse()
+        raw = await read_body(request, pod.options.max_body_bytes)
+        loop = asyncio.get_running_loop()
+        return json_response(await loop.run_in_executor(pod.threads, preparing.counted, raw, opened.served, store))
+
+    @app.get(ONE)
+    async def retrieve(request: Request, response_id: str) -> Response:
+        listing.check_query(request.query_params.multi_items())
+        return json_response(_found(store, response_id).document)
+
+    @app.delete(ONE)
+    async def delete(response_id: str) -> Response:
+        _found(store, response_id)
+        pod.running.abort(response_id)
+        store.delete(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post(ONE + "/cancel")
+    async def cancel(response_id: str) -> Response:
+        stored = _found(store, response_id)
+        if stored.open:
+            pod.running.abort(response_id)
+            await _until_ended(stored)
+        elif stored.document["status"] != "cancelled":
+            message = f"The response {openai_errors.quoted(response_id)} is {stored.document['status']} already."
+            raise Refused(openai_errors.invalid(message, param="response_id", code="invalid_value"))
+        return json_response(stored.document)
+
+    @app.get(ONE + "/input_items")
+    async def input_items(request: Request, response_id: str) -> Response:
+        query = request.query_params.multi_items()
+        return json_response(listing.page(_found(store, response_id).items, query))
+
+
+def _found(store: Store, response_id: str) -> Stored:
+    stored = store.get(response_id)
+    if stored is None:
+        raise Refused(openai_errors.response_not_found(response_id))
+    return stored
+
+
+async def _alone(answer: GenerationResponse) -> None:
+    """Make a response without a client; the framing keeps what comes of it."""
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(_message: Any) -> None: ...
+
+    await answer({"type": "http", "state": {}}, receive, send)
+
+
+async def _until_ended(stored: Stored) -> None:
+    """It takes a turn of the loop, unless its client reads slowly."""
+    try:
+        async with asyncio.timeout(CANCEL_S):
+            while stored.open:  # noqa: ASYNC110 - ended by a task that knows nothing of who waits
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pass

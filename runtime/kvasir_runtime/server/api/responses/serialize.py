@@ -1,0 +1,161 @@
+"""How an answer is written on `/v1/responses`: one document, or events that are numbered and end in that document.
+
+Made for each answer by the routes; it tells them of the document at every turn, so that it can be kept.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.logprobs import TokenLabels, TokenLogprob, of_chat
+from kvasir_runtime.frontend.parsing.parts import Content, join
+from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.server.api.common import encode, event, parts_of
+from kvasir_runtime.server.api.responses import output
+from kvasir_runtime.server.api.responses.output import Document, Event, Output
+from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+
+Kept = Callable[[Document], None]
+
+
+class Responses:
+    """repeated: what the document says of its request. keep: is called with the last document."""
+
+    stream_type = b"text/event-stream; charset=utf-8"
+    keep_alive = b": waiting\n\n"
+
+    def __init__(
+        self,
+        job: GenerationRequest,
+        created: int,
+        labels: TokenLabels,
+        *,
+        repeated: Document,
+        keep: Kept = lambda _: None,
+    ) -> None:
+        self._job = job
+        self._created = created
+        self._labels = labels
+        self._repeated = repeated
+        self._keep = keep
+        self._output = Output(job.answer_id.removeprefix("resp_"))
+        self._number = 0
+        self._last = OutputDelta(index=0)
+        self._ended = False
+
+    def document(self, status: str = "in_progress", **fields: Any) -> Document:
+        """The response as it is. The items of its output are complete once it ended."""
+        return {
+            "id": self._job.answer_id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._job.model,
+            "output": list(self._output.items),
+            "usage": None,
+            **self._repeated,
+            **fields,
+        }
+
+    def begin(self, _so_far: RequestTotals) -> bytes:
+        """The response without output."""
+        response = {"response": self.document()}
+        return self._told([("response.created", response), ("response.in_progress", response)])
+
+    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+        """Events of all parts."""
+        frames = []
+        for piece in pieces:
+            frames.append(self._told(self._grown(piece)))
+            if piece.reason is not None:
+                self._last = piece
+        return b"".join(frames)
+
+    def end(self, ending: RequestTotals) -> bytes:
+        """The last item's end and the whole response."""
+        cut = self._last.reason == "length"
+        opened: list[Event] = []
+        if not self._output.items:  # a response has at least one item, also where the model said nothing
+            opened = list(self._output.take(Content(""), []))
+        closed = [*opened, *self._output.close("incomplete" if cut else "completed")]
+        document = self._finished(ending, cut=cut)
+        return self._told([*closed, (f"response.{document['status']}", {"response": document})])
+
+    def broken(self, error: ApiError) -> bytes:
+        """The response as it is, with why it goes no further."""
+        closed = list(self._output.close("incomplete"))
+        document = self._failed(error)
+        # No event of the API says cancelled: what was told is valid and goes no further, which is incomplete.
+        kind = "response.incomplete" if document["status"] == "cancelled" else "response.failed"
+        return self._told([*closed, (kind, {"response": document})])
+
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+        """One document."""
+        (piece,) = pieces
+        logprobs = self._logprobs(piece)
+        for part in output.parts_of(join(parts_of(piece, self._job))):
+            list(self._output.take(part, logprobs if isinstance(part, Content) else []))
+        cut = piece.reason == "length"
+        list(self._output.close("incomplete" if cut else "completed"))
+        return encode(self._finished(ending, cut=cut))
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """OpenAI's error."""
+        self._failed(error)
+        return openai_errors.response(error)
+
+    def left(self) -> None:
+        """Its client went away: what there is of it is all there will be."""
+        if not self._ended:
+            list(self._output.close("incomplete"))
+            self._end(self.document("cancelled"))
+
+    def _grown(self, piece: OutputDelta) -> Iterable[Event]:
+        logprobs = self._logprobs(piece)
+        for part in parts_of(piece, self._job):
+            yield from self._output.take(part, logprobs)
+            if isinstance(part, Content):
+                logprobs = []
+
+    def _logprobs(self, piece: OutputDelta) -> list[TokenLogprob]:
+        return of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
+
+    def _finished(self, ending: RequestTotals, *, cut: bool) -> Document:
+        document = self.document(
+            "incomplete" if cut else "completed",
+            completed_at=None if cut else int(self._created + ending.total_s),
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            usage=_usage(ending),
+        )
+        return self._end(document)
+
+    def _failed(self, error: ApiError) -> Document:
+        if error.code == "request_aborted":
+            return self._end(self.document("cancelled"))
+        return self._end(self.document("failed", error={"code": "server_error", "message": error.message}))
+
+    def _end(self, document: Document) -> Document:
+        self._ended = True
+        self._keep(document)
+        return document
+
+    def _told(self, events: Iterable[Event]) -> bytes:
+        frames = []
+        for kind, document in events:
+            frames.append(event(kind, {"sequence_number": self._number, **document}))
+            self._number += 1
+        return b"".join(frames)
+
+
+def _usage(ending: RequestTotals) -> Document:
+    return {
+        "input_tokens": ending.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": ending.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": ending.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens},
+        "total_tokens": ending.prompt_tokens + ending.completion_tokens,
+    }

@@ -1,0 +1,77 @@
+"""How an answer is written: the interface between the streams, which know when, and the APIs, which know how.
+
+streaming.py turns the engine's events into output deltas and a Serializer turns these into bytes; each folder of api/
+implements one in its serialize.py. A Serializer holds the state of one answer and knows no sockets and no clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.logprobs import OutputToken
+from kvasir_runtime.frontend.parsing.parts import Part
+from kvasir_runtime.wire import FinishReason, Logprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class OutputDelta:
+    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for.
+
+    stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
+    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" asks to make them.
+    """
+
+    index: int
+    text: str = ""
+    reason: FinishReason | None = None
+    said: list[OutputToken] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    prompt_logprobs: Sequence[Logprobs] = ()
+    stopped_by: str | None = None
+    parts: list[Part] = field(default_factory=list)
+    called: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTotals:
+    """Counts and times of a request, at its end or so far. Times are -1 where it did not come so far.
+
+    reasoning_tokens: of the completion's, those of thoughts. cached_tokens: of the prompts, found in the prefix cache.
+    total_s: since its arrival. prompt_s: from its first chunk to its first token. answer_s: from there to the last.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int
+    total_s: float
+    prompt_s: float
+    answer_s: float
+
+
+class Serializer(Protocol):
+    """Writes one answer, either as a stream (begin, pieces, end or broken) or whole."""
+
+    stream_type: bytes
+    """The content type of a stream; a whole answer is always one JSON document."""
+    keep_alive: bytes
+    """A sign of life within a stream."""
+
+    def begin(self, so_far: RequestTotals, /) -> bytes:
+        """What comes before the first piece; what was counted until then."""
+
+    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+        """What one wake-up brought, in order."""
+
+    def end(self, ending: RequestTotals) -> bytes:
+        """The last words of a stream that went well."""
+
+    def broken(self, error: ApiError) -> bytes:
+        """The last words of one that did not, after begin()."""
+
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+        """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
+
+    def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and headers where nothing was sent yet."""

@@ -1,0 +1,119 @@
+"""What one API process knows while it serves: options, phase, model, engine. Shared by the two apps and the process.
+
+The process fills it in as the start goes on; the apps read it. Everything is used on one event loop.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kvasir_api import openai_errors
+from kvasir_api.options import ServeOptions
+from kvasir_api.state import Start, State
+from kvasir_api.surfaces import INSTANCE_CHARACTERS
+from kvasir_runtime.client.engine_client import EngineClient
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
+from kvasir_runtime.server.auth import ApiKeys
+from kvasir_runtime.server.lifecycle import Lifecycle
+from kvasir_runtime.server.observability.metrics import RuntimeMetrics
+from kvasir_runtime.server.observability.tracing import Tracer
+from kvasir_runtime.server.request_registry import RequestRegistry
+
+PREPARE_THREADS = 4
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """A model that is being served. fingerprint changes when the same seed may give another answer.
+
+    verdicts: on the grammars that requests ask for.
+    """
+
+    served: ModelProfile
+    client: EngineClient
+    max_sequences: int
+    fingerprint: str
+    start: Start
+    verdicts: GrammarValidator
+    folder: Path | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """names: what clients call the model, the first of them in metrics. created: unix seconds of the start.
+
+    instance: names this process in /state and in the ids of what only it holds.
+    """
+
+    options: ServeOptions
+    names: tuple[str, ...]
+    created: int
+    clock: Callable[[], float] = time.monotonic
+    opened: ServedModel | None = None
+    instance: str = field(init=False, default_factory=lambda: secrets.token_hex(INSTANCE_CHARACTERS // 2))
+    lifecycle: Lifecycle = field(init=False)
+    keys: ApiKeys = field(init=False)
+    metrics: RuntimeMetrics = field(init=False)
+    threads: ThreadPoolExecutor = field(init=False)
+    idle: asyncio.Event = field(init=False)
+    running: RequestRegistry = field(init=False, default_factory=RequestRegistry)
+    tracing: Tracer | None = field(init=False, default=None)
+    num_active: int = field(init=False, default=0)
+    num_preparing: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Parts that are the pod's own."""
+        self.lifecycle = Lifecycle(self.clock)
+        self.keys = ApiKeys(self.options.api_key, self.options.api_key_file)
+        self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
+        self.threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self) -> None:
+        """A request is being served from now on; it is waited for when the process leaves."""
+        self.num_active += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """It ended."""
+        self.num_active -= 1
+        if self.num_active == 0:
+            self.idle.set()
+
+    def open_or_refuse(self) -> ServedModel:
+        """The served model. Raises Refused while it loads or after it began to leave."""
+        refusal = self.lifecycle.refusal()
+        if refusal is not None:
+            raise Refused(refusal)
+        if self.opened is None:
+            raise Refused(openai_errors.internal())
+        return self.opened
+
+    def snapshot(self) -> State:
+        """The engine's last state with what only this process knows."""
+        lifecycle, opened = self.lifecycle, self.opened
+        state = opened.client.state if opened is not None else State()
+        age_s = self.clock() - opened.client.last_message_at if opened is not None else 0.0
+        return msgspec.structs.replace(
+            state,
+            model=self.names[0],
+            revision=self.options.revision,
+            instance=self.instance,
+            served=self.metrics.served,
+            start=opened.start if opened is not None else Start(),
+            phase=lifecycle.phase,
+            progress_fraction=lifecycle.fraction,
+            eta_s=lifecycle.eta_s,
+            message=lifecycle.message,
+            locked=self.keys.locked,
+            heartbeat_age_s=round(age_s, 3),
+        )

@@ -1,0 +1,137 @@
+"""Which keys let clients in: those given at the start, and those of a file or directory, which is read again.
+
+A directory is what a mounted Secret is: each file holds keys, one per line. Owned by the pod, asked by the edge, read
+by `watch`, which the process runs. Keys are kept as hashes and are never shown: a log says how many there are.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from kvasir_api import names
+from kvasir_runtime.errors import ModelError
+
+LOOK_EVERY_S: Final = 1.0
+MAX_BYTES: Final = 1_048_576
+"""What a Secret can hold; a larger file is no list of keys."""
+
+log = logging.getLogger("kvasir.keys")
+
+Digests = frozenset[bytes]
+
+
+class ApiKeys:
+    """given: keys that hold for the life of the process. path: file or directory of further ones, empty for none.
+
+    Without either everybody is let in; with a path that holds no key nobody is.
+    """
+
+    def __init__(self, given: Sequence[str], path: str = "") -> None:
+        self._given = frozenset(_digest(key.encode()) for key in given if key.strip())
+        self._path, self._open = path, not given and not path
+        self._found: Digests = frozenset()
+        self._next: Digests | None = None
+        self._looked = not path
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is a path to look at."""
+        return bool(self._path)
+
+    @property
+    def locked(self) -> str:
+        """Why nobody is let in; empty when somebody is, or before the first look."""
+        if self._open or self._given or self._found or not self._looked:
+            return ""
+        return f"there is no key in {self._path or 'the options'}"
+
+    def let_in(self, presented: Iterable[bytes]) -> bool:
+        """Whether one of the keys that a request carries opens.
+
+        Hashes are looked up, not keys: how long that takes tells of a hash, which nobody can steer towards another.
+        """
+        return self._open or any(digest in self._given or digest in self._found for digest in map(_digest, presented))
+
+    def load(self, *, may_come: bool) -> None:
+        """The first look. may_come: whether keys may be put in place later.
+
+        Raises ModelError when the path cannot be read, or when nobody would be let in for ever.
+        """
+        try:
+            self._found = _read(self._path) if self._path else frozenset()
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{names.KEYS_MISSING}keys cannot be read: {error}") from error
+        self._looked = True
+        if self.locked and not (may_come and self._path):
+            raise ModelError(f"{names.KEYS_MISSING}{self.locked}, so that nobody could be let in")
+
+    def look(self) -> bool:
+        """Look again; whether other keys hold from now on. Raises OSError or ValueError, and then the old ones stay.
+
+        What is seen counts when it is seen twice: a Secret's files are put in place one after the other.
+        """
+        found = _read(self._path)
+        again, self._next = found == self._next, found
+        if not again or found == self._found:
+            return False
+        self._found = found
+        return True
+
+    def __len__(self) -> int:
+        return len(self._given | self._found)
+
+
+async def watch(keys: ApiKeys, *, every_s: float = LOOK_EVERY_S) -> None:
+    """Follow the path until cancelled. A path that cannot be read is told of once, and keys stay as they are."""
+    trouble = ""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            changed = await asyncio.to_thread(keys.look)
+        except (OSError, ValueError) as error:
+            if str(error) != trouble:
+                log.warning("keys cannot be read, so those known stay: %s", error)
+            trouble = str(error)
+            continue
+        trouble = ""
+        if changed:
+            log.log(logging.WARNING if keys.locked else logging.INFO, "keys changed: %d let clients in", len(keys))
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _read(path: str) -> Digests:
+    """Keys of a file, or of the files of a directory; none where there is nothing. Raises OSError, and ValueError for
+    more than MAX_BYTES."""
+    where = Path(path)
+    try:
+        # A mounted Secret has its files behind links in names that begin with two dots.
+        files = sorted(file for file in where.iterdir() if not file.name.startswith("."))
+    except FileNotFoundError:
+        return frozenset()
+    except NotADirectoryError:
+        files = [where]
+    found: set[bytes] = set()
+    left = MAX_BYTES
+    for file in files:
+        content = _content(file, left)
+        left -= len(content)
+        found.update(_digest(line.strip()) for line in content.splitlines() if line.strip())
+    return frozenset(found)
+
+
+def _content(file: Path, most: int) -> bytes:
+    """A file that went away meanwhile, or that is none, holds nothing."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(most + 1)
+    except (FileNotFoundError, IsADirectoryError):
+        return b""
+    if len(content) > most:
+        raise ValueError(f"{file} is too long: keys may have {MAX_BYTES} bytes in all")
+    return content

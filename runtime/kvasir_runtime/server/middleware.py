@@ -1,0 +1,161 @@
+"""The outermost layer of the http port: request ids, keys, access log, and a well-shaped answer for every failure.
+
+Plain ASGI around the application, so that it costs a streamed chunk one function call. It decides nothing about models.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir_api import openai_errors, surfaces
+from kvasir_api.openai_errors import ApiError
+from kvasir_api.state import State
+from kvasir_runtime.server.api.pooling import routes as pooled
+from kvasir_runtime.server.observability import orca
+from kvasir_runtime.server.observability.tracing import Tracer
+from kvasir_runtime.server.streaming import send_document
+
+SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+CLOSED_PREFIXES: Final = ("/v1/", surfaces.OLLAMA + "/")
+CLOSED_PATHS: Final = frozenset(
+    {"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request", *pooled.OUTSIDE_V1}
+)
+METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
+
+log = logging.getLogger("kvasir.requests")
+
+
+class Middleware:
+    """lets_in: whether one of the keys that a request carries opens /v1. clock: monotonic seconds.
+
+    snapshot: the load that an answer carries where it is asked for. measure: called once per request with the route
+    (never what a client wrote), the method, the status and the seconds until the end. tracing: where spans are made of
+    requests that the engine served, if anywhere.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        lets_in: Callable[[Iterable[bytes]], bool],
+        snapshot: Callable[[], State],
+        measure: Callable[[str, str, int, float], None],
+        tracing: Callable[[], Tracer | None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._app = app
+        self._lets_in = lets_in
+        self._snapshot = snapshot
+        self._measure = measure
+        self._tracing = tracing
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        if scope["type"] != "http":
+            return
+        started = self._clock()
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+        id_headers = [b"x-request-id", *([b"request-id"] if surfaces.of(scope["path"]) == "anthropic" else [])]
+        load_format = next((value for name, value in scope["headers"] if name == orca.ASKED), b"")
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                elapsed_ms = round((self._clock() - started) * 1000)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name, request_id.encode()) for name in id_headers),
+                    (b"openai-processing-ms", str(elapsed_ms).encode()),
+                    *(orca.headers(load_format, self._snapshot()) if load_format else ()),
+                ]
+            await send(message)
+
+        try:
+            if self._opens(scope):
+                await self._app(scope, receive, send_with_headers)
+            else:
+                await _send_error(send_with_headers, openai_errors.unauthorized(), scope)
+        except Exception:
+            log.exception("request failed", extra={"request_id": request_id})
+            if status:
+                raise  # the answer is under way: the server cuts the connection, which is how a client notices
+            await _send_error(send_with_headers, openai_errors.internal(), scope)
+        finally:
+            elapsed_s = self._clock() - started
+            _write_log(scope, status, elapsed_s)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            route = getattr(scope.get("route"), "path", "none")
+            self._measure(route, method, status or 500, elapsed_s)
+            said, tracing = scope["state"].get("summary"), self._tracing()
+            if said is not None and tracing is not None:
+                tracing.record(
+                    route=route,
+                    method=method,
+                    status=status or 500,
+                    duration_s=elapsed_s,
+                    headers=scope["headers"],
+                    said=said,
+                )
+
+    def _opens(self, scope: Scope) -> bool:
+        """Whether the request may pass."""
+        path = scope["path"]
+        closed = path in CLOSED_PATHS or path.startswith(CLOSED_PREFIXES)
+        return not closed or scope["method"] == "OPTIONS" or self._lets_in(_keys(scope["headers"]))
+
+
+def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys that a request carries: a bearer token, and what Anthropic's clients send."""
+    found = []
+    for name, value in headers:
+        scheme, _, token = value.partition(b" ")
+        if name == b"x-api-key":
+            found.append(value.strip())
+        elif name == b"authorization" and scheme.lower() == b"bearer":
+            found.append(token.strip())
+    return found[:2]
+
+
+async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:
+    await send_document(send, *surfaces.error_response(error, scope["path"]))
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id where it is sane, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and SANE_ID.fullmatch(value):
+            return str(value.decode())
+    return uuid.uuid4().hex
+
+
+def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
+    """One line per request: never a prompt, an answer or a key. Health checks and scrapes are too many to log."""
+    generates = scope["path"].startswith(CLOSED_PREFIXES) or scope["path"] in pooled.OUTSIDE_V1
+    if not log.isEnabledFor(logging.INFO) or not generates:
+        return
+    fields: dict[str, object] = {
+        "request_id": scope["state"]["request_id"],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "duration_s": round(elapsed_s, 4),
+    }
+    summary = scope["state"].get("summary")
+    if summary is not None:
+        fields |= {
+            "finish_reason": summary.reason,
+            "prompt_tokens": summary.prompt_tokens,
+            "completion_tokens": summary.completion_tokens,
+            "cached_tokens": summary.cached_tokens,
+            "first_token_s": round(summary.first_token_s, 4),
+        }
+    log.info("request", extra=fields)

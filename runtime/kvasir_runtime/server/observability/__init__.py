@@ -1,0 +1,1 @@
+"""Prometheus metrics, traces, logs and load headers of one API process."""

@@ -1,0 +1,149 @@
+"""/metrics of a runtime pod: the families that kvasir_api.metrics declares, from the engine's snapshot and our counts.
+
+Built once by the process; scraped on the http port. Gauges and totals are read from the last snapshot when scraped, so
+nothing is copied per step.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvasir_api import metrics
+from kvasir_api.options import ServeOptions
+from kvasir_api.state import Served, State
+from kvasir_runtime.server.observability.histogram import FastHistogram
+from kvasir_runtime.server.observability.request_metrics import SequenceStats
+from kvasir_runtime.server.observability.vllm_metrics import VllmMetrics
+from kvasir_runtime.wire import Ready
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+FROM_STATE: Final[dict[str, Callable[[State], float]]] = {
+    "kvasir_kv_capacity_tokens": lambda state: state.kv.capacity_tokens,
+    "kvasir_kv_pinned_tokens": lambda state: state.kv.pinned_tokens,
+    "kvasir_kv_cached_tokens": lambda state: state.kv.cached_tokens,
+    "kvasir_kv_free_tokens": lambda state: state.kv.free_tokens,
+    "kvasir_requests_running": lambda state: state.running,
+    "kvasir_requests_waiting": lambda state: state.waiting,
+    "kvasir_waiting_uncached_tokens": lambda state: state.waiting_uncached_tokens,
+    "kvasir_prefill_tokens_per_second": lambda state: state.rates.prefill_tokens_per_s,
+    "kvasir_decode_step_seconds": lambda state: state.rates.decode_step_s,
+    "kvasir_ready": lambda state: state.phase == "ready",
+    "kvasir_arrivals_total": lambda state: state.totals.arrivals,
+    "kvasir_prompt_tokens_total": lambda state: state.totals.prompt_tokens,
+    "kvasir_generation_tokens_total": lambda state: state.totals.generation_tokens,
+    "kvasir_prefix_query_tokens_total": lambda state: state.totals.prefix_query_tokens,
+    "kvasir_prefix_hit_tokens_total": lambda state: state.totals.prefix_hit_tokens,
+    "kvasir_preemptions_total": lambda state: state.totals.preemptions,
+    "kvasir_kv_token_seconds_total": lambda state: state.totals.kv_token_seconds,
+}
+"""How a family is read from a snapshot; the families that are not here are counted by RuntimeMetrics."""
+
+
+class RuntimeMetrics:
+    """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it."""
+
+    def __init__(self, model_name: str, snapshot: Callable[[], State]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series per histogram that nobody reads
+        self._registry = CollectorRegistry()
+        self._registry.register(_FromState(model_name, snapshot))
+        declared = {metric.name: metric for metric in (*metrics.RUNTIME, *metrics.HTTP)}
+        self._ended = _counter(declared["kvasir_requests_total"], self._registry)
+        self._model_name = model_name
+        self._first = _histogram(declared["kvasir_time_to_first_token_seconds"], self._registry, model_name)
+        gap = declared["kvasir_inter_token_seconds"]
+        self._gap = FastHistogram(gap, (model_name,), gap.buckets, self._registry)
+        self._duration = _histogram(declared["kvasir_request_duration_seconds"], self._registry, model_name)
+        self._grammar_s = _histogram(declared["kvasir_grammar_compile_seconds"], self._registry, model_name)
+        self._grammars_refused = _counter(declared["kvasir_grammars_refused_total"], self._registry).labels(model_name)
+        self._http_requests = _counter(declared["http_requests_total"], self._registry)
+        self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
+        self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
+        self._aliases = VllmMetrics(model_name, self._registry, snapshot)
+        self.served = Served()
+
+    def opened(self, ready: Ready, options: ServeOptions) -> None:
+        """The model is ready. Called once."""
+        self._aliases.opened(ready, options)
+
+    def first_token(self, since_arrival_s: float) -> None:
+        """A sequence has its first token."""
+        self._first.observe(since_arrival_s)
+        served = self.served
+        self.served = replace(served, ttft_s=served.ttft_s + since_arrival_s, first_tokens=served.first_tokens + 1)
+        self._aliases.observe("time_to_first_token_seconds", since_arrival_s)
+
+    def tokens(self, count: int, gap_s: float) -> None:
+        """count tokens came gap_s after the one before; they share the time."""
+        self._gap.observe(gap_s / count, count)
+        self._aliases.observe("inter_token_latency_seconds", gap_s / count, count)
+
+    def ended(self, sequence: SequenceStats) -> None:
+        """A sequence ended; its reason is stop, length, abort or error."""
+        self._ended.labels(self._model_name, sequence.reason).inc()
+        if sequence.reason != "abort":
+            served, failed = self.served, sequence.reason == "error"
+            self.served = replace(served, answered=served.answered + 1, failed=served.failed + failed)
+        self._duration.observe(sequence.duration_s)
+        self._aliases.ended(sequence)
+
+    def answered(self, num_choices: int, longest_tokens: int) -> None:
+        """All choices of a prompt ended; the longest has so many tokens."""
+        self._aliases.observe("request_params_n", num_choices)
+        self._aliases.observe("request_max_num_generation_tokens", longest_tokens)
+
+    def step(self, computed_tokens: int) -> None:
+        """The engine computed a step."""
+        self._aliases.observe("iteration_tokens_total", computed_tokens)
+
+    def grammar(self, seconds: float, refused: bool) -> None:
+        """A grammar that was not known was tried out."""
+        self._grammar_s.observe(seconds)
+        if refused:
+            self._grammars_refused.inc()
+
+    def http(self, handler: str, method: str, status: int, elapsed_s: float) -> None:
+        """An HTTP request was answered. handler and method come from small sets, whatever clients send."""
+        self._http_requests.labels(handler, f"{status // 100}xx", method).inc()
+        self._http_duration.labels(handler, method).observe(elapsed_s)
+        self._http_fine.observe(elapsed_s)
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class _FromState(Collector):
+    """Families read from one snapshot, so that a scrape is consistent in itself."""
+
+    def __init__(self, model_name: str, snapshot: Callable[[], State]) -> None:
+        self._model_name = model_name
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for each scrape."""
+        state = self._snapshot()
+        for metric in metrics.RUNTIME:
+            value = FROM_STATE.get(metric.name)
+            if value is None:
+                continue
+            kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+            family = kind(metric.name, metric.help, labels=metric.labels)
+            family.add_metric([self._model_name], float(value(state)))
+            yield family
+
+
+def _counter(metric: metrics.Metric, registry: CollectorRegistry) -> Counter:
+    return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _histogram(metric: metrics.Metric, registry: CollectorRegistry, model_name: str) -> Histogram:
+    return _plain_histogram(metric, registry).labels(model_name)
+
+
+def _plain_histogram(metric: metrics.Metric, registry: CollectorRegistry) -> Histogram:
+    return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)

@@ -1,0 +1,46 @@
+"""The requests that are being answered, by the ids that clients know them under, so that one can be aborted by id.
+
+Used on the event loop only: the streams enter and leave, the routes for aborting ask.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Abortable(Protocol):
+    """An answer under way."""
+
+    def abort(self) -> None:
+        """End it at the next step: its client is told, its blocks are freed."""
+
+
+class RequestRegistry:
+    """Answers by id. An id that a client chose may stand for several."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, list[Abortable]] = {}
+
+    def enter(self, ids: Iterable[str], answer: Abortable) -> None:
+        """It begins."""
+        for one in ids:
+            self._by_id.setdefault(one, []).append(answer)
+
+    def leave(self, ids: Iterable[str], answer: Abortable) -> None:
+        """It ended, however."""
+        for one in ids:
+            answers = self._by_id.get(one, [])
+            if answer in answers:
+                answers.remove(answer)
+            if not answers:
+                self._by_id.pop(one, None)
+
+    def named(self, answer_id: str) -> Sequence[Abortable]:
+        """The answers with this id."""
+        return tuple(self._by_id.get(answer_id, ()))
+
+    def abort(self, request_id: str) -> int:
+        """Abort all with this id; how many there were. Aborting what ended is no error."""
+        answers = tuple(self._by_id.get(request_id, ()))
+        for answer in answers:
+            answer.abort()
+        return len(answers)

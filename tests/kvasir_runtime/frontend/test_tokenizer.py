@@ -1,0 +1,103 @@
+"""A model's tokenizer files: found, read, refused with the file's name when damaged."""
+
+import json
+
+import pytest
+
+from fakes import checkpoints, tiny_tokenizer
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.frontend import tokenizer
+from kvasir_runtime.frontend.tokenizer import PromptTooLong
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    checkpoints.write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 320}))
+    return tmp_path
+
+
+def edit(folder, file, **fields):
+    path = folder / file
+    document = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({k: v for k, v in (document | fields).items() if v is not None}))
+
+
+def prompt(folder):
+    found = tokenizer.load(folder)
+    return found.rendered(CHAT, {})
+
+
+def test_a_checkpoint_is_read(folder):
+    found = tokenizer.load(folder)
+    assert found.vocab_size == 320
+    assert found.decode(found.encode("the plan", special=True, limit=100)) == "the plan"
+    assert prompt(folder) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_file_wins_over_the_config(folder):
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    assert prompt(folder) == "<|endoftext|>hi"
+
+
+@pytest.mark.parametrize(
+    ("entry", "want"),
+    [
+        ([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}], "yes"),
+        ("{{ eos_token }}", "<|endoftext|>"),
+    ],
+)
+def test_forms_of_the_config_entry(folder, entry, want):
+    edit(folder, "tokenizer_config.json", chat_template=entry, eos_token={"content": "<|endoftext|>"})
+    assert prompt(folder) == want
+
+
+def test_without_a_template_it_loads_and_refuses_chats(folder):
+    edit(folder, "tokenizer_config.json", chat_template=None)
+    with pytest.raises(ValueError, match="no chat template"):
+        tokenizer.load(folder).rendered(CHAT, {})
+
+
+def test_padding_and_truncation_of_the_file_are_ignored(folder):
+    encoder = tiny_tokenizer.byte_level()
+    fresh = type(encoder).from_str(encoder.to_str())
+    fresh.enable_truncation(3)
+    fresh.enable_padding(length=50)
+    fresh.save(str(folder / "tokenizer.json"))
+    assert len(tokenizer.load(folder).encode("xyzxyz", special=True, limit=100)) == 6
+
+
+def test_a_text_that_cannot_fit_is_not_even_tokenized(folder):
+    with pytest.raises(PromptTooLong) as caught:
+        tokenizer.load(folder).encode("x" * 1_000_000, special=False, limit=100)
+    assert caught.value.least_tokens > 100
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", None),
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"vocab_size": "many"}'),
+        ("config.json", "[" * 100_000),
+        ("tokenizer.json", None),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"version": 1'),
+        ("tokenizer_config.json", "nonsense"),
+        ("tokenizer_config.json", '{"chat_template": "{% for %}"}'),
+        ("tokenizer_config.json", '{"chat_template": 5}'),
+        ("chat_template.jinja", "{{ unclosed"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_place(folder, file, content):
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(ModelError) as caught:
+        tokenizer.load(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)

@@ -1,0 +1,192 @@
+"""Answers at the level of ASGI: what is sent when the engine errs, when nobody reads, when the client is gone."""
+
+import asyncio
+
+import pytest
+
+from fakes import tiny_tokenizer
+from kvasir_runtime.client.engine_client import EngineDeadError
+from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.server.streaming import StreamedResponse, WholeResponse
+from kvasir_runtime.wire import Event, Request, Sampling
+
+TOKENIZER = tiny_tokenizer.tokenizer()
+
+
+class Client:
+    """Stands for the engine: events are given by the test."""
+
+    def __init__(self, *, gone=False):
+        self.aborted = []
+        self.failure = None
+        self.queue = None
+        self._gone = gone
+
+    def submit(self, requests, queue):
+        if self._gone:
+            raise EngineDeadError("it is gone")
+        self.queue = queue
+
+    def abort(self, request_id, *, stopped=False):
+        self.aborted.append((request_id, stopped))
+
+
+class Meter:
+    def __init__(self):
+        self.ends = []
+
+    def first_token(self, since_arrival_s): ...
+
+    def tokens(self, count, gap_s): ...
+
+    def ended(self, sequence):
+        self.ends.append(sequence.reason)
+
+    def answered(self, num_choices, longest_tokens): ...
+
+
+class Wire:
+    """The client's side: collects what is sent, hangs up or stops reading on demand."""
+
+    def __init__(self, *, stuck_after=10**9):
+        self.sent = []
+        self.hung_up = asyncio.Event()
+        self.stuck_after = stuck_after
+
+    async def receive(self):
+        await self.hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        if len(self.sent) >= self.stuck_after:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    @property
+    def status(self):
+        return self.sent[0]["status"]
+
+    @property
+    def body(self):
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+
+def answer(form, client, meter, ended, n=1, **kwargs):
+    requests = tuple(
+        Request(request_id=f"r{index}", prompt=(5,), sampling=Sampling(max_tokens=9)) for index in range(n)
+    )
+    job = GenerationRequest(
+        answer_id="a",
+        model="m",
+        chat=False,
+        stream=True,
+        include_usage=True,
+        requests=requests,
+        num_prompts=1,
+        prompt_tokens=1,
+        stops=(),
+        include_stop=False,
+    )
+    return form(
+        job,
+        client,
+        TOKENIZER,
+        meter=meter,
+        arrived=0.0,
+        created=0,
+        fingerprint="f",
+        on_end=lambda: ended.append(1),
+        clock=lambda: 1.0,
+        **kwargs,
+    )
+
+
+def event(index, text="", reason=None, message=""):
+    ids = tuple(TOKENIZER.encoder.encode(text).ids)
+    return index, Event(request_id=f"r{index}", token_ids=ids, finish_reason=reason, message=message)
+
+
+async def run(form, events, *, wire=None, client=None, n=1, hang_up=False, **kwargs):
+    wire, client, meter, ended = wire or Wire(), client or Client(), Meter(), []
+    made = answer(form, client, meter, ended, n, **kwargs)
+    task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
+    await asyncio.sleep(0)
+    for index, item in events:
+        client.queue.put(index, item)
+        await asyncio.sleep(0.001)
+    if hang_up:
+        wire.hung_up.set()
+    await asyncio.wait_for(task, 5)
+    assert ended == [1], "the end is told exactly once"
+    return wire, client, meter
+
+
+@pytest.mark.parametrize("form", [StreamedResponse, WholeResponse])
+async def test_an_engine_that_is_gone_is_503(form):
+    wire, _, _ = await run(form, [], client=Client(gone=True))
+    assert wire.status == 503
+    assert b"it is gone" in wire.body
+
+
+@pytest.mark.parametrize("form", [StreamedResponse, WholeResponse])
+async def test_an_error_before_the_first_token_has_a_status(form):
+    wire, _, meter = await run(form, [event(0, reason="error", message="no room")])
+    assert wire.status == 500
+    assert b"no room" in wire.body
+    assert meter.ends == ["error"]
+
+
+async def test_an_error_after_it_is_an_event_without_done_and_frees_the_other_choices():
+    events = [event(0, "one"), event(1, "two"), event(0, reason="error", message="broken")]
+    wire, client, meter = await run(StreamedResponse, events, n=2)
+    assert wire.status == 200
+    assert wire.body.endswith(b'"code":"internal_error"}}\n\n')
+    assert b"[DONE]" not in wire.body
+    assert wire.sent[-1]["more_body"] is False
+    assert ("r1", False) in client.aborted
+    assert meter.ends == ["error", "error"]
+
+
+@pytest.mark.parametrize("form", [StreamedResponse, WholeResponse])
+async def test_a_client_that_hangs_up_is_an_abort(form):
+    _, client, meter = await run(form, [event(0, "one")], hang_up=True)
+    assert client.aborted == [("r0", False)]
+    assert meter.ends == ["abort"]
+
+
+async def test_a_client_that_reads_nothing_for_too_long_is_given_up():
+    wire = Wire(stuck_after=2)
+    _, client, meter = await run(StreamedResponse, [event(0, "one"), event(0, "two")], wire=wire, write_timeout_s=0.02)
+    assert client.aborted == [("r0", False)]
+    assert meter.ends == ["abort"]
+
+
+async def test_a_slow_reader_gets_what_gathered_in_one_piece():
+    wire = Wire()
+    _, client, _ = await run(StreamedResponse, [event(0, "a")], wire=wire, hang_up=True)
+    client = Client()
+    made = answer(StreamedResponse, client, Meter(), [])
+    task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
+    wire.hung_up.clear()
+    await asyncio.sleep(0)
+    for item in [event(0, "x"), event(0, "y"), event(0, "z", reason="length")]:
+        client.queue.put(*item)
+    wire.sent.clear()
+    await asyncio.wait_for(task, 5)
+    assert len(wire.sent) == 3, "start, all text, the end"
+    assert wire.sent[1]["body"].count(b"data: ") == 3
+
+
+async def test_who_waits_long_gets_a_sign_of_life():
+    wire = Wire()
+    made = answer(StreamedResponse, client := Client(), Meter(), [], keep_alive_s=0.01)
+    task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
+    for _ in range(200):
+        await asyncio.sleep(0.005)
+        if len(wire.sent) > 2:
+            break
+    assert wire.status == 200
+    assert wire.sent[1]["body"] == b": waiting\n\n"
+    client.queue.put(*event(0, "x", reason="length"))
+    await asyncio.wait_for(task, 5)
+    assert wire.body.endswith(b"data: [DONE]\n\n")
