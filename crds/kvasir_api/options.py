@@ -250,7 +250,9 @@ class ServeOptions(RuntimeOptions):
         "Directory that keeps what a start measured (memory of a step), so that the next one with the same model, options and machine need not; off keeps nothing. Default: the variable KVASIR_STARTUP_CACHE, else kvasir/start in the user's cache.",
         metavar="DIR|off",
     )
-    revision: str = option("", "Name of the revision this pod belongs to; reported in /state.", metavar="NAME")
+    pod_revision: str = option(
+        "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"
+    )
 
 
 def flag(name: str) -> str:

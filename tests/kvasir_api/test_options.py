@@ -44,7 +44,7 @@ CHANGED = {
     "otlp_traces_endpoint": "http://127.0.0.1:4318",
     "otlp_sample_percent": 5,
     "startup_cache": "plans",
-    "revision": "r1",
+    "pod_revision": "r1",
 }
 
 

@@ -50,7 +50,7 @@ def test_keys_are_changed_under_a_stream(model, tmp_path):
 
 
 def test_a_replica_waits_for_its_first_key_and_ends_when_told(model, tmp_path):
-    args = ("--api-key-file", str(tmp_path / "keys"), "--revision", "rev")
+    args = ("--api-key-file", str(tmp_path / "keys"), "--pod-revision", "rev")
     with api_process(model, *args, wait="listening") as server:
         server.until("locked", lambda: server.state()["phase"] == "warming")
         assert server.ask("/readyz", ops=True).status == 503

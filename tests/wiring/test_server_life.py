@@ -151,7 +151,7 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest(model, tmp_path):
 
 
 def test_a_replica_that_is_told_to_end_serves_those_who_do_not_know_it_yet(model):
-    with api_process(model, "--revision", "abc", "--drain-timeout", "2") as server:
+    with api_process(model, "--pod-revision", "abc", "--drain-timeout", "2") as server:
         server.signal()
         server.until("draining", lambda: server.state()["phase"] == "draining")
         assert server.ask("/readyz", ops=True).status == 503

@@ -139,7 +139,7 @@ def _args(seen: Observed, revision: str, where: Source, settings: Settings) -> t
         "device": device,
         "drain_timeout": seen.spec.drain.timeout_seconds,
         "log_format": "json",
-        "revision": revision,
+        "pod_revision": revision,
     }
     if seen.spec.auth.secret_name:
         given["api_key_file"] = names.KEYS_MOUNT

@@ -165,7 +165,7 @@ def _state(options: ServeOptions, facts: Facts) -> State:
     name = options.served_model_name[0] if options.served_model_name else source.name_of(options.model)
     return State(
         model=name,
-        revision=options.revision,
+        revision=options.pod_revision,
         phase="ready",
         progress_fraction=1.0,
         eta_s=0.0,

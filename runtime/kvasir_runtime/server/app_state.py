@@ -106,7 +106,7 @@ class AppState:
         return msgspec.structs.replace(
             state,
             model=self.names[0],
-            revision=self.options.revision,
+            revision=self.options.pod_revision,
             instance=self.instance,
             served=self.metrics.served,
             start=opened.start if opened is not None else Start(),

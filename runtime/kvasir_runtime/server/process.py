@@ -120,7 +120,7 @@ class ServeProcess:
         console.show("starting", 0.0, message="finding the model")
         given = self._options
         pod.tracing = tracing.opened(given.otlp_traces_endpoint, pod.names[0], given.otlp_sample_percent)
-        await asyncio.to_thread(pod.keys.load, may_come=bool(given.revision))
+        await asyncio.to_thread(pod.keys.load, may_come=bool(given.pod_revision))
         if pod.keys.watched:
             self._tasks.append(asyncio.create_task(auth.watch(pod.keys)))
         asked = time.monotonic()
@@ -214,7 +214,7 @@ class ServeProcess:
         A replica of a service takes requests for a little longer: whoever sends them does not know yet that it leaves.
         """
         pod, limit_s = self._pod, self._options.drain_timeout
-        pod.lifecycle.leave(stragglers=bool(self._options.revision and limit_s))
+        pod.lifecycle.leave(stragglers=bool(self._options.pod_revision and limit_s))
         self._console.leaving(pod.num_active, limit_s)
         assert self._client is not None
         self._client.drain()

@@ -138,7 +138,7 @@ def test_arguments_are_said_and_not_defaulted():
     )
     assert container(obj)["args"] == [
         "/models/tiny", "--served-model-name", "Big", "--host", "$(POD_IP)", "--port", "8000", "--ops-port", "8001",
-        "--device", "cpu", "--drain-timeout", "600", "--log-format", "json", "--revision", "rev",
+        "--device", "cpu", "--drain-timeout", "600", "--log-format", "json", "--pod-revision", "rev",
         "--kv-cache-tokens", "4096", "--memory-fraction", "0.5", "--no-prefix-cache",
     ]  # fmt: skip
 
