@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ REGISTRY_HOSTS = REGISTRIES.replace(" ", ".").split(",")
 MACHINE_PATH = re.compile(r"(?<![\w.$}~-])/(?:root|work|home/\w+|Users/\w+)/")
 
 
+@cache
 def tracked() -> list[Path]:
     """Files that git follows and that are there; all files outside of hidden folders where there is no git."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -66,9 +68,9 @@ def sources() -> list[Path]:
     )
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sources():
-        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(), str(path))
+@cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
+    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(), str(path))) for path in sources())
 
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
