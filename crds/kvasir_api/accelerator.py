@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
+from kvasir_api.crd_types import CrdObject, LabelKey, LabelValue, Name, NoteValue, Quantity, validation_rules
 from kvasir_api.options import option
-from kvasir_api.part import LabelKey, LabelValue, Name, NoteValue, Part, Quantity, rules
 from kvasir_api.roofline import Card
 from kvasir_api.service import Toleration
 
@@ -17,14 +17,14 @@ Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", min_length=1, max_length=128)]
 
 
-class Variable(Part):
+class EnvVar(CrdObject):
     """A variable of the runtime's environment."""
 
     name: VariableName = option(..., "Name of the variable.")
     value: str = option("", "Its value, taken as it is.", max_length=1024)
 
 
-class ClassPod(Part):
+class ClassPod(CrdObject):
     """What pods of the class get beside what the operator gives every pod."""
 
     node_selector: dict[LabelKey, LabelValue] = option(
@@ -34,15 +34,15 @@ class ClassPod(Part):
     runtime_class_name: Name | None = option(None, "RuntimeClass of the pods, such as nvidia.")
     priority_class_name: Name | None = option(None, "PriorityClass of the pods.")
     annotations: dict[LabelKey, NoteValue] = option({}, "Annotations of the pods.", max_length=32)
-    env: list[Variable] = option(
+    env: list[EnvVar] = option(
         [], "Variables of the runtime, for drivers and libraries of the class.", max_length=32, list_key="name"
     )
 
 
-class Compute(Part):
+class Compute(CrdObject):
     """What one device can do, as its vendor states it; of a slice of a card, what the slice can do."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "(self.memoryGigabytesPerSecond == 0) == (self.fp16Teraflops == 0)",
             "compute.memoryGigabytesPerSecond and compute.fp16Teraflops are needed both: a step is bound by either",
@@ -102,10 +102,10 @@ class Compute(Part):
         )
 
 
-class PodPatch(Part):
+class PodPatch(CrdObject):
     """One operation of a JSON Patch (RFC 6902) on the pod template."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "self.path.startsWith('/spec/') || self.path.matches('^/metadata/(labels|annotations)(/|$)')",
             "podPatches change what is below /spec/, /metadata/labels or /metadata/annotations of the pod",
@@ -130,7 +130,7 @@ class PodPatch(Part):
     )
 
 
-class AcceleratorClassSpec(Part):
+class AcceleratorClassSpec(CrdObject):
     """One kind of accelerator."""
 
     resource_name: str = option(
@@ -163,7 +163,7 @@ OF_PODS: Final = {"resource_name", "runtime_image", "pod"}
 """Fields of a class that shape its pods, besides pod_patches."""
 
 
-class AcceleratorClass(Part):
+class AcceleratorClass(CrdObject):
     """One kind of accelerator node, as the administrator describes it; services name it or its properties."""
 
     spec: AcceleratorClassSpec = option(..., "What the class is.")

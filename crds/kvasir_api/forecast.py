@@ -29,7 +29,7 @@ PROCESS_BYTES: Final = {"cpu": 350 << 20, "cuda": 640 << 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """Sizes of a decoder. parameters counts every weight once (tied embeddings once); active are those that a token is computed with.
 
     intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
@@ -73,7 +73,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MemoryFit:
     """Verdict with the numbers behind it. concurrency: requests of the longest length that fit at once."""
 
     verdict: Literal["Fits", "TooSmall"]
@@ -93,7 +93,7 @@ def shared_cache_bytes(available_bytes: int) -> int:
     return min(available_bytes // 4, 8 << 30)
 
 
-def shape(config: Mapping[str, Any]) -> Shape:
+def shape(config: Mapping[str, Any]) -> ModelShape:
     """Sizes from a config.json. Raises ValueError that names a missing or senseless field."""
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
@@ -114,7 +114,7 @@ def shape(config: Mapping[str, Any]) -> Shape:
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
     generates = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("ForCausalLM",))
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
-    return Shape(
+    return ModelShape(
         layers=layers,
         hidden=hidden,
         intermediate=max(intermediate, experts.chosen * experts.size + experts.shared),
@@ -178,7 +178,7 @@ def _dtype(config: Mapping[str, Any]) -> str:
 
 
 def fit(
-    model: Shape,
+    model: ModelShape,
     *,
     memory_bytes: int,
     memory_fraction: float,
@@ -189,7 +189,7 @@ def fit(
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
     cache_limit_bytes: int | None = None,
-) -> Fit:
+) -> MemoryFit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
@@ -212,7 +212,7 @@ def fit(
         f"{process}weights {gib(weights)} + activations {gib(activations)} + KV cache of one request of {longest} tokens "
         f"{gib(longest * per_token)} against {gib(int(memory_bytes * memory_fraction))} usable of {gib(memory_bytes)}"
     )
-    return Fit(
+    return MemoryFit(
         verdict="Fits" if enough else "TooSmall",
         weights_bytes=weights,
         activation_bytes=activations,

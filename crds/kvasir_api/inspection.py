@@ -23,7 +23,7 @@ Verdict = Literal["Fits", "TooSmall", "Unknown"]
 Compute = Literal["cpu", "cuda"]
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a model. supported: the runtime that read it has this architecture.
 
     cpu_dtype: type that --dtype auto comes to on the processor of the node where it was read.
@@ -33,7 +33,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     supported: bool
     cpu_dtype: str
-    shape: forecast.Shape
+    shape: forecast.ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Prediction:
     message: str = ""
 
 
-def encode(facts: Facts) -> bytes:
+def encode(facts: ModelFacts) -> bytes:
     """Compact JSON. Raises ValueError when it is too long to be anybody's last words."""
     document = msgspec.json.encode(facts)
     if len(document) > MAX_BYTES:
@@ -64,10 +64,10 @@ def encode(facts: Facts) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def decode(document: str) -> Facts:
+def decode(document: str) -> ModelFacts:
     """The facts of a document; unknown fields are ignored. Raises ValueError for anything that is none."""
     try:
-        facts = msgspec.json.decode(document, type=Facts)
+        facts = msgspec.json.decode(document, type=ModelFacts)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not the facts of a model: {error}") from error
     if facts.schema != SCHEMA:
@@ -77,7 +77,7 @@ def decode(document: str) -> Facts:
     return facts
 
 
-def roofline(facts: Facts, options: RuntimeOptions, card: Card) -> Roofline | None:
+def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card) -> Roofline | None:
     """How fast the model could decode on a card; None for what the card's numbers say nothing of.
 
     Of products in 32 bits no data sheet's number for 16 tells anything.
@@ -96,7 +96,7 @@ def roofline(facts: Facts, options: RuntimeOptions, card: Card) -> Roofline | No
 
 
 def predicted(
-    facts: Facts, options: RuntimeOptions, *, device: Compute, memory_bytes: int, card: Card | None = None
+    facts: ModelFacts, options: RuntimeOptions, *, device: Compute, memory_bytes: int, card: Card | None = None
 ) -> Prediction:
     """What one replica with so much memory would hold, and how fast it could be on a card of which that is known.
 
@@ -131,7 +131,7 @@ def _with_speeds(held: Prediction, known: Roofline, options: RuntimeOptions) -> 
 
 
 def _of_what_is_left(
-    facts: Facts, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
+    facts: ModelFacts, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
 ) -> Prediction:
     """The cache takes what weights, a step and the process leave of the share of memory."""
     likely = _fit(facts.shape, options, dtype, memory_bytes, device=device)
@@ -147,7 +147,7 @@ def _of_what_is_left(
     )
 
 
-def dtype_of(facts: Facts, options: RuntimeOptions, device: Compute) -> str:
+def dtype_of(facts: ModelFacts, options: RuntimeOptions, device: Compute) -> str:
     """The type in which a model is computed: what the option's auto comes to."""
     if options.dtype != "auto":
         return options.dtype
@@ -155,8 +155,8 @@ def dtype_of(facts: Facts, options: RuntimeOptions, device: Compute) -> str:
 
 
 def _fit(
-    shape: forecast.Shape, options: RuntimeOptions, dtype: str, memory_bytes: int, *, device: Compute | None
-) -> forecast.Fit:
+    shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int, *, device: Compute | None
+) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and asks for the least cache."""
     batch_tokens = (options.max_batch_tokens or forecast.BATCH_TOKENS[device]) if device else 0
     return forecast.fit(
@@ -172,7 +172,7 @@ def _fit(
     )
 
 
-def _of_a_fixed_cache(shape: forecast.Shape, options: RuntimeOptions, dtype: str, memory_bytes: int) -> Prediction:
+def _of_a_fixed_cache(shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int) -> Prediction:
     """runtime.kvCacheTokens says how many tokens there are; whether they fit is then between weights and memory."""
     blocks = -(-options.kv_cache_tokens // options.block_size)
     tokens = blocks * options.block_size

@@ -66,7 +66,7 @@ PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"
 MODEL_MOUNT: Final = "/models"
 KEYS_MOUNT: Final = "/keys"
-PATH_LAST_WORDS: Final = "/dev/termination-log"
+PATH_TERMINATION_LOG: Final = "/dev/termination-log"
 ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 """The container's memory limit, where no control group enforces it."""
 

@@ -4,11 +4,11 @@ make the resource, and by the operator to read it.
 
 from typing import Literal
 
+from kvasir_api.crd_types import CrdObject, validation_rules
 from kvasir_api.options import option
-from kvasir_api.part import Part, rules
 
 
-class CanaryStep(Part):
+class CanaryStep(CrdObject):
     """How many replicas of the new revision there may be for a while."""
 
     replica_percent: int = option(
@@ -21,7 +21,7 @@ class CanaryStep(Part):
     pause_seconds: int = option(0, "How long they serve before the next step.", unit="seconds", ge=0, le=86_400)
 
 
-class Analysis(Part):
+class Analysis(CrdObject):
     """When a new revision is worse than the old one, by what both say of the requests that they served."""
 
     min_requests: int = option(
@@ -43,10 +43,10 @@ class Analysis(Part):
     )
 
 
-class Rollout(Part):
+class Rollout(CrdObject):
     """How a new revision replaces the old one."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "size(self.steps) == 0 || self.strategy != 'BlueGreen'",
             "rollout.steps are for the strategies Surge and InPlace: BlueGreen goes in one step",

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_api.forecast import Shape
+from kvasir_api.forecast import ModelShape
 
 STEP_S: Final = 0.0002
 LAYER_S: Final = 0.000025
@@ -34,7 +34,7 @@ class Card:
 class Roofline:
     """A model as it would be held on a card. dtype: of activations; kv_bytes: of one token's keys and values."""
 
-    shape: Shape
+    shape: ModelShape
     card: Card
     dtype: str
     quantization: str

@@ -8,33 +8,33 @@ from typing import Annotated, Final, Literal
 
 from pydantic import StringConstraints
 
-from kvasir_api.options import RuntimeOptions, option
-from kvasir_api.part import (
+from kvasir_api.crd_types import (
     DNS_PATTERN,
     QUANTITY_PATTERN,
     Cpu,
+    CrdObject,
     LabelKey,
     LabelValue,
     Name,
     NoteValue,
-    Part,
     Quantity,
     ServedName,
     ShortName,
-    rules,
+    validation_rules,
 )
+from kvasir_api.options import RuntimeOptions, option
 from kvasir_api.rollout import Rollout
-from kvasir_api.status import Status
+from kvasir_api.status import InferenceServiceStatus
 
 MAX_REPLICAS: Final = 1000
 OPTIONAL_NAME: Final = f"^({DNS_PATTERN.strip('^$')})?$"
 ClaimName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 
 
-class Model(Part):
+class ModelSpec(CrdObject):
     """Which model, and under which name clients ask for it."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "self.uri.startsWith('pvc://') || self.uri.startsWith('file:///')",
             "model.uri must be pvc://CLAIM/PATH (a PersistentVolumeClaim of this namespace) or file:///PATH (a directory of the node that the operator allows)",
@@ -72,10 +72,10 @@ class Model(Part):
     )
 
 
-class Accelerator(Part):
+class Accelerator(CrdObject):
     """GPUs of one replica."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "self.count > 0 || (size(self.classes) == 0 && self.minMemory == '')",
             "resources.accelerator.count must be above 0 where classes or minMemory are set",
@@ -114,10 +114,10 @@ class Accelerator(Part):
     spot: bool = option(False, "Without classes: whether one may be taken whose nodes can vanish at short notice.")
 
 
-class ResourceClaim(Part):
+class ResourceClaim(CrdObject):
     """A claim of dynamic resource allocation that one replica uses, as in a pod's spec."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "(self.resourceClaimName == '') != (self.resourceClaimTemplateName == '')",
             "a resource claim needs either resourceClaimName or resourceClaimTemplateName",
@@ -137,10 +137,10 @@ class ResourceClaim(Part):
     )
 
 
-class Resources(Part):
+class Resources(CrdObject):
     """What one replica asks of its node."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "size(self.resourceClaims) == 0 || self.accelerator.count == 0",
             "resources.accelerator.count must be 0 where resources.resourceClaims give the devices",
@@ -161,7 +161,7 @@ class Resources(Part):
     memory: Quantity = option("4Gi", "Memory of one replica, as request and limit.", unit="bytes")
 
 
-class ScaleUp(Part):
+class ScaleUp(CrdObject):
     """How fast replicas may be added."""
 
     percent: int = option(
@@ -173,7 +173,7 @@ class ScaleUp(Part):
     period_seconds: int = option(60, "Length of the period.", unit="seconds", ge=1, le=3600)
 
 
-class ScaleDown(Part):
+class ScaleDown(CrdObject):
     """How fast replicas may be removed."""
 
     window_seconds: int = option(
@@ -193,10 +193,10 @@ class ScaleDown(Part):
     period_seconds: int = option(60, "Length of the period.", unit="seconds", ge=1, le=3600)
 
 
-class Autoscaling(Part):
+class Autoscaling(CrdObject):
     """Bounds and targets of the built-in autoscaler; without this block spec.replicas rules."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "self.minReplicas <= self.maxReplicas",
             "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
@@ -228,7 +228,7 @@ class Autoscaling(Part):
     scale_down: ScaleDown = option(ScaleDown(), "How fast replicas may be removed.")
 
 
-class Drain(Part):
+class Drain(CrdObject):
     """How a replica leaves."""
 
     timeout_seconds: int = option(
@@ -236,10 +236,10 @@ class Drain(Part):
     )
 
 
-class Toleration(Part):
+class Toleration(CrdObject):
     """A taint that the pods bear, as in a pod's spec."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "!has(self.tolerationSeconds) || self.effect == 'NoExecute'",
             "tolerationSeconds is for effect NoExecute",
@@ -268,13 +268,13 @@ class Toleration(Part):
     )
 
 
-class SecretReference(Part):
+class SecretReference(CrdObject):
     """A secret of the same namespace."""
 
     name: Name = option(..., "Name of the secret.")
 
 
-class TopologySpread(Part):
+class TopologySpread(CrdObject):
     """How evenly the replicas of a revision lie over parts of the cluster."""
 
     topology_key: LabelKey = option(
@@ -286,10 +286,10 @@ class TopologySpread(Part):
     )
 
 
-class Pod(Part):
+class PodSpec(CrdObject):
     """The few knobs of a pod that a user may turn."""
 
-    model_config = rules(
+    model_config = validation_rules(
         ("self.labels.all(key, !key.contains('/'))", "labels are named without a prefix", ".labels"),
         ("self.annotations.all(key, !key.contains('/'))", "annotations are named without a prefix", ".annotations"),
     )
@@ -314,7 +314,7 @@ class Pod(Part):
     )
 
 
-class Auth(Part):
+class Auth(CrdObject):
     """Who may ask the service."""
 
     secret_name: str = option(
@@ -325,7 +325,7 @@ class Auth(Part):
     )
 
 
-class Observability(Part):
+class Observability(CrdObject):
     """What can be seen of requests besides metrics, which are always there."""
 
     trace_sample_percent: int = option(
@@ -337,10 +337,10 @@ class Observability(Part):
     )
 
 
-class Spec(Part):
+class InferenceServiceSpec(CrdObject):
     """What the user wants."""
 
-    model_config = rules(
+    model_config = validation_rules(
         (
             "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
             "spec.replicas has no effect while spec.autoscaling is set: change autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling to scale by hand",
@@ -348,7 +348,7 @@ class Spec(Part):
         ),
     )
 
-    model: Model = option(..., "Which model, and under which name clients ask for it.")
+    model: ModelSpec = option(..., "Which model, and under which name clients ask for it.")
     replicas: int = option(
         1,
         "Number of replicas while spec.autoscaling is absent; what kubectl scale writes.",
@@ -365,11 +365,11 @@ class Spec(Part):
     drain: Drain = option(Drain(), "How a replica leaves.")
     auth: Auth = option(Auth(), "Who may ask the service.")
     observability: Observability = option(Observability(), "What can be seen of requests besides metrics.")
-    pod: Pod = option(Pod(), "Where the pods may run and how their image is pulled.")
+    pod: PodSpec = option(PodSpec(), "Where the pods may run and how their image is pulled.")
 
 
-class InferenceService(Part):
+class InferenceService(CrdObject):
     """A large language model served by replicas of Kvasir's engine behind one name."""
 
-    spec: Spec = option(..., "What the user wants.")
-    status: Status = option(Status(), "What the operator observed.")
+    spec: InferenceServiceSpec = option(..., "What the user wants.")
+    status: InferenceServiceStatus = option(InferenceServiceStatus(), "What the operator observed.")

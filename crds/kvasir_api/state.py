@@ -13,7 +13,7 @@ SCHEMA = 1
 Phase = Literal["starting", "loading", "warming", "ready", "draining"]
 
 
-class Kv(msgspec.Struct, frozen=True, kw_only=True):
+class KvState(msgspec.Struct, frozen=True, kw_only=True):
     """KV cache in tokens. pinned + cached + free = capacity, always.
 
     pinned: referenced by live sequences. cached: evictable, kept for prefix hits. free: holds nothing.
@@ -26,7 +26,7 @@ class Kv(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the process started; a reader takes differences and treats a decrease as a restart.
 
     arrivals: requests accepted. completions: requests ended for any reason but abort. kv_token_seconds: sum over ended
@@ -47,7 +47,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     kv_token_seconds: float = 0.0
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What clients got since the process started, as the API process counts it.
 
     answered: requests that ended, but for those whose client went away. failed: those of them that ended in an error of
@@ -60,7 +60,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     first_tokens: int = 0
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the start, 0 until they are over.
 
     weights_s: fetching the model's files, or finding them. load_s: reading and placing the weights. warm_s: the first steps.
@@ -71,7 +71,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 0.0
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True):
     """Measured speed; 0 until something was measured.
 
     prefill_tokens_per_s: exponential mean over steps that were bound by prompt chunks.
@@ -82,7 +82,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     decode_step_s: float = 0.0
 
 
-class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that computed one token for each of their sequences and nothing else, since the process started.
 
     seconds: of these steps together. rows: their sequences, so many tokens were decoded. kv_tokens: context that they read.
@@ -95,7 +95,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot of one runtime pod.
 
     step: number of the last engine step. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
@@ -122,7 +122,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     locked: str = ""
     step: int = 0
     heartbeat_age_s: float = 0.0
-    kv: Kv = Kv()
+    kv: KvState = KvState()
     running: int = 0
     waiting: int = 0
     waiting_uncached_tokens: int = 0
@@ -131,11 +131,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     reused_tokens: int = 0
     max_sequences: int = 0
     max_model_len: int = 0
-    totals: Totals = Totals()
-    served: Served = Served()
-    start: Start = Start()
-    rates: Rates = Rates()
-    decoded: Decoded = Decoded()
+    totals: RequestTotals = RequestTotals()
+    served: ServedTotals = ServedTotals()
+    start: StartupSeconds = StartupSeconds()
+    rates: MeasuredRates = MeasuredRates()
+    decoded: DecodeTotals = DecodeTotals()
     prefix_digest: tuple[str, ...] = ()
     device: str = ""
     kernels: str = ""
@@ -166,14 +166,14 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceDemand, ...] = ()
 
 
-def encode(state: State | GatewayState) -> bytes:
+def encode(state: RuntimeState | GatewayState) -> bytes:
     """Compact JSON."""
     return msgspec.json.encode(state)
 
 
-def decode(document: bytes) -> State:
+def decode(document: bytes) -> RuntimeState:
     """A runtime's document. Unknown fields are ignored; raises msgspec.ValidationError or DecodeError otherwise."""
-    return msgspec.json.decode(document, type=State)
+    return msgspec.json.decode(document, type=RuntimeState)
 
 
 def decode_gateway(document: bytes) -> GatewayState:

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from kvasir_api.crd_types import CrdObject, Name
 from kvasir_api.options import option
-from kvasir_api.part import Name, Part
 
 MOST: Final = 2**53 - 1
 """The largest number that every reader of JSON keeps as it is."""
@@ -20,7 +20,7 @@ def two_digits(value: float) -> int:
     return max(0, min(int(float(f"{min(value, MOST):.2g}")), MOST))
 
 
-class Condition(Part):
+class Condition(CrdObject):
     """One condition, as in metav1.Condition."""
 
     type: str = option(..., "Type of the condition in CamelCase.", max_length=316)
@@ -31,7 +31,7 @@ class Condition(Part):
     observed_generation: int = option(0, "Generation of the spec that this was computed from.", ge=0, le=MOST)
 
 
-class Counts(Part):
+class ReplicaCounts(CrdObject):
     """Replicas by what they are doing."""
 
     starting: int = option(
@@ -48,7 +48,7 @@ class Counts(Part):
     )
 
 
-class Decision(Part):
+class ScalingChange(CrdObject):
     """One change of the wanted number of replicas and why."""
 
     time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
@@ -58,7 +58,7 @@ class Decision(Part):
     reason: str = option(..., "The sentence with the numbers.", max_length=1024)
 
 
-class AutoscalingStatus(Part):
+class AutoscalingStatus(CrdObject):
     """What the autoscaler thinks, rounded so that status is written rarely."""
 
     desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0, le=MOST_REPLICAS)
@@ -68,10 +68,10 @@ class AutoscalingStatus(Part):
     binding_law: str = option("", "The law that gave rawReplicas.", max_length=64)
     limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)
     message: str = option("", "The last decision in one sentence.", max_length=1024)
-    decisions: list[Decision] = option([], "The last changes, newest first.", max_length=10)
+    decisions: list[ScalingChange] = option([], "The last changes, newest first.", max_length=10)
 
 
-class ModelStatus(Part):
+class ModelStatus(CrdObject):
     """What was read of the model before replicas start."""
 
     uri: str = option("", "The model that was looked at.", max_length=1024)
@@ -84,7 +84,7 @@ class ModelStatus(Part):
     message: str = option("", "Why it could not be read; empty when it was.", max_length=1024)
 
 
-class ClassForecast(Part):
+class ClassForecast(CrdObject):
     """What one replica would hold on an AcceleratorClass that the service may get."""
 
     name: str = option(..., "Name of the class.", max_length=253)
@@ -99,7 +99,7 @@ class ClassForecast(Part):
     )
 
 
-class Capacity(Part):
+class Capacity(CrdObject):
     """What one replica can hold: as forecast from the model's config, and as measured."""
 
     fit: Literal["", "Fits", "TooSmall", "Unknown"] = option(
@@ -148,7 +148,7 @@ class Capacity(Part):
     device: str = option("", "Device and kernels that really serve.", max_length=253)
 
 
-class ColdStart(Part):
+class ColdStart(CrdObject):
     """How long the last replica took from its creation until it took requests, and where the time went."""
 
     seconds: int = option(0, "From creation to ready.", unit="seconds", ge=0, le=MOST)
@@ -168,7 +168,7 @@ class ColdStart(Part):
     other_seconds: int = option(0, "The rest: starting processes, tokenizer, probes.", unit="seconds", ge=0, le=MOST)
 
 
-class RevisionStatus(Part):
+class RevisionStatus(CrdObject):
     """A revision that has replicas, or that one may go back to."""
 
     name: str = option(..., "Name of the revision, as rollout.promote and rollout.abort take it.", max_length=63)
@@ -180,7 +180,7 @@ class RevisionStatus(Part):
     changed: str = option("", "Fields in which it differs from the one before it.", max_length=512)
 
 
-class RolloutStatus(Part):
+class RolloutStatus(CrdObject):
     """Which revisions there are."""
 
     current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
@@ -209,13 +209,13 @@ class RolloutStatus(Part):
     message: str = option("", "Why the rollout stands where it does.", max_length=1024)
 
 
-class Address(Part):
+class Address(CrdObject):
     """Where clients call."""
 
     url: str = option("", "Base URL of the OpenAI API for this service.", max_length=2048)
 
 
-class Status(Part):
+class InferenceServiceStatus(CrdObject):
     """What the operator observed."""
 
     observed_generation: int = option(0, "Generation of the spec that this status was computed from.", ge=0, le=MOST)
@@ -232,7 +232,7 @@ class Status(Part):
         0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
-    counts: Counts = option(Counts(), "Replicas by what they are doing.")
+    counts: ReplicaCounts = option(ReplicaCounts(), "Replicas by what they are doing.")
     model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
     cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")

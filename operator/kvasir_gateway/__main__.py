@@ -19,7 +19,7 @@ from kvasir_gateway.picker import app
 from kvasir_gateway.picker.sources import InformerSource
 from kvasir_kube.client import Client, configuration
 from kvasir_kube.errors import KubeError
-from kvasir_kube.readings import Reader
+from kvasir_kube.state_reader import StateReader
 
 DIRECTORY = "/run/kvasir-gateway"
 DIRECTORY_OPTION = click.option(
@@ -90,7 +90,9 @@ async def _run(settings: app.PickerSettings, *, namespace: str, kubeconfig: str)
         loop.add_signal_handler(number, stop.set)
     config = await configuration(kubeconfig)
     async with Client(config) as cluster, aiohttp.ClientSession() as session:
-        await app.run(settings, objects=InformerSource(cluster, namespace=namespace), states=Reader(session), stop=stop)
+        await app.run(
+            settings, objects=InformerSource(cluster, namespace=namespace), states=StateReader(session), stop=stop
+        )
 
 
 @gateway.command()

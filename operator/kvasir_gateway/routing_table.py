@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir_api import claims, names
-from kvasir_api.state import State
+from kvasir_api import names, served_names
+from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import Candidate, EndpointLoad
 
 Json = Mapping[str, Any]
@@ -64,7 +64,7 @@ class RoutingTable:
 class StateReading:
     """A state document and when it was read, on the caller's clock."""
 
-    state: State
+    state: RuntimeState
     at_s: float
 
 
@@ -86,7 +86,7 @@ def build(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
         (service.namespace, service.name): service
         for service in sorted((_service_of(resource, by_service) for resource in resources), key=lambda s: s.key)
     }
-    held = claims.holders(claim for resource in resources for claim in claims.claims(resource))
+    held = served_names.owners(claim for resource in resources for claim in served_names.name_claims(resource))
     by_model = {model: found[claim.namespace, claim.name] for model, claim in held.items()}
     return RoutingTable(services=tuple(found.values()), by_model=by_model)
 
@@ -106,7 +106,7 @@ def changes(before: RoutingTable, after: RoutingTable) -> str:
 def _service_of(resource: Json, endpoints: Mapping[tuple[str, str], Sequence[Endpoint]]) -> RoutedService:
     metadata = resource["metadata"]
     namespace, name = metadata.get("namespace", ""), metadata["name"]
-    own, *_ = claims.claims(resource)
+    own, *_ = served_names.name_claims(resource)
     return RoutedService(
         namespace=namespace,
         name=name,

@@ -1,11 +1,10 @@
-"""What can go wrong between us and the API server, as three words a caller can act upon."""
+"""Errors of the API server, as the classes that a caller distinguishes."""
 
 
 class KubeError(Exception):
     """The API server refused or could not be reached.
 
-    status: HTTP status, 0 when there was no answer. reason: the server's machine word. retry_after_s: what the server
-    asked for, 0 when it asked for nothing.
+    status: HTTP status, 0 without an answer. reason: metav1.Status.reason. retry_after_s: Retry-After, 0 without it.
     """
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "", retry_after_s: float = 0.0) -> None:
@@ -16,7 +15,7 @@ class KubeError(Exception):
 
     @property
     def permanent(self) -> bool:
-        """Whether the same request will be refused again: the object is invalid, not allowed or too large."""
+        """Whether a retry cannot succeed: the object is invalid, forbidden or too large."""
         return self.status in (400, 403, 405, 413, 415, 422)
 
 

@@ -1,4 +1,4 @@
-"""The Kubernetes kinds that Kvasir touches and where they live in the API; called by every shell that names an object.
+"""The Kubernetes kinds that Kvasir uses and their API paths; used by every shell that names an object.
 
 Objects themselves stay plain JSON dictionaries: the generated models of the client library cost memory and time that a
 level-triggered reader of a few fields does not need.
@@ -89,8 +89,8 @@ def resource_version(obj: Json) -> int:
     return int(text) if text.isdigit() else -1
 
 
-def slim(obj: Json) -> Json:
-    """The object without managedFields and the last-applied annotation: most of its bytes, read by nobody here."""
+def strip_managed_fields(obj: Json) -> Json:
+    """The object without managedFields and the last-applied annotation: most of its bytes, never read here."""
     metadata = dict(obj.get("metadata") or {})
     metadata.pop("managedFields", None)
     notes = metadata.get("annotations")

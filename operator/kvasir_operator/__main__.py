@@ -18,8 +18,8 @@ from kvasir_api import names
 from kvasir_kube.client import Access, Client, access, configuration
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import Json, Kind
-from kvasir_kube.readings import Reader
-from kvasir_kube.throttled import Bucket
+from kvasir_kube.rate_limiter import TokenBucket
+from kvasir_kube.state_reader import StateReader
 from kvasir_operator import handlers
 from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
@@ -164,7 +164,7 @@ async def _run(
         leader = _leader(cluster, lease_namespace, namespace, host_name, clock) if lease_namespace else None
         parts = Operator(
             cluster,
-            Reader(session),
+            StateReader(session),
             settings=settings,
             namespace=namespace,
             interval_s=interval,
@@ -172,7 +172,7 @@ async def _run(
             clock=clock,
             leader=leader,
             resync_s=resync,
-            bucket=Bucket(qps=kube_api_qps, burst=kube_api_burst),
+            bucket=TokenBucket(qps=kube_api_qps, burst=kube_api_burst),
         )
         health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)
         stack.push_async_callback(health.cleanup)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
@@ -248,7 +248,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     """
 
     events: tuple[Event, ...]
-    state: State
+    state: RuntimeState
     computed_tokens: int = 0
 
 

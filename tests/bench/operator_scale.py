@@ -25,8 +25,8 @@ from typing import Any, Final
 from fakes.kubelet import FakeKubelet
 from fakes.operator_rig import USER, Rig, install, standing
 from kvasir_api import names
+from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD, Json, Key
-from kvasir_kube.mirror import Mirror
 from kvasir_local import audit, binaries
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.say import Quiet
@@ -70,8 +70,8 @@ class Seen:
     def __init__(self, rig: Rig) -> None:
         self.pods: dict[str, float] = {}
         self.ready: dict[str, float] = {}
-        self._pods = Mirror(rig.client, POD, namespace=rig.namespace, on_change=self._pod)
-        self._services = Mirror(rig.client, INFERENCE_SERVICE, namespace=rig.namespace, on_change=self._service)
+        self._pods = Informer(rig.client, POD, namespace=rig.namespace, on_change=self._pod)
+        self._services = Informer(rig.client, INFERENCE_SERVICE, namespace=rig.namespace, on_change=self._service)
 
     @property
     def left(self) -> int:

@@ -128,7 +128,9 @@ async def test_32_streams_at_once_are_whole(thread: Thread):
     assert all(text for text, _, _ in found)
 
 
-async def state_when(session: aiohttp.ClientSession, url: str, wanted: Callable[[state.State], bool]) -> state.State:
+async def state_when(
+    session: aiohttp.ClientSession, url: str, wanted: Callable[[state.RuntimeState], bool]
+) -> state.RuntimeState:
     """The first document that is as wanted, asked for without a pause so that few steps pass in between."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:

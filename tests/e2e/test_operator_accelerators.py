@@ -10,7 +10,7 @@ from fakes.class_fields import CASES, with_value
 from fakes.models import words
 from fakes.operator_rig import kubectl
 from kvasir_api import names
-from kvasir_api.state import Decoded
+from kvasir_api.state import DecodeTotals
 from kvasir_kube.kinds import ACCELERATOR_CLASS, DEPLOYMENT, POD
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -233,7 +233,7 @@ async def test_a_replica_that_decodes_too_slowly_degrades_the_service(rig, card)
         async def look() -> Any:
             had, steps = pod.state.decoded, 1 + int(1 / step_s)
             pod.say(
-                decoded=Decoded(
+                decoded=DecodeTotals(
                     steps=had.steps + steps,
                     seconds=had.seconds + steps * step_s,
                     rows=had.rows + 4 * steps,

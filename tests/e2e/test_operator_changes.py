@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 
 from fakes.operator_rig import kubectl
 from fakes.random_specs import changed, changes
-from kvasir_api.state import Served
+from kvasir_api.state import ServedTotals
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import (
     ACCELERATOR_CLASS,
@@ -76,7 +76,7 @@ async def test_a_change_ends_as_from_scratch_and_its_reversal_where_it_began(sta
 async def stage(still):
     """An operator, a claim, a class of this test's own and pods of which a canary's analysis thinks well."""
     rig = still
-    rig.kubelet.first_words = {"served": Served(answered=2_000_000, first_tokens=2_000_000, ttft_s=1.0)}
+    rig.kubelet.first_words = {"served": ServedTotals(answered=2_000_000, first_tokens=2_000_000, ttft_s=1.0)}
     kubectl(rig.control, "label", "node", rig.namespace, "kubernetes.io/os=linux", "--overwrite")
     await rig.claim()
     name = f"c-{rig.namespace}"

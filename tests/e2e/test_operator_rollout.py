@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from kvasir_api.state import Served
+from kvasir_api.state import ServedTotals
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 EDIT = {"blockSize": 32}
-GOOD, BAD = Served(answered=40), Served(answered=40, failed=20)
+GOOD, BAD = ServedTotals(answered=40), ServedTotals(answered=40, failed=20)
 CANARY = {"steps": [{"replicaPercent": 25, "pauseSeconds": 1}], "analysis": {"minRequests": 10}}
 
 

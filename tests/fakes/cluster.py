@@ -1,4 +1,4 @@
-"""An API server in memory: enough of the verbs to drive mirrors and reconciles without a process.
+"""An API server in memory: enough of the verbs to drive informers and reconciles without a process.
 
 It merges applied objects deeply and replaces lists; it knows no ownership of fields, no defaults, no CEL and no garbage
 collection. Those are tested against a real API server. A status that generic tools could not rely on is refused.

@@ -5,23 +5,23 @@ pods say, and what their statuses then show. Read by the test that shows it and 
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from kvasir_api.state import Kv, Rates, Served
+from kvasir_api.state import KvState, MeasuredRates, ServedTotals
 
 Json = dict[str, Any]
 Look = Literal["desired", "new", "old", "phase", "stalled", "class", "fit"]
 SMALL: Final[Json] = {"resources": {"cpu": "100m", "memory": "64Mi"}}
 EDIT: Final[Json] = {"runtime": {"blockSize": 32}}
-IDLE: Final[Json] = {"kv": Kv(capacity_tokens=1000, free_tokens=1000)}
+IDLE: Final[Json] = {"kv": KvState(capacity_tokens=1000, free_tokens=1000)}
 TWO_AND_A_HALF: Final[Json] = {
     **IDLE,
     "waiting": 1,
     "waiting_uncached_tokens": 150_000,
-    "rates": Rates(prefill_tokens_per_s=1000.0),
+    "rates": MeasuredRates(prefill_tokens_per_s=1000.0),
 }
 """Prompts that one replica computes in 150 s: within 60 s that takes two and a half."""
-BAD: Final[Json] = {"served": Served(answered=40, failed=20)}
-FAST: Final[Json] = {"served": Served(answered=100, ttft_s=10.0, first_tokens=100)}
-SLOW: Final[Json] = {"served": Served(answered=100, ttft_s=99.0, first_tokens=99)}
+BAD: Final[Json] = {"served": ServedTotals(answered=40, failed=20)}
+FAST: Final[Json] = {"served": ServedTotals(answered=100, ttft_s=10.0, first_tokens=100)}
+SLOW: Final[Json] = {"served": ServedTotals(answered=100, ttft_s=99.0, first_tokens=99)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def _rolls(values: tuple[Any, Any], look: Look, shows: tuple[Any, Any], *, repli
 
 def pinned(tokens: int) -> Json:
     """A reading with so many of 1000 tokens pinned."""
-    return {"kv": Kv(capacity_tokens=1000, pinned_tokens=tokens, free_tokens=1000 - tokens)}
+    return {"kv": KvState(capacity_tokens=1000, pinned_tokens=tokens, free_tokens=1000 - tokens)}
 
 
 ON_GPU: Final[Json] = {"model": {"inspect": "Never"}, "resources": {"accelerator": {"count": 1}}}

@@ -18,7 +18,7 @@ from fakes.stub_runtime import StubRuntime
 from kvasir_api import names, state
 from kvasir_gateway.envoy import bootstrap, files
 from kvasir_gateway.picker import app
-from kvasir_kube.readings import Reader
+from kvasir_kube.state_reader import StateReader
 
 Json = dict[str, Any]
 DEADLINE_S = 20.0
@@ -140,7 +140,7 @@ class Gateway:
     def __init__(self, directory: Path, objects: FakeObjects, session: aiohttp.ClientSession, max_body: int) -> None:
         self.directory, self.objects = directory, objects
         self.port, self.state_port = free_port(), free_port()
-        self._reader = Reader(session)
+        self._reader = StateReader(session)
         self._max_body_bytes = max_body
         self.url = f"http://127.0.0.1:{self.port}"
         self.envoy: asyncio.subprocess.Process | None = None

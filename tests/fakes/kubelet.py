@@ -16,8 +16,8 @@ from fakes.stub_runtime import StubRuntime
 from kvasir_api import names
 from kvasir_kube.client import Client
 from kvasir_kube.errors import KubeError, NotFoundError
+from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import POD, Json, Key, Kind, key, labels, uid
-from kvasir_kube.mirror import Mirror
 
 NODE: Final = Kind(kind="Node", plural="nodes", namespaced=False)
 CAPACITY: Final = {"cpu": "64", "memory": "256Gi", "pods": "200", "nvidia.com/gpu": "4"}
@@ -52,7 +52,7 @@ class FakeKubelet:
         self._subnet, self._claim = _claimed_subnet()
         self._numbers = itertools.cycle(range(1, 255))
         self._dirty: asyncio.Queue[Key] = asyncio.Queue()
-        self._mirror = Mirror(client, POD, on_change=self._dirty.put_nowait)
+        self._mirror = Informer(client, POD, on_change=self._dirty.put_nowait)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:

@@ -12,10 +12,10 @@ LLAMA_8B: Final = {
 """15 GiB of weights, 128 KiB of cache for a token."""
 
 
-def facts(**fields: Any) -> inspection.Facts:
+def facts(**fields: Any) -> inspection.ModelFacts:
     """Facts of LLAMA_8B, unless told otherwise."""
     given = {"architecture": "LlamaForCausalLM", "supported": True, "cpu_dtype": "float32", **fields}
-    return inspection.Facts(**{"shape": forecast.shape(LLAMA_8B), **given})
+    return inspection.ModelFacts(**{"shape": forecast.shape(LLAMA_8B), **given})
 
 
 def words(**fields: Any) -> str:

@@ -7,7 +7,7 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
 from fakes.readings import FakeReader
 from kvasir_api import names
-from kvasir_api.state import Kv, State
+from kvasir_api.state import KvState, RuntimeState
 from kvasir_kube.kinds import DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.observed.settings import Settings
@@ -68,8 +68,8 @@ class Bench:
             self.say(number, **says)
 
     def say(self, number: int, *, pinned: int = 0, **fields: Any) -> None:
-        kv = Kv(capacity_tokens=1000, pinned_tokens=pinned)
-        self.reader.says[f"http://10.0.0.{number + 1}:8001"] = State(**{"phase": "ready", "kv": kv, **fields})
+        kv = KvState(capacity_tokens=1000, pinned_tokens=pinned)
+        self.reader.says[f"http://10.0.0.{number + 1}:8001"] = RuntimeState(**{"phase": "ready", "kv": kv, **fields})
 
     def status(self) -> Any:
         return self.cluster.stored(INFERENCE_SERVICE, *KEY)["status"]

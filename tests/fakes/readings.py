@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvasir_api.state import GatewayState, State
+from kvasir_api.state import GatewayState, RuntimeState
 
 
 class FakeReader:
     """`says`: what each URL answers; a URL without an entry is silent. `drains`: what was asked of whom."""
 
     def __init__(self) -> None:
-        self.says: dict[str, State] = {}
+        self.says: dict[str, RuntimeState] = {}
         self.gateways: dict[str, GatewayState] = {}
         self.drains: list[tuple[str, bool]] = []
 
-    async def states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, State]:
+    async def states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, RuntimeState]:
         return {name: self.says[base] for name, base in targets.items() if base in self.says}
 
     async def gateway_states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, GatewayState]:

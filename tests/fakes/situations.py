@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fakes.manifests import service
 from kvasir_api.inspection import Prediction
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica
@@ -18,9 +18,9 @@ ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 PHASES = ("starting", "loading", "ready", "draining", "failed", "unschedulable")
 READINGS = (
     None,
-    State(device="cpu", kernels="cpu"),
-    State(device="cpu", kernels="cpu", fallback="no compiler"),
-    State(locked="no key"),
+    RuntimeState(device="cpu", kernels="cpu"),
+    RuntimeState(device="cpu", kernels="cpu", fallback="no compiler"),
+    RuntimeState(locked="no key"),
 )
 FORECASTS = (
     None,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from kvasir_api.state import Kv, State, Totals
+from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime import wire
 
 
@@ -111,17 +111,17 @@ class Stub:
             warm_s=0.0,
         )
 
-    def state(self) -> State:
+    def state(self) -> RuntimeState:
         """With pinned tokens only while something runs."""
         pinned = sum(16 * (1 + (len(s.request.prompt) + s.done) // 16) for s in self.live.values())
-        return State(
+        return RuntimeState(
             phase="ready",
-            kv=Kv(capacity_tokens=8192, pinned_tokens=pinned, free_tokens=8192 - pinned),
+            kv=KvState(capacity_tokens=8192, pinned_tokens=pinned, free_tokens=8192 - pinned),
             running=len(self.live),
             waiting=self.faults.waiting,
             max_sequences=self.faults.max_sequences,
             max_model_len=self.max_len,
-            totals=Totals(arrivals=self.totals, prompt_tokens=7),
+            totals=RequestTotals(arrivals=self.totals, prompt_tokens=7),
             device="stub",
             kernels="none",
         )

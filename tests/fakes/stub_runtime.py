@@ -28,7 +28,7 @@ class StubRuntime:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.state = state.State(phase="ready")
+        self.state = state.RuntimeState(phase="ready")
         self.tokens = 3
         self.failure: tuple[int, bytes] | None = None
         self.hold_headers: asyncio.Event | None = None
@@ -50,7 +50,7 @@ class StubRuntime:
         """Change fields of /state; kv_pinned is a short form for a cache of 1000 tokens."""
         pinned = fields.pop("kv_pinned", None)
         if pinned is not None:
-            fields["kv"] = state.Kv(capacity_tokens=1000, pinned_tokens=pinned, free_tokens=1000 - pinned)
+            fields["kv"] = state.KvState(capacity_tokens=1000, pinned_tokens=pinned, free_tokens=1000 - pinned)
         self.state = msgspec.structs.replace(self.state, **fields)
 
     async def start(self, address: str = "127.0.0.1", *, http_port: int = 0, ops_port: int = 0) -> Self:

@@ -15,7 +15,7 @@ from bench.gpu.inprocess import CLIENT, Seat
 from fakes import checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.start import limits_of, ready_of
@@ -93,7 +93,7 @@ def answers(folder: Path, device: str, depth: int, **options: Any) -> dict[str, 
         runner=runner,
         clients=seat,
         ready=ready_of(runner.facts, limits),
-        state=State(),
+        state=RuntimeState(),
         depth=depth,
     )
     seat.open()

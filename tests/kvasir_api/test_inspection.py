@@ -7,13 +7,13 @@ import pytest
 
 from fakes.models import facts
 from kvasir_api import inspection
-from kvasir_api.inspection import Facts, Prediction, predicted
+from kvasir_api.inspection import ModelFacts, Prediction, predicted
 from kvasir_api.options import RuntimeOptions
 
 GIB = 2**30
 
 
-def judged(memory_gib: float, device: Any = "cuda", of: Facts | None = None, **options: Any) -> Prediction:
+def judged(memory_gib: float, device: Any = "cuda", of: ModelFacts | None = None, **options: Any) -> Prediction:
     return predicted(of or facts(), RuntimeOptions(**options), device=device, memory_bytes=int(memory_gib * GIB))
 
 

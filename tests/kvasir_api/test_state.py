@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from kvasir_api import state
-from kvasir_api.state import GatewayState, Kv, ServiceDemand, State
+from kvasir_api.state import GatewayState, KvState, RuntimeState, ServiceDemand
 
 
 def test_round_trip() -> None:
-    document = State(
+    document = RuntimeState(
         model="m",
         phase="ready",
-        kv=Kv(capacity_tokens=64, pinned_tokens=16, cached_tokens=16, free_tokens=32),
+        kv=KvState(capacity_tokens=64, pinned_tokens=16, cached_tokens=16, free_tokens=32),
         prefix_digest=("ab",),
     )
     assert state.decode(state.encode(document)) == document
@@ -32,4 +32,4 @@ def test_bad_document_is_no_reading(document: bytes) -> None:
 
 
 def test_every_field_is_written() -> None:
-    assert set(json.loads(state.encode(State()))) == set(State.__struct_fields__)
+    assert set(json.loads(state.encode(RuntimeState()))) == set(RuntimeState.__struct_fields__)

@@ -4,7 +4,7 @@ import pytest
 
 from fakes.gateway import pod, service
 from kvasir_api import names
-from kvasir_api.state import Rates, State
+from kvasir_api.state import MeasuredRates, RuntimeState
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import Candidate, EndpointLoad
 from kvasir_gateway.routing_table import StateReading
@@ -99,13 +99,13 @@ def test_a_change_is_told_in_a_sentence():
     assert routing_table.changes(one, one) == ""
 
 
-STATE = State(
+STATE = RuntimeState(
     phase="ready",
     running=4,
     waiting=2,
     waiting_uncached_tokens=300,
     heartbeat_age_s=0.5,
-    rates=Rates(prefill_tokens_per_s=2000.0, decode_step_s=0.03),
+    rates=MeasuredRates(prefill_tokens_per_s=2000.0, decode_step_s=0.03),
 )
 
 
@@ -141,7 +141,7 @@ def test_a_reading_comes_with_its_age_and_what_was_sent_since():
 
 @pytest.mark.parametrize(
     "read",
-    [None, StateReading(state=STATE, at_s=80.0), StateReading(state=State(phase="loading"), at_s=99.0)],
+    [None, StateReading(state=STATE, at_s=80.0), StateReading(state=RuntimeState(phase="loading"), at_s=99.0)],
     ids=["missing", "too old", "not ready"],
 )
 def test_a_pod_without_a_reading_to_trust_is_known_by_its_address_only(read):
@@ -149,10 +149,10 @@ def test_a_pod_without_a_reading_to_trust_is_known_by_its_address_only(read):
 
 
 def test_a_pod_that_says_that_it_drains_is_no_candidate():
-    assert candidates_of(StateReading(state=State(phase="draining"), at_s=99.0)) == []
+    assert candidates_of(StateReading(state=RuntimeState(phase="draining"), at_s=99.0)) == []
 
 
 def test_lies_below_zero_are_no_bonus():
-    lying = State(phase="ready", running=-9, waiting=-9, waiting_uncached_tokens=-9, heartbeat_age_s=-9.0)
+    lying = RuntimeState(phase="ready", running=-9, waiting=-9, waiting_uncached_tokens=-9, heartbeat_age_s=-9.0)
     (found,) = candidates_of(StateReading(state=lying, at_s=100.0))
     assert found.load == EndpointLoad(age_s=0.0)

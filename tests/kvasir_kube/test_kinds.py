@@ -26,7 +26,7 @@ def test_path_follows_group_and_scope(kind, args, path):
 def test_slim_drops_what_nobody_reads():
     notes = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "own": "1"}
     obj = {"metadata": {"name": "a", "managedFields": [{}], "annotations": notes}, "spec": {}}
-    assert kinds.slim(obj) == {"metadata": {"name": "a", "annotations": {"own": "1"}}, "spec": {}}
+    assert kinds.strip_managed_fields(obj) == {"metadata": {"name": "a", "annotations": {"own": "1"}}, "spec": {}}
 
 
 @pytest.mark.parametrize(("version", "number"), [("12", 12), ("", -1), ("opaque", -1)])

@@ -14,7 +14,7 @@ from fakes.effects import EFFECTS, ELSEWHERE
 from fakes.fields import CASES, with_value
 from fakes.manifests import service
 from kvasir_api import crd, names
-from kvasir_api.state import Served, State
+from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_operator.desired.inspection import look
 from kvasir_operator.desired.template import template
 from kvasir_operator.observed.replica import Replica, epoch
@@ -38,8 +38,8 @@ CLASSES = [
     },
 ]
 SERVED = {
-    "old": Served(answered=100, ttft_s=10.0, first_tokens=100),
-    "new": Served(answered=100, failed=4, ttft_s=99.0, first_tokens=99),
+    "old": ServedTotals(answered=100, ttft_s=10.0, first_tokens=100),
+    "new": ServedTotals(answered=100, failed=4, ttft_s=99.0, first_tokens=99),
 }
 REFUSED = {"phase": "failed", "refusal": "no config.json"}
 FULL = {"phase": "unschedulable", "assigned": False, "last_words": "0/1 nodes: 1 Insufficient nvidia.com/gpu"}
@@ -68,8 +68,14 @@ def _leaves(node: dict[str, Any], path: str = "") -> Iterator[str]:
 def _rollout(spec: dict[str, Any], *, new: list[dict[str, Any]], step: int) -> Any:
     """Where a rollout from old to new heads, and its next counts."""
     workloads = [_workload("old", 4), _workload("new", len(new))]
-    pods = [Replica(name=f"o{i}", revision="old", phase="ready", reading=State(served=SERVED["old"])) for i in range(4)]
-    pods += [Replica(name=f"n{i}", revision="new", reading=State(served=SERVED["new"]), **p) for i, p in enumerate(new)]
+    pods = [
+        Replica(name=f"o{i}", revision="old", phase="ready", reading=RuntimeState(served=SERVED["old"]))
+        for i in range(4)
+    ]
+    pods += [
+        Replica(name=f"n{i}", revision="new", reading=RuntimeState(served=SERVED["new"]), **p)
+        for i, p in enumerate(new)
+    ]
     status = {"currentRevision": "new", "lastGoodRevision": "old", "step": step, "stepSince": "2026-01-01T00:00:00Z"}
     obj = service(**spec) | {"status": {"rollout": status}}
     seen = observed(

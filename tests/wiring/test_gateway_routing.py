@@ -11,7 +11,7 @@ from yarl import URL
 from fakes.gateway import gateway, until
 from fakes.stub_runtime import StubRuntime
 from kvasir_api import names
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-routing")]
 MAX_BODY = 1 << 20
@@ -107,7 +107,7 @@ async def test_a_pod_that_says_that_it_drains_gets_nothing(front, pods):
     stays, leaves = pods
     front.objects.serve("says", stays, leaves)
     await until(lambda: front.routes("says"), "says")
-    leaves.state = State(phase="draining")
+    leaves.state = RuntimeState(phase="draining")
 
     async def quiet():
         before = len(leaves.seen)
@@ -132,7 +132,7 @@ async def test_other_surfaces_are_routed_by_their_model_too(front, pods):
 
 async def test_a_stored_response_is_asked_of_the_pod_that_holds_it(front, pods):
     for index, stub in enumerate(pods):
-        stub.state = State(phase="ready", instance=f"0000000{index}")
+        stub.state = RuntimeState(phase="ready", instance=f"0000000{index}")
     front.objects.serve("holds", *pods)
     await until(lambda: front.routes("holds"), "holds")
 
@@ -156,7 +156,7 @@ async def test_a_stored_response_is_asked_of_the_pod_that_holds_it(front, pods):
             assert await ask("POST", "/v1/responses", json=body) == (200, stub.name)
     assert await ask("GET", f"/v1/responses/resp_{'e' * 32}") == (404, None)
     for stub in pods:
-        stub.state = State(phase="ready")
+        stub.state = RuntimeState(phase="ready")
 
 
 async def test_a_stream_outlives_its_pods_place_in_the_table(front, pods):

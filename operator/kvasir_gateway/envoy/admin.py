@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
-from kvasir_kube.readings import bounded
+from kvasir_kube.state_reader import bounded
 
 VERSION = "cluster_manager.cds.version_text"
 REJECTED = "cluster_manager.cds.update_rejected"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvasir_api import openai_errors, surfaces
+from kvasir_api import http_apis, openai_errors
 from kvasir_api.state import GatewayState, ServiceDemand
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import ChoicePolicy, EndpointChoice, choose
@@ -70,7 +70,7 @@ class Picker:
         """
         started_s = self._clock()
         path = target.partition("?")[0]
-        response_id, chat_id = surfaces.named_response(path), surfaces.running_chat(path)
+        response_id, chat_id = http_apis.stored_response_id(path), http_apis.running_chat_id(path)
         if response_id:
             return self._pick_holder(response_id, openai_errors.response_not_found(response_id), inflight_id, path)
         if chat_id:
@@ -111,7 +111,7 @@ class Picker:
 
     def _holder(self, held_id: str) -> tuple[RoutedService, str] | None:
         """The service and address that hold a response or a running answer; None when they take no requests."""
-        instance = surfaces.held_by(held_id)
+        instance = http_apis.instance_of(held_id)
         for service in self.table.services:
             for endpoint in service.ready if service.key in self.accepted_clusters else ():
                 reading = self.readings.get(endpoint.address)

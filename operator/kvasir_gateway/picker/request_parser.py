@@ -12,16 +12,16 @@ from urllib.parse import unquote
 
 import msgspec
 
-from kvasir_api import __version__, openai_errors, surfaces
+from kvasir_api import __version__, http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_gateway.routing_table import RoutingTable
 
 MODELS = "/v1/models"
 HEALTH = ("/health", "/healthz")
 OWNER = "kvasir"
-TAGS = surfaces.OLLAMA + "/tags"
-LOADED = surfaces.OLLAMA + "/ps"
-VERSION = surfaces.OLLAMA + "/version"
+TAGS = http_apis.OLLAMA + "/tags"
+LOADED = http_apis.OLLAMA + "/ps"
+VERSION = http_apis.OLLAMA + "/version"
 FOREVER = "9999-12-31T23:59:59Z"
 STORED_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
@@ -55,7 +55,7 @@ class _Body(msgspec.Struct):
 
 def error_response(error: ApiError, path: str = "") -> ImmediateResponse:
     """An error in the format of the path's API."""
-    status, body, headers = surfaces.error_response(error, path)
+    status, body, headers = http_apis.error_response(error, path)
     return ImmediateResponse(status=status, body=body, headers=headers, details=error.code or error.type)
 
 
@@ -68,9 +68,9 @@ def respond_to_head(
         if method not in {"GET", "HEAD"}:
             return error_response(openai_errors.method_not_allowed(method, path), path)
         return own
-    if not path.startswith(("/v1/", surfaces.OLLAMA + "/")) and path not in surfaces.BARE:
+    if not path.startswith(("/v1/", http_apis.OLLAMA + "/")) and path not in http_apis.UNPREFIXED:
         return error_response(openai_errors.no_route(method, path), path)
-    if method not in (STORED_METHODS if surfaces.named_response(path) else {"POST"}):
+    if method not in (STORED_METHODS if http_apis.stored_response_id(path) else {"POST"}):
         return error_response(openai_errors.method_not_allowed(method, path), path)
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_body_bytes:
@@ -88,12 +88,12 @@ def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
         return openai_errors.invalid("The request body is not valid JSON.", code="invalid_json")
     except RecursionError:
         return openai_errors.invalid("The request body is nested too deeply.", code="invalid_json")
-    surface, name, response = surfaces.of(path), found.model, found.previous_response_id
-    if surface == "ollama" and not isinstance(name, str):
+    api, name, response = http_apis.of(path), found.model, found.previous_response_id
+    if api == "ollama" and not isinstance(name, str):
         name = found.name
     if not isinstance(name, str):
         return openai_errors.invalid("The field `model` is needed: a string that names a model.", param="model")
-    return ParsedBody(model=surfaces.model_name(name, surface), response=response if isinstance(response, str) else "")
+    return ParsedBody(model=http_apis.model_name(name, api), response=response if isinstance(response, str) else "")
 
 
 def _own(path: str, table: RoutingTable) -> ImmediateResponse | None:
@@ -110,7 +110,7 @@ def _own(path: str, table: RoutingTable) -> ImmediateResponse | None:
 def _tags(table: RoutingTable, *, loaded: bool) -> ImmediateResponse:
     """Ollama's lists, without what only a pod knows of its model, such as its size."""
     cards = [
-        {"name": name + surfaces.LATEST, "model": name + surfaces.LATEST, "details": {"families": []}}
+        {"name": name + http_apis.LATEST, "model": name + http_apis.LATEST, "details": {"families": []}}
         | ({"expires_at": FOREVER} if loaded else {"modified_at": service.created} if service.created else {})
         for name, service in sorted(table.by_model.items())
         if service.ready or not loaded

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from kvasir_api import names
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_kube import kinds
 from kvasir_kube.cluster import Cluster
+from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import Json
-from kvasir_kube.mirror import Mirror
 
 
 class ObjectSource(Protocol):
@@ -40,7 +40,7 @@ class ObjectSource(Protocol):
 class StateSource(Protocol):
     """Reads state documents under one deadline."""
 
-    async def states(self, targets: Mapping[str, str], *, deadline_s: float) -> dict[str, State]:
+    async def states(self, targets: Mapping[str, str], *, deadline_s: float) -> dict[str, RuntimeState]:
         """Documents by the targets' names; a pod that does not answer is absent."""
         ...
 
@@ -50,15 +50,15 @@ class InformerSource:
 
     def __init__(self, cluster: Cluster, *, namespace: str) -> None:
         self.changed = asyncio.Event()
-        self._services = Mirror(
-            cluster, kinds.INFERENCE_SERVICE, namespace=namespace, project=_service, on_change=self._mark
+        self._services = Informer(
+            cluster, kinds.INFERENCE_SERVICE, namespace=namespace, transform=_service, on_change=self._mark
         )
-        self._pods = Mirror(
+        self._pods = Informer(
             cluster,
             kinds.POD,
             namespace=namespace,
             selector=names.LABEL_SERVICE,
-            project=_pod,
+            transform=_pod,
             on_change=self._mark,
         )
 

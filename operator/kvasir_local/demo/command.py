@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvasir_kube.client import Client, configuration
 from kvasir_kube.errors import KubeError
-from kvasir_kube.readings import Reader
+from kvasir_kube.state_reader import StateReader
 from kvasir_local import install, stack
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.demo import walk
@@ -66,7 +66,7 @@ async def _walk(kubeconfig: str, console: Console, plan: walk.Plan, started: flo
         await walk.put_model(cluster, SAMPLE, namespace=NAMESPACE, deadline_s=plan.bound_s)
         name = await walk.apply_service(cluster, SAMPLE, namespace=NAMESPACE)
         console.print(f"[green]✓[/] applied {SAMPLE.relative_to(ROOT)}: InferenceService {NAMESPACE}/{name}")
-        view = View(cluster=cluster, reader=Reader(session), namespace=NAMESPACE, name=name)
+        view = View(cluster=cluster, reader=StateReader(session), namespace=NAMESPACE, name=name)
         address = await walk.until_ready(view, console, deadline_s=plan.ready_s)
         console.print(f"[green]✓[/] {name} is Ready at {address}")
         async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=120.0) as client:

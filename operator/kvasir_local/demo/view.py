@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir_api import names
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_kube import kinds
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.kinds import Json
-from kvasir_kube.readings import Reader, url
+from kvasir_kube.state_reader import StateReader, url
 
 READ_DEADLINE_S = 0.8
 
@@ -30,7 +30,7 @@ class Snapshot:
 class View:
     """Reads snapshots of one service."""
 
-    def __init__(self, *, cluster: Cluster, reader: Reader, namespace: str, name: str) -> None:
+    def __init__(self, *, cluster: Cluster, reader: StateReader, namespace: str, name: str) -> None:
         self._cluster = cluster
         self._reader = reader
         self._namespace = namespace
@@ -53,7 +53,7 @@ class View:
         return summary(service.get("status") or {}, tuple(readings.values()))
 
 
-def summary(status: dict[str, Any], readings: tuple[State, ...]) -> Snapshot:
+def summary(status: dict[str, Any], readings: tuple[RuntimeState, ...]) -> Snapshot:
     """The row for a status and the readings of its pods."""
     scaling = status.get("autoscaling") or {}
     return Snapshot(

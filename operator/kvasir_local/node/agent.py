@@ -15,8 +15,8 @@ from typing import Final
 from kvasir_api import __version__
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
+from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import POD, Key, key
-from kvasir_kube.mirror import Mirror
 from kvasir_local.node.apikinds import LEASE, NODE
 from kvasir_local.node.provisioner import Provisioner
 from kvasir_local.node.recorder import Recorder
@@ -53,7 +53,7 @@ class Agent:
         self._recorder = Recorder(cluster, settings.node_name)
         self._sources = Sources(cluster, self._source_changed)
         self._provisioner = Provisioner(cluster, self._sources, self._recorder, settings.volumes_dir)
-        self._pods = Mirror(cluster, POD, on_change=self._pod_changed)
+        self._pods = Informer(cluster, POD, on_change=self._pod_changed)
         self._served: dict[str, Served] = {}
         self._last_ip: str | None = None
         self._serving = False
@@ -76,7 +76,7 @@ class Agent:
         """Register, then serve."""
         since = time.time()
         await _until_done(lambda: self._report(since))
-        loops = [mirror.run() for mirror in (self._pods, *self._sources.mirrors)]
+        loops = [informer.run() for informer in (self._pods, *self._sources.informers)]
         tasks = [asyncio.create_task(loop) for loop in (*loops, self._recorder.run(), self._provisioner.run())]
         tasks += [asyncio.create_task(self._heartbeat(since)), asyncio.create_task(self._serve())]
         try:

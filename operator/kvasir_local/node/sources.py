@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from kvasir_kube.cluster import Cluster
+from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import CLAIM
-from kvasir_kube.mirror import Mirror
 from kvasir_local.node.apikinds import CONFIG_MAP, SECRET, VOLUME
 from kvasir_local.node.rules.environ import Fixed
 from kvasir_local.node.rules.kinds import Json
@@ -18,19 +18,19 @@ class Sources:
         def tell(key: tuple[str, str]) -> None:
             on_change(key[0])
 
-        self._config_maps = Mirror(cluster, CONFIG_MAP, on_change=tell)
-        self._secrets = Mirror(cluster, SECRET, on_change=tell)
-        self._claims = Mirror(cluster, CLAIM, on_change=tell)
-        self._volumes = Mirror(cluster, VOLUME, on_change=tell)
+        self._config_maps = Informer(cluster, CONFIG_MAP, on_change=tell)
+        self._secrets = Informer(cluster, SECRET, on_change=tell)
+        self._claims = Informer(cluster, CLAIM, on_change=tell)
+        self._volumes = Informer(cluster, VOLUME, on_change=tell)
 
     @property
-    def mirrors(self) -> tuple[Mirror, ...]:
+    def informers(self) -> tuple[Informer, ...]:
         """Everything that must run for the look-ups to be true."""
         return self._config_maps, self._secrets, self._claims, self._volumes
 
     async def synced(self) -> None:
-        """Wait until every mirror has seen its first list."""
-        await asyncio.gather(*(mirror.synced.wait() for mirror in self.mirrors))
+        """Wait until every informer has seen its first list."""
+        await asyncio.gather(*(informer.synced.wait() for informer in self.informers))
 
     def view(self, namespace: str) -> Fixed:
         """ConfigMaps and Secrets of one namespace."""
@@ -53,5 +53,5 @@ class Sources:
         return list(self._volumes.objects.values())
 
 
-def _in(mirror: Mirror, namespace: str) -> dict[str, Json]:
-    return {name: obj for (where, name), obj in mirror.objects.items() if where == namespace}
+def _in(informer: Informer, namespace: str) -> dict[str, Json]:
+    return {name: obj for (where, name), obj in informer.objects.items() if where == namespace}

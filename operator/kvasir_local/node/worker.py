@@ -14,7 +14,7 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
-from kvasir_kube.kinds import POD, resource_version, slim
+from kvasir_kube.kinds import POD, resource_version, strip_managed_fields
 from kvasir_local.node import logs
 from kvasir_local.node.container import StartFailedError
 from kvasir_local.node.recorder import Recorder
@@ -235,7 +235,9 @@ class PodWorker:
         namespace, name = self._name()
         body = {"metadata": {"namespace": namespace, "name": name, "uid": self.uid}, "status": wanted}
         try:
-            self.pod = slim(await self._tools.cluster.apply(POD, body, manager=MANAGER, subresource="status"))
+            self.pod = strip_managed_fields(
+                await self._tools.cluster.apply(POD, body, manager=MANAGER, subresource="status")
+            )
         except (NotFoundError, ConflictError):
             self._gone = True
             self._bell.set()

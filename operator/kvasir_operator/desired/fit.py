@@ -6,26 +6,26 @@ Called wherever a class is chosen, by the faults and by the status.
 from collections.abc import Mapping
 
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.inspection import Facts, Prediction, decode, predicted, roofline
+from kvasir_api.inspection import ModelFacts, Prediction, decode, predicted, roofline
 from kvasir_api.quantity import parse
 from kvasir_api.roofline import Card, Roofline
-from kvasir_api.service import Spec
+from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST
 from kvasir_operator.observed.world import Observed
 
 
-def on_accelerator(spec: Spec) -> bool:
+def on_accelerator(spec: InferenceServiceSpec) -> bool:
     """Whether a replica computes on devices, by whichever way they are asked for."""
     return spec.resources.accelerator.count > 0 or bool(spec.resources.resource_claims)
 
 
-def inspected(spec: Spec) -> bool:
+def inspected(spec: InferenceServiceSpec) -> bool:
     """Whether the spec wants the model to be looked at before replicas start."""
     wish = spec.model.inspect
     return wish == "Always" or (wish == "Auto" and on_accelerator(spec))
 
 
-def facts(seen: Observed) -> Facts | None:
+def facts(seen: Observed) -> ModelFacts | None:
     """What was read of the model that the spec names; None when nothing was, or when the spec wants no forecast."""
     found = seen.model
     if found is None or not found.facts or found.uri != seen.spec.model.uri or not inspected(seen.spec):

@@ -176,14 +176,14 @@ def _container(where: Source, settings: Settings) -> Json:
         "name": names.COMPONENT_INSPECT,
         "image": settings.runtime_image_cpu,
         "command": ["kvasir", "plan"],
-        "args": [where.path, "--facts", names.PATH_LAST_WORDS],
+        "args": [where.path, "--facts", names.PATH_TERMINATION_LOG],
         "env": [{"name": "HOME", "value": SCRATCH}],
         "resources": RESOURCES,
         "volumeMounts": [
             {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH},
         ],
-        "terminationMessagePath": names.PATH_LAST_WORDS,
+        "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security(),
     }

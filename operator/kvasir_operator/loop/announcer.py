@@ -1,6 +1,6 @@
 """Which events follow from a reconcile: those that tell of a change, judged by the status that was written before."""
 
-from kvasir_api.status import Condition, Status
+from kvasir_api.status import Condition, InferenceServiceStatus
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.observed.world import Observed, Revision
@@ -33,7 +33,7 @@ class Announcer:
             return
         await self._recorder.say(service, "RevisionCreated", f"revision {current.id}, number {current.number}")
 
-    async def changes(self, seen: Observed, service: Json, status: Status, answer: Summary) -> None:
+    async def changes(self, seen: Observed, service: Json, status: InferenceServiceStatus, answer: Summary) -> None:
         """Events about readiness, refusals, the rollout, failing pods and scaling by hand."""
         before, after = _ready(seen.status.conditions), _ready(status.conditions)
         was_ready = before is not None and before.status == "True"
@@ -53,7 +53,7 @@ class Announcer:
         """The service is gone."""
         self._failed.pop(name, None)
 
-    async def _course(self, seen: Observed, service: Json, status: Status) -> None:
+    async def _course(self, seen: Observed, service: Json, status: InferenceServiceStatus) -> None:
         before, after = seen.status.rollout, status.rollout
         if after.full_classes and after.full_classes != before.full_classes:
             waited = seen.spec.resources.accelerator.fallback_seconds
@@ -85,7 +85,7 @@ class Announcer:
         else:
             self._failed.pop(name, None)
 
-    async def _by_hand(self, seen: Observed, service: Json, status: Status) -> None:
+    async def _by_hand(self, seen: Observed, service: Json, status: InferenceServiceStatus) -> None:
         before, after = seen.status.desired_replicas, status.desired_replicas
         observed_before = seen.status.observed_generation > 0
         if seen.spec.autoscaling is not None or not observed_before or before == after or seen.invalid:

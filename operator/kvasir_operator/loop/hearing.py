@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api import names
-from kvasir_api.state import ServiceDemand, State
+from kvasir_api.state import RuntimeState, ServiceDemand
 from kvasir_kube.kinds import POD, Json, Key, key, labels, uid
-from kvasir_kube.readings import Reader, url
+from kvasir_kube.state_reader import StateReader, url
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
 from kvasir_operator.observed.replica import Replica, replica
@@ -24,14 +24,14 @@ GATEWAY_STATE_PORT: Final = "state"
 class Heard:
     """What a pod said last, and when, on the steady clock."""
 
-    state: State
+    state: RuntimeState
     at: float
 
 
 class Hearing:
     """Readings of all pods that the store knows."""
 
-    def __init__(self, store: Store, reader: Reader, *, clock: Clock) -> None:
+    def __init__(self, store: Store, reader: StateReader, *, clock: Clock) -> None:
         self._store, self._reader, self._clock = store, reader, clock
         self._heard: dict[str, Heard] = {}
         self._gateways: dict[str, tuple[float, tuple[ServiceDemand, ...]]] = {}
@@ -77,7 +77,7 @@ class Hearing:
             return False
         return any(r.phase == "ready" and r.uid not in self._heard for r in self.replicas(service))
 
-    def reading(self, uid_: str) -> State | None:
+    def reading(self, uid_: str) -> RuntimeState | None:
         """What a pod said within STALE_S."""
         heard = self._heard.get(uid_)
         return heard.state if heard and self._clock.steady() - heard.at <= STALE_S else None

@@ -11,8 +11,8 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
+from kvasir_kube.interceptor import ClusterInterceptor
 from kvasir_kube.kinds import LEASE, Json
-from kvasir_kube.passing import Passing
 from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Record, decide, valid
 from kvasir_operator.loop.clock import Clock, rfc3339_micro
 
@@ -141,7 +141,7 @@ class Leader:
         await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.1))
 
 
-class Fenced(Passing):
+class Fenced(ClusterInterceptor):
     """A cluster that refuses to be written to by a process that does not lead, with LeaseLostError. Reads pass."""
 
     def __init__(self, cluster: Cluster, leader: Leader) -> None:

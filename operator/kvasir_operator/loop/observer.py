@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from kvasir_api import claims, names
+from kvasir_api import names, served_names
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.claims import Claim
+from kvasir_api.served_names import NameClaim
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import (
@@ -100,11 +100,11 @@ class Observer:
         self._claims[claim] = now
         return True, True
 
-    def _holder(self, service: Json) -> Claim | None:
+    def _holder(self, service: Json) -> NameClaim | None:
         """Who holds one of the names that this service wants to serve, and which; nobody where it holds all of them."""
-        mine = claims.claims(service)
+        mine = served_names.name_claims(service)
         alive = [s for s in self._store.all(INFERENCE_SERVICE) if not s["metadata"].get("deletionTimestamp")]
-        held = claims.holders([*mine, *(claim for other in alive for claim in claims.claims(other))])
+        held = served_names.owners([*mine, *(claim for other in alive for claim in served_names.name_claims(other))])
         for asked in mine:
             found = held[asked.served_name]
             if (found.namespace, found.name) != key(service):

@@ -8,8 +8,8 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
-from kvasir_kube.readings import Reader
-from kvasir_kube.throttled import Bucket, Throttled
+from kvasir_kube.rate_limiter import RateLimitedCluster, TokenBucket
+from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.dirty import Dirty
@@ -42,7 +42,7 @@ class Operator:
     def __init__(
         self,
         cluster: Cluster,
-        reader: Reader,
+        reader: StateReader,
         *,
         settings: Settings,
         namespace: str,
@@ -51,13 +51,13 @@ class Operator:
         clock: Clock,
         leader: Leader | None = None,
         resync_s: float = INTERVAL_S,
-        bucket: Bucket | None = None,
+        bucket: TokenBucket | None = None,
     ) -> None:
         """leader: lets one of several operators act; without it this one acts at once. bucket: the pace of requests;
         without it they go at once."""
         cluster = Fenced(cluster, leader) if leader else cluster
         # The fence is behind the bucket: a Lease may be lost while a write waits for its turn.
-        cluster = Throttled(cluster, bucket) if bucket else cluster
+        cluster = RateLimitedCluster(cluster, bucket) if bucket else cluster
         self._leader, self._acting = leader, leader is None
         self.store, self.telemetry = Store(), Telemetry()
         self.dirty = Dirty(clock.steady)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvasir_api.service import Spec
-from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, Status
-from kvasir_api.status import Decision as Entry
+from kvasir_api.service import InferenceServiceSpec
+from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceServiceStatus
+from kvasir_api.status import ScalingChange as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.dirty import Dirty
@@ -93,14 +93,16 @@ class Scaler:
             self._dirty.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
 
-    def wanted(self, name: Key, uid: str, spec: Spec, status: Status) -> int:
+    def wanted(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
         """Replicas wanted now: what was decided last, or spec.replicas without autoscaling."""
         if spec.autoscaling is None:
             return spec.replicas
         wanted = self._remembered(name, uid, spec, status).state.wanted
         return min(max(wanted, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
 
-    def status(self, name: Key, uid: str, spec: Spec, status: Status) -> AutoscalingStatus | None:
+    def status(
+        self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
+    ) -> AutoscalingStatus | None:
         """What status says of autoscaling; None while it is off."""
         if spec.autoscaling is None:
             return None
@@ -164,7 +166,7 @@ class Scaler:
             self._dirty.mark(name, 0.0)
 
     async def _decide(
-        self, name: Key, service: Json, spec: Spec, replicas: tuple[Replica, ...], memory: Memory
+        self, name: Key, service: Json, spec: InferenceServiceSpec, replicas: tuple[Replica, ...], memory: Memory
     ) -> None:
         assert spec.autoscaling is not None
         wall = self._clock.wall()
@@ -201,7 +203,7 @@ class Scaler:
             await self._recorder.say(service, "ScalingHeld", note, kind="Warning")
         memory.held = held
 
-    def _remembered(self, name: Key, uid: str, spec: Spec, status: Status) -> Memory:
+    def _remembered(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> Memory:
         memory = self._memory.get(name)
         if memory is not None and memory.uid == uid:
             if spec.autoscaling is None:

@@ -15,7 +15,7 @@ from kvasir_kube.kinds import (
     key,
     labels,
     resource_version,
-    slim,
+    strip_managed_fields,
     uid,
 )
 
@@ -39,7 +39,7 @@ class Store:
             return False
         if known is not None:
             self._unlist(kind, known)
-        objects[key(obj)] = slim(obj)
+        objects[key(obj)] = strip_managed_fields(obj)
         self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
         return True
 

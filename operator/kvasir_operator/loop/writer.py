@@ -25,7 +25,7 @@ from kvasir_kube.kinds import (
     key,
     resource_version,
 )
-from kvasir_kube.readings import Reader
+from kvasir_kube.state_reader import StateReader
 from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write
 from kvasir_operator.loop.clock import Clock, rfc3339
@@ -52,7 +52,7 @@ class Writer:
         self,
         cluster: Cluster,
         store: Store,
-        reader: Reader,
+        reader: StateReader,
         recorder: Recorder,
         telemetry: Telemetry,
         *,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvasir_api.state import Decoded
+from kvasir_api.state import DecodeTotals
 from kvasir_operator.observed.replica import Replica
 
 BUSY_FRACTION: Final = 0.25
@@ -35,7 +35,7 @@ class Pace:
     the replica has settled, which takes as long as a stretch. evidence: of the last stretches, the newest last."""
 
     since: float
-    base: Decoded | None = None
+    base: DecodeTotals | None = None
     evidence: tuple[Evidence, ...] = ()
 
 
@@ -53,7 +53,7 @@ def followed(
     return found
 
 
-def _next(pace: Pace, decoded: Decoded, *, now: float, window_s: float) -> Pace:
+def _next(pace: Pace, decoded: DecodeTotals, *, now: float, window_s: float) -> Pace:
     if pace.base is not None and decoded.steps < pace.base.steps:
         return Pace(since=now)  # its process began anew
     elapsed = now - pace.since

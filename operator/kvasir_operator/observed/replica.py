@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from kvasir_api import names
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 
 Json = dict[str, Any]
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
@@ -69,7 +69,7 @@ class Replica:
     unhealthy: tuple[str, ...] = ()
     aside_at: float | None = None
     last_words: str = ""
-    reading: State | None = None
+    reading: RuntimeState | None = None
     node: str = ""
     node_leaves: bool = False
     spot: bool = False
@@ -102,7 +102,7 @@ DRAINING_COST: Final = -1_000_000
 """pod-deletion-cost of a pod that still finishes requests: after those that may go, before all others."""
 
 
-def replica(pod: Json, reading: State | None) -> Replica:
+def replica(pod: Json, reading: RuntimeState | None) -> Replica:
     """A pod object and its reading as a Replica."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     notes = metadata.get("annotations") or {}
@@ -171,7 +171,7 @@ def _unhealthy(runtime: Json) -> tuple[str, ...]:
     return tuple(str(r.get("resourceID", "")) for r in resources if r.get("health") == "Unhealthy")
 
 
-def _phase(pod: Json, runtime: Json, refusal: str, reading: State | None) -> Phase:
+def _phase(pod: Json, runtime: Json, refusal: str, reading: RuntimeState | None) -> Phase:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     ready = _condition(status, "Ready").get("status") == "True"
     if metadata.get("deletionTimestamp"):

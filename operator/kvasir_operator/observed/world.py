@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.claims import Claim, served_name
-from kvasir_api.service import Model, Spec
-from kvasir_api.status import ModelStatus, Status
+from kvasir_api.served_names import NameClaim, served_name
+from kvasir_api.service import InferenceServiceSpec, ModelSpec
+from kvasir_api.status import InferenceServiceStatus, ModelStatus
 from kvasir_operator.observed.inspection import Inspection, inspection
 from kvasir_operator.observed.replica import Replica
 
@@ -66,8 +66,8 @@ class Observed:
     uid: str
     generation: int
     created: str = ""
-    spec: Spec
-    status: Status
+    spec: InferenceServiceSpec
+    status: InferenceServiceStatus
     invalid: str = ""
     revisions: tuple[Revision, ...] = ()
     workloads: tuple[Workload, ...] = ()
@@ -78,7 +78,7 @@ class Observed:
     foreign: tuple[str, ...] = ()
     claim_found: bool = True
     claim_bound: bool = True
-    holder: Claim | None = None
+    holder: NameClaim | None = None
     inspections: tuple[Inspection, ...] = ()
     model: ModelStatus | None = None
     classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def observed(
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     claim_bound: bool = True,
-    holder: Claim | None = None,
+    holder: NameClaim | None = None,
     inspections: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
 ) -> Observed:
@@ -147,22 +147,22 @@ def observed(
     )
 
 
-def parsed_spec(service: Json) -> tuple[Spec, str]:
+def parsed_spec(service: Json) -> tuple[InferenceServiceSpec, str]:
     """The spec, and why it breaks the contract: empty, or field path and sentence of each breach."""
     try:
-        return Spec.model_validate(service.get("spec") or {}), ""
+        return InferenceServiceSpec.model_validate(service.get("spec") or {}), ""
     except ValidationError as error:
         breaches = [f"spec.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        return Spec(model=Model(uri="invalid")), "; ".join(breaches)
+        return InferenceServiceSpec(model=ModelSpec(uri="invalid")), "; ".join(breaches)
 
 
-def parsed_status(service: Json) -> Status:
+def parsed_status(service: Json) -> InferenceServiceStatus:
     """The status as written before; an empty one when somebody broke it, since everything in it can be observed
     again."""
     try:
-        return Status.model_validate(service.get("status") or {})
+        return InferenceServiceStatus.model_validate(service.get("status") or {})
     except ValidationError:
-        return Status()
+        return InferenceServiceStatus()
 
 
 def owned(obj: Json, uid: str) -> bool:

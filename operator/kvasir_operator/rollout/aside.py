@@ -8,7 +8,7 @@ nodes, changes no other pod, and ends by itself. It is for faults that last or c
 from collections.abc import Iterator
 from typing import Final
 
-from kvasir_api import devicefaults
+from kvasir_api import device_faults
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import Observed
 from kvasir_operator.rollout.leaving import Step
@@ -65,7 +65,7 @@ def _blames(r: Replica, now: float) -> bool:
         return False
     if r.aside_at is not None and now - r.aside_at < ASIDE_S:
         return False
-    return bool(r.unhealthy) or devicefaults.lasting(r.device_fault) or r.restarts >= REPEATS
+    return bool(r.unhealthy) or device_faults.is_permanent(r.device_fault) or r.restarts >= REPEATS
 
 
 def _no_room(seen: Observed, revision: str, now: float, *, after_s: float = NO_ROOM_S) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_operator.observed.replica import Replica
 
 SETTLE_S: Final = 3.0
@@ -91,7 +91,7 @@ def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, bool, bool, float, 
     )
 
 
-def cost_s(reading: State | None) -> float:
+def cost_s(reading: RuntimeState | None) -> float:
     """Seconds that a replica's leaving costs: it holds its node until its answers are whole, and what its cache is
     worth must be computed again elsewhere. 0 for one that is silent.
 

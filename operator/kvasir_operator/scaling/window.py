@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvasir_api.state import ServiceDemand, State, Totals
+from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand
 
 KEPT_S = 600.0
 
@@ -21,7 +21,7 @@ class Member:
     uid: str
     name: str
     serving: bool = True
-    reading: State | None = None
+    reading: RuntimeState | None = None
     fresh: bool = True
 
 
@@ -60,7 +60,7 @@ class Window:
     """Samples from the oldest to the newest, and the counters from which the next differences are taken, by uid."""
 
     samples: tuple[Sample, ...] = ()
-    counters: Mapping[str, Totals]
+    counters: Mapping[str, RequestTotals]
 
     @property
     def last(self) -> Sample | None:
@@ -114,13 +114,13 @@ def extended(
     return Window(samples=(*kept, sample), counters=counters)
 
 
-def _difference(before: Totals | None, after: Totals) -> Totals:
+def _difference(before: RequestTotals | None, after: RequestTotals) -> RequestTotals:
     """What was counted between two readings. Nothing on first sight; all of it when the process started anew."""
     if before is None:
-        return Totals()
+        return RequestTotals()
     if after.arrivals < before.arrivals or after.completions < before.completions:
-        before = Totals()
-    return Totals(
+        before = RequestTotals()
+    return RequestTotals(
         arrivals=after.arrivals - before.arrivals,
         completions=after.completions - before.completions,
         aborts=max(0, after.aborts - before.aborts),

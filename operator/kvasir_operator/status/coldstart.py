@@ -1,6 +1,6 @@
 """Where the time of a start went: as Kubernetes says until the container runs, then as the runtime says."""
 
-from kvasir_api.state import Start
+from kvasir_api.state import StartupSeconds
 from kvasir_api.status import ColdStart
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.findings import Findings
@@ -24,7 +24,7 @@ def _of(r: Replica) -> ColdStart:
     scheduled_at = r.scheduled_at or r.created
     started_at = r.started_at or scheduled_at
     mounted_at = min(max(scheduled_at, r.mounted_at or 0.0), started_at)
-    said = r.reading.start if r.reading else Start()
+    said = r.reading.start if r.reading else StartupSeconds()
     seconds = _whole(ready_at - r.created)
     schedule, image = _whole(scheduled_at - r.created), _whole(started_at - mounted_at)
     weights = _whole(mounted_at - scheduled_at) + _whole(said.weights_s)

@@ -4,8 +4,8 @@ from statistics import median
 from typing import Any, Final
 
 from kvasir_api import names
-from kvasir_api.state import State
-from kvasir_api.status import MOST, Address, Capacity, Counts, RolloutStatus, Status, two_digits
+from kvasir_api.state import RuntimeState
+from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status import speed
 from kvasir_operator.status.coldstart import cold_start
@@ -27,12 +27,12 @@ NUMBERS_S: Final = 2.0
 MAX_CLASSES: Final = 8
 
 
-def compose(found: Findings) -> tuple[Status, Summary]:
+def compose(found: Findings) -> tuple[InferenceServiceStatus, Summary]:
     """Status to write now, with the summary behind it."""
     answer = summary(found)
     seen = found.seen
     live = [r for r in seen.replicas if r.live]
-    status = Status(
+    status = InferenceServiceStatus(
         observed_generation=seen.generation,
         conditions=conditions(found, answer),
         selector=f"{names.LABEL_ROLE}={names.ROLE_SERVE},{names.LABEL_SERVICE}={seen.name}",
@@ -51,7 +51,7 @@ def compose(found: Findings) -> tuple[Status, Summary]:
     return status, answer
 
 
-def document(status: Status) -> Json:
+def document(status: InferenceServiceStatus) -> Json:
     """Status as it is applied: everything but what is absent, so that a vanished part is given up and removed."""
     written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     if not status.conditions:
@@ -114,9 +114,9 @@ def _when(found: Findings, head: Course) -> str:
     return before.step_since if same else found.now
 
 
-def _counts(found: Findings) -> Counts:
+def _counts(found: Findings) -> ReplicaCounts:
     phases = [r.phase for r in found.seen.replicas]
-    return Counts(
+    return ReplicaCounts(
         starting=phases.count("starting"),
         loading=phases.count("loading"),
         ready=phases.count("ready"),
@@ -164,7 +164,7 @@ def _measured(found: Findings) -> Capacity:
     )
 
 
-def _serving(reading: State) -> str:
+def _serving(reading: RuntimeState) -> str:
     """Device and kernels, and why they are not the best ones."""
     fallback = f" ({reading.fallback})" if reading.fallback else ""
     return f"{reading.device}, {reading.kernels}".strip(", ") + fallback

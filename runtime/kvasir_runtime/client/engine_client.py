@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
 
@@ -61,9 +61,9 @@ class EngineClient:
         self._routes: dict[str, tuple[EventQueue, int]] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(_StepMessage | wire.Progress | wire.Ready | wire.Failed).decode
-        self._decode_state = msgspec.msgpack.Decoder(State).decode
+        self._decode_state = msgspec.msgpack.Decoder(RuntimeState).decode
         self._packed_state: msgspec.Raw | None = None
-        self._state = State()
+        self._state = RuntimeState()
         self._outcome: asyncio.Future[wire.Ready] = self._loop.create_future()
         self.ready: wire.Ready | None = None
         self.last_message_at = clock()
@@ -75,7 +75,7 @@ class EngineClient:
         return len(self._routes)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RuntimeState:
         """The engine's last snapshot of itself."""
         if self._packed_state is not None:
             self._state, self._packed_state = self._decode_state(self._packed_state), None

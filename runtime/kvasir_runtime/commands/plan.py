@@ -36,7 +36,7 @@ class FitReport:
     shared: bool
     max_model_len: int
     max_sequences: int
-    fit: forecast.Fit
+    fit: forecast.MemoryFit
 
     @property
     def fitting_context(self) -> int:
@@ -89,7 +89,7 @@ def fit_report(
     )
 
 
-def _cache_limit(shape: forecast.Shape, memory_bytes: int, dtype: str, options: RuntimeOptions) -> int:
+def _cache_limit(shape: forecast.ModelShape, memory_bytes: int, dtype: str, options: RuntimeOptions) -> int:
     """What the engine takes for its cache on a machine that is not its own: a modest part, or the length asked for."""
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     asked = options.max_model_len * shape.kv_bytes_per_token(cached)
@@ -192,12 +192,12 @@ def _from_hub(model: str) -> Path:
         raise ValueError(f"config.json of {model} cannot be had: {str(error).splitlines()[0]}") from error
 
 
-def facts(config: dict[str, Any]) -> inspection.Facts:
+def facts(config: dict[str, Any]) -> inspection.ModelFacts:
     """What the operator makes its own forecast of. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
     shape, architecture = forecast.shape(config), _architecture(config)
-    return inspection.Facts(
+    return inspection.ModelFacts(
         architecture=architecture[:MAX_ARCHITECTURE],
         supported=any(architecture in family.architectures for family in FAMILIES),
         cpu_dtype=host_resources.dtype("auto", shape.dtype, "cpu"),

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from kvasir_api.state import Totals
+from kvasir_api.state import RequestTotals
 from kvasir_runtime.core.sequence import Sequence
 
 
 @dataclass(slots=True)
 class Counters:
-    """The mutable form of `kvasir_api.state.Totals`, which explains every field."""
+    """The mutable form of `kvasir_api.state.RequestTotals`, which explains every field."""
 
     arrivals: int = 0
     completions: int = 0
@@ -41,9 +41,9 @@ class Counters:
         self.kv_token_seconds += sequence.kv_block_seconds * block_size
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> RequestTotals:
         """What `/state` reports."""
-        return Totals(
+        return RequestTotals(
             arrivals=self.arrivals,
             completions=self.completions,
             aborts=self.aborts,

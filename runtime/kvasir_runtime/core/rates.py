@@ -5,7 +5,7 @@ Pure: seconds are given.
 
 from dataclasses import dataclass
 
-from kvasir_api.state import Decoded, Rates
+from kvasir_api.state import DecodeTotals, MeasuredRates
 from kvasir_runtime.core.plan import Plan
 
 MEMORY_S = 10.0
@@ -57,11 +57,11 @@ class Speed:
             self._prefill.add(plan.num_tokens, elapsed_s, keep)
 
     @property
-    def rates(self) -> Rates:
+    def rates(self) -> MeasuredRates:
         """What `/state` reports."""
-        return Rates(prefill_tokens_per_s=self._prefill.value, decode_step_s=self._decode.value)
+        return MeasuredRates(prefill_tokens_per_s=self._prefill.value, decode_step_s=self._decode.value)
 
     @property
-    def decoded(self) -> Decoded:
+    def decoded(self) -> DecodeTotals:
         """The sums beside them."""
-        return Decoded(steps=self._steps, seconds=self._seconds, rows=self._rows, kv_tokens=self._kv_tokens)
+        return DecodeTotals(steps=self._steps, seconds=self._seconds, rows=self._rows, kv_tokens=self._kv_tokens)

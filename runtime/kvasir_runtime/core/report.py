@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvasir_api.state import Kv, State, Totals
+from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.rates import Speed
@@ -13,23 +13,23 @@ from kvasir_runtime.core.waiting import Waiting
 
 
 def filled(
-    state: State,
+    state: RuntimeState,
     *,
     step: int,
     limits: Limits,
     pool: BlockPool,
     waiting: Waiting,
     running: Collection[Sequence],
-    totals: Totals,
+    totals: RequestTotals,
     speed: Speed,
     prefix_digest: tuple[str, ...],
-) -> State:
+) -> RuntimeState:
     """state with the cache, the queue, the counters and the digest filled in; who and where it is stays as given."""
     size = limits.block_size
     return msgspec.structs.replace(
         state,
         step=step,
-        kv=Kv(
+        kv=KvState(
             capacity_tokens=limits.capacity_tokens,
             pinned_tokens=pool.num_pinned * size,
             cached_tokens=pool.num_cached * size,
@@ -51,7 +51,7 @@ def filled(
     )
 
 
-def _expected_tokens(totals: Totals, waiting: Waiting, running: Collection[Sequence]) -> int:
+def _expected_tokens(totals: RequestTotals, waiting: Waiting, running: Collection[Sequence]) -> int:
     """What running and waiting requests will probably still generate: the mean of those that ended, or less where their
     bound is near.
 

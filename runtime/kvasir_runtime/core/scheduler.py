@@ -8,7 +8,7 @@ the first is collected; lengths are projected, and what a launched plan names is
 from collections import deque
 
 from kvasir_api.hashes import block_root, extend_block_hashes
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.digest import PrefixDigest
@@ -156,7 +156,7 @@ class Scheduler:
                 events.append(event_of(sequence, finish_reason="error", message=message))
         return tuple(events)
 
-    def report(self, state: State) -> State:
+    def report(self, state: RuntimeState) -> RuntimeState:
         """The given document with everything filled in that the scheduler knows. Cost does not grow with the queue."""
         self._waiting.refresh(self.pool, self.limits.block_size)
         return filled(

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Plan, Results
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.ports import Clients, Runner
@@ -46,7 +46,7 @@ class Engine:
         runner: Runner,
         clients: Clients,
         ready: Ready,
-        state: State,
+        state: RuntimeState,
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,

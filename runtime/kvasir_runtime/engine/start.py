@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime import source
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
@@ -161,9 +161,9 @@ def ready_of(facts: Facts, limits: Limits) -> Ready:
     )
 
 
-def _state(options: ServeOptions, facts: Facts) -> State:
+def _state(options: ServeOptions, facts: Facts) -> RuntimeState:
     name = options.served_model_name[0] if options.served_model_name else source.name_of(options.model)
-    return State(
+    return RuntimeState(
         model=name,
         revision=options.pod_revision,
         phase="ready",

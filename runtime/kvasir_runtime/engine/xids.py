@@ -1,7 +1,7 @@
 """Hears from the driver which Xids its devices report, so that a failure can be called by its name.
 
 NVML tells whoever asks, without a right to read the kernel's log. A thread of the engine process waits for it; where
-there is no driver it ends at once. What a number means is said in `kvasir_api.devicefaults`.
+there is no driver it ends at once. What a number means is said in `kvasir_api.device_faults`.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvasir_api import devicefaults
+from kvasir_api import device_faults
 
 LOG: Final = logging.getLogger(__name__)
 LIBRARY: Final = "libnvidia-ml.so.1"
@@ -61,12 +61,12 @@ class Xids:
     def words(self, text: str) -> str:
         """What to say of a failure: with its Xid if it is a device's, else the text as it is. Waits a moment for one
         that is reported late."""
-        if not devicefaults.last_words(text, None):
+        if not device_faults.termination_message(text, None):
             return text
         if self._listening and self._recent() is None:
             self._heard.clear()
             self._heard.wait(LATE_S)
-        return devicefaults.last_words(text, self._recent())
+        return device_faults.termination_message(text, self._recent())
 
     def listen(self) -> None:
         """Wait for events until NVML has none to give any more."""
@@ -85,7 +85,7 @@ class Xids:
         self._listening = False
 
     def _hear(self, xid: int) -> None:
-        LOG.warning("the device reports Xid %d (%s)", xid, devicefaults.XIDS.get(xid, "no common one"))
+        LOG.warning("the device reports Xid %d (%s)", xid, device_faults.XIDS.get(xid, "no common one"))
         self._last = self._clock(), xid
         self._heard.set()
 

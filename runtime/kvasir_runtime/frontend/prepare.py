@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_api import hashes, openai_errors, surfaces
+from kvasir_api import hashes, http_apis, openai_errors
 from kvasir_runtime.frontend import beam_search, tool_choice
 from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
@@ -95,7 +95,7 @@ class GenerationRequest:
 def from_bytes(raw: bytes, served: ModelProfile, *, chat: bool) -> GenerationRequest:
     """Parse, check, template and tokenize. Raises Refused."""
     return (
-        from_body(generation.parse_chat(raw), served, surfaces.CHAT_PREFIX)
+        from_body(generation.parse_chat(raw), served, http_apis.CHAT_PREFIX)
         if chat
         else from_body(generation.parse_completion(raw), served, "cmpl-")
     )

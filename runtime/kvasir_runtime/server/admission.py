@@ -5,14 +5,14 @@ Pure; called by the routes before a request is tokenized, with the engine's last
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 
 def queue_refusal(
-    state: State, *, inflight: int, max_sequences: int, max_waiting: int, jitter: float = 0.5
+    state: RuntimeState, *, inflight: int, max_sequences: int, max_waiting: int, jitter: float = 0.5
 ) -> ApiError | None:
     """429 when more than max_waiting sequences would wait, else None.
 
@@ -29,7 +29,7 @@ def queue_refusal(
     )
 
 
-def retry_after_s(state: State) -> float:
+def retry_after_s(state: RuntimeState) -> float:
     """Seconds until about a quarter of the running work is done, from the measured speed; within 1..60."""
     steps_left = state.remaining_tokens / max(1, state.running) / 4
     return min(MAX_RETRY_S, max(MIN_RETRY_S, steps_left * state.rates.decode_step_s))

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from kvasir_api import __version__, openai_errors, surfaces
+from kvasir_api import __version__, http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.server.api.anthropic import routes as anthropic
@@ -119,7 +119,7 @@ def _methods(app: FastAPI, request: Request) -> set[str]:
 
 def error_response(error: ApiError, path: str) -> Response:
     """An error as a response. After a body that was not read to its end the connection cannot go on."""
-    status, document, headers = surfaces.error_response(error, path)
+    status, document, headers = http_apis.error_response(error, path)
     if status in {408, 413}:
         headers["connection"] = "close"
     return Response(document, status, headers)

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from kvasir_api import openai_errors
+from kvasir_api.http_apis import INSTANCE_CHARACTERS
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import Start, State
-from kvasir_api.surfaces import INSTANCE_CHARACTERS
+from kvasir_api.state import RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.prepare import ModelProfile
@@ -41,7 +41,7 @@ class ServedModel:
     client: EngineClient
     max_sequences: int
     fingerprint: str
-    start: Start
+    start: StartupSeconds
     verdicts: GrammarValidator
     folder: Path | None = None
 
@@ -98,10 +98,10 @@ class AppState:
             raise Refused(openai_errors.internal())
         return self.opened
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> RuntimeState:
         """The engine's last state with what only this process knows."""
         lifecycle, opened = self.lifecycle, self.opened
-        state = opened.client.state if opened is not None else State()
+        state = opened.client.state if opened is not None else RuntimeState()
         age_s = self.clock() - opened.client.last_message_at if opened is not None else 0.0
         return msgspec.structs.replace(
             state,
@@ -109,7 +109,7 @@ class AppState:
             revision=self.options.pod_revision,
             instance=self.instance,
             served=self.metrics.served,
-            start=opened.start if opened is not None else Start(),
+            start=opened.start if opened is not None else StartupSeconds(),
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,

@@ -12,16 +12,16 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvasir_api import openai_errors, surfaces
+from kvasir_api import http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.api.pooling import routes as pooled
 from kvasir_runtime.server.observability import orca
 from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.streaming import send_document
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-CLOSED_PREFIXES: Final = ("/v1/", surfaces.OLLAMA + "/")
+CLOSED_PREFIXES: Final = ("/v1/", http_apis.OLLAMA + "/")
 CLOSED_PATHS: Final = frozenset(
     {"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request", *pooled.OUTSIDE_V1}
 )
@@ -43,7 +43,7 @@ class Middleware:
         app: ASGIApp,
         *,
         lets_in: Callable[[Iterable[bytes]], bool],
-        snapshot: Callable[[], State],
+        snapshot: Callable[[], RuntimeState],
         measure: Callable[[str, str, int, float], None],
         tracing: Callable[[], Tracer | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -63,7 +63,7 @@ class Middleware:
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
-        id_headers = [b"x-request-id", *([b"request-id"] if surfaces.of(scope["path"]) == "anthropic" else [])]
+        id_headers = [b"x-request-id", *([b"request-id"] if http_apis.of(scope["path"]) == "anthropic" else [])]
         load_format = next((value for name, value in scope["headers"] if name == orca.ASKED), b"")
 
         async def send_with_headers(message: Message) -> None:
@@ -126,7 +126,7 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 async def _send_error(send: Send, error: ApiError, scope: Scope) -> None:
-    await send_document(send, *surfaces.error_response(error, scope["path"]))
+    await send_document(send, *http_apis.error_response(error, scope["path"]))
 
 
 def _request_id(scope: Scope) -> str:

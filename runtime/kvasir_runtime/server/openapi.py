@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from kvasir_api import surfaces
+from kvasir_api import http_apis
 from kvasir_runtime.frontend.pooling.documents import Embeddings, Ranking, Scores
 from kvasir_runtime.server.api.openai.serialize import ChatChoice, TextPiece, Usage
 from kvasir_runtime.server.api.pooling.routes import RERANK_PATHS, SCORE_PATHS
@@ -244,7 +244,7 @@ def _nullable(schema: Document) -> Document:
 def _answered(path: str, operation: Document, *, streams: bool) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own; nothing is validated by it
-    surface = surfaces.of(path)
+    surface = http_apis.of(path)
     success = responses["200"]
     success["description"] = "The answer."
     success["content"] = _success(path, success, EVENTS[surface] if streams else "")

@@ -148,7 +148,7 @@ class ServeProcess:
             client=self._client,
             max_sequences=ready.max_sequences,
             fingerprint=_fingerprint(pod.names[0], ready),
-            start=state.Start(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
+            start=state.StartupSeconds(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
             folder=folder,
             verdicts=GrammarValidator(folder, loaded.vocab_size, observe=pod.metrics.grammar),
         )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fakes.gateway import pod, service
-from kvasir_api.state import ServiceDemand, State
+from kvasir_api.state import RuntimeState, ServiceDemand
 from kvasir_gateway import routing_table
 from kvasir_gateway.choose import ChoicePolicy
 from kvasir_gateway.picker.metrics import GatewayMetrics
@@ -41,8 +41,8 @@ def picker(clock, metrics):
     made.table = routing_table.build([service("s", model="m"), service("empty")], pods)
     made.accepted_clusters = frozenset({"default.s", "default.empty"})
     made.readings = {
-        "10.0.0.1:8000": StateReading(state=State(phase="ready", waiting_uncached_tokens=9000), at_s=100.0),
-        "10.0.0.2:8000": StateReading(state=State(phase="ready"), at_s=100.0),
+        "10.0.0.1:8000": StateReading(state=RuntimeState(phase="ready", waiting_uncached_tokens=9000), at_s=100.0),
+        "10.0.0.2:8000": StateReading(state=RuntimeState(phase="ready"), at_s=100.0),
     }
     return made
 
@@ -92,7 +92,9 @@ def test_a_cluster_that_envoy_has_not_accepted_is_not_named(picker):
 
 
 def test_all_pods_draining_is_no_endpoint(picker):
-    picker.readings = {address: StateReading(state=State(phase="draining"), at_s=100.0) for address in picker.readings}
+    picker.readings = {
+        address: StateReading(state=RuntimeState(phase="draining"), at_s=100.0) for address in picker.readings
+    }
     assert refusal(picker.pick(BODY, "t")) == (503, "no_ready_replica")
 
 
@@ -135,7 +137,7 @@ def holding(picker):
     """The busy pod holds responses."""
     busy = picker.readings["10.0.0.1:8000"]
     picker.readings["10.0.0.1:8000"] = StateReading(
-        state=State(phase="ready", instance="0a0b0c0d", waiting_uncached_tokens=9000), at_s=100.0
+        state=RuntimeState(phase="ready", instance="0a0b0c0d", waiting_uncached_tokens=9000), at_s=100.0
     )
     assert busy.state.waiting_uncached_tokens == 9000
     return picker

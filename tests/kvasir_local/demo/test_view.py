@@ -1,6 +1,6 @@
 """The demo's row sums what the pods said, and its plain line carries the same numbers as its table."""
 
-from kvasir_api.state import Kv, State, Totals
+from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_local.demo import table, view
 from kvasir_local.demo.load import Tally
 
@@ -11,13 +11,17 @@ STATUS = {
     "conditions": [{"type": "Ready", "status": "True", "reason": "MinimumAvailable"}],
 }
 READINGS = (
-    State(
+    RuntimeState(
         running=4,
         waiting=1,
-        kv=Kv(capacity_tokens=64, pinned_tokens=32, cached_tokens=16, free_tokens=16),
-        totals=Totals(generation_tokens=10),
+        kv=KvState(capacity_tokens=64, pinned_tokens=32, cached_tokens=16, free_tokens=16),
+        totals=RequestTotals(generation_tokens=10),
     ),
-    State(running=2, kv=Kv(capacity_tokens=64, pinned_tokens=16, free_tokens=48), totals=Totals(generation_tokens=5)),
+    RuntimeState(
+        running=2,
+        kv=KvState(capacity_tokens=64, pinned_tokens=16, free_tokens=48),
+        totals=RequestTotals(generation_tokens=5),
+    ),
 )
 
 

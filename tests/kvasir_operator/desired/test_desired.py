@@ -6,7 +6,7 @@ import pytest
 
 from fakes.manifests import service
 from kvasir_api import names
-from kvasir_api.claims import Claim
+from kvasir_api.served_names import NameClaim
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.faults import fault
@@ -68,7 +68,7 @@ def test_only_directories_below_a_root_are_allowed(directory, roots, answer):
         (service(), {"claim_found": False}, "spec.model.uri: there is no PersistentVolumeClaim default/models"),
         (
             service(model={"uri": "pvc://models/tiny", "servedName": "big"}),
-            {"holder": Claim(served_name="big", namespace="other", name="first", created="")},
+            {"holder": NameClaim(served_name="big", namespace="other", name="first", created="")},
             "spec.model.servedName: big is served by the older InferenceService other/first",
         ),
         (
@@ -235,7 +235,7 @@ def pods(**spec):
 
 
 def test_an_alias_that_is_served_by_another_is_a_conflict():
-    held = Claim(served_name="small", namespace="other", name="first", created="")
+    held = NameClaim(served_name="small", namespace="other", name="first", created="")
     found = fault(seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS)
     assert found.reason == "NameConflict"
     assert found.message == "spec.model.aliases: small is served by the older InferenceService other/first"

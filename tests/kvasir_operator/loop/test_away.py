@@ -9,7 +9,7 @@ from fakes import virtual_loop
 from fakes.cluster import FakeCluster
 from fakes.operator_bench import KEY, Bench
 from fakes.virtual_loop import LoopClock, elapse
-from kvasir_api.state import Kv, State
+from kvasir_api.state import KvState, RuntimeState
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
 from kvasir_operator.handlers import into
@@ -136,8 +136,8 @@ def test_load_that_rose_meanwhile_is_answered_only_afterwards():
     async def story():
         async with serving(**ELASTIC) as bench:
             for number in range(2):
-                full = Kv(capacity_tokens=1000, pinned_tokens=990)
-                bench.reader.says[f"http://10.0.0.{number + 1}:8001"] = State(phase="ready", kv=full, running=9)
+                full = KvState(capacity_tokens=1000, pinned_tokens=990)
+                bench.reader.says[f"http://10.0.0.{number + 1}:8001"] = RuntimeState(phase="ready", kv=full, running=9)
             asked = await absent(bench)
             assert bench.replicas() == [2]
             assert len(asked) <= AWAY_S, "under one a second, whatever is wished for"

@@ -4,7 +4,7 @@ import pytest
 
 from fakes.models import words
 from fakes.operator_bench import FILE, KEY, Bench
-from kvasir_api.state import Decoded
+from kvasir_api.state import DecodeTotals
 from kvasir_api.status import ModelStatus
 from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE
 
@@ -31,10 +31,10 @@ class Loaded(Bench):
         """That many seconds of load by one stream of 1000 tokens. busy: share of them that goes into steps."""
         for _ in range(int(seconds / TICK_S)):
             steps = int(TICK_S * busy / step_s)
-            had: Decoded = self.reader.says["http://10.0.0.1:8001"].decoded
+            had: DecodeTotals = self.reader.says["http://10.0.0.1:8001"].decoded
             self.say(
                 0,
-                decoded=Decoded(
+                decoded=DecodeTotals(
                     steps=had.steps + steps,
                     seconds=had.seconds + steps * step_s,
                     rows=had.rows + steps,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_api.state import Decoded, State
+from kvasir_api.state import DecodeTotals, RuntimeState
 from kvasir_operator.observed.pace import Evidence, Pace, followed
 from kvasir_operator.observed.replica import Replica
 
@@ -13,8 +13,8 @@ WINDOW_S = 60.0
 
 def pod(steps: int = 0, *, step_s: float = 0.02, rows: int = 2, phase: Any = "ready", silent: bool = False) -> Replica:
     """One that has decoded for two sequences of 50 tokens each."""
-    decoded = Decoded(steps=steps, seconds=steps * step_s, rows=steps * rows, kv_tokens=steps * rows * 50)
-    return Replica(name="p", uid="u", phase=phase, reading=None if silent else State(decoded=decoded))
+    decoded = DecodeTotals(steps=steps, seconds=steps * step_s, rows=steps * rows, kv_tokens=steps * rows * 50)
+    return Replica(name="p", uid="u", phase=phase, reading=None if silent else RuntimeState(decoded=decoded))
 
 
 def told(*moments: tuple[float, Replica]) -> Pace | None:

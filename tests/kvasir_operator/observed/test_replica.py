@@ -4,7 +4,7 @@ import pytest
 
 from fakes.manifests import UNSCHEDULABLE, pod, terminated
 from kvasir_api import names
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_operator.observed.replica import DRAINED_COST, epoch, refusal_line, replica
 
 REFUSED = terminated(1, "loading\nkvasir: /models/x has no config.json\n")
@@ -15,12 +15,12 @@ CRASHED = terminated(139, "", reason="Error")
     ("obj", "reading", "phase"),
     [
         (pod("a"), None, "starting"),
-        (pod("a"), State(phase="starting"), "starting"),
-        (pod("a"), State(phase="loading"), "loading"),
-        (pod("a"), State(phase="ready"), "loading"),  # the engine says so, the probe has not yet asked
-        (pod("a", ready=True), State(phase="ready"), "ready"),
+        (pod("a"), RuntimeState(phase="starting"), "starting"),
+        (pod("a"), RuntimeState(phase="loading"), "loading"),
+        (pod("a"), RuntimeState(phase="ready"), "loading"),  # the engine says so, the probe has not yet asked
+        (pod("a", ready=True), RuntimeState(phase="ready"), "ready"),
         (pod("a", ready=True), None, "ready"),
-        (pod("a", ready=True), State(phase="draining"), "draining"),
+        (pod("a", ready=True), RuntimeState(phase="draining"), "draining"),
         (pod("a", ready=True, annotations={names.ANNOTATION_DRAIN: "2026-01-01T00:00:00Z"}), None, "draining"),
         (pod("a", ready=True, deleting=True), None, "draining"),
         (pod("a", conditions=[UNSCHEDULABLE], node="", phase="Pending"), None, "unschedulable"),

@@ -5,7 +5,7 @@ import pytest
 from fakes.manifests import service
 from kvasir_api import names
 from kvasir_api.rollout import Analysis
-from kvasir_api.state import Served, State
+from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import observed
 from kvasir_operator.rollout.course import Sample, course, judged, of
@@ -13,7 +13,7 @@ from kvasir_operator.rollout.course import Sample, course, judged, of
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 TIME = "2026-01-01T00:00:00Z"
 STEPS = [{"replicaPercent": 25, "pauseSeconds": 60}, {"replicaPercent": 50}]
-GOOD, BAD = Served(answered=100), Served(answered=100, failed=30)
+GOOD, BAD = ServedTotals(answered=100), ServedTotals(answered=100, failed=30)
 
 
 def owned(revision):
@@ -23,10 +23,10 @@ def owned(revision):
 
 def world(*, old=4, new=0, ready=True, served=GOOD, refusal="", status=None, conditions=(), **rollout):
     """Old replicas that serve, and new ones; last good is old unless status says otherwise."""
-    pods = [Replica(name=f"o{i}", revision="old", phase="ready", reading=State(served=GOOD)) for i in range(old)]
+    pods = [Replica(name=f"o{i}", revision="old", phase="ready", reading=RuntimeState(served=GOOD)) for i in range(old)]
     phase = "failed" if refusal else "ready" if ready else "loading"
     pods += [
-        Replica(name=f"n{i}", revision="new", phase=phase, refusal=refusal, reading=State(served=served))
+        Replica(name=f"n{i}", revision="new", phase=phase, refusal=refusal, reading=RuntimeState(served=served))
         for i in range(new)
     ]
     said = {"currentRevision": "new", "lastGoodRevision": "old", **(status or {})}
@@ -150,8 +150,8 @@ def test_judged(rules, new, old, words):
 
 def test_samples_add_up_over_the_pods_that_speak():
     pods = [
-        Replica(name="a", reading=State(served=Served(answered=3, failed=1, ttft_s=2.0, first_tokens=2))),
-        Replica(name="b", reading=State(served=Served(answered=1, ttft_s=4.0, first_tokens=1))),
+        Replica(name="a", reading=RuntimeState(served=ServedTotals(answered=3, failed=1, ttft_s=2.0, first_tokens=2))),
+        Replica(name="b", reading=RuntimeState(served=ServedTotals(answered=1, ttft_s=4.0, first_tokens=1))),
         Replica(name="c"),
     ]
     assert of(pods) == Sample(requests=4, failed=1, ttft_s=2.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_api.state import Rates, State
+from kvasir_api.state import MeasuredRates, RuntimeState
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.rollout.leaving import cost_s, leaving
 
@@ -11,13 +11,13 @@ NOW = 1000.0
 
 def ready(name, *, running=0, tokens=0, created=0.0, **fields):
     phase = "draining" if fields.get("drain_since") is not None else "ready"
-    reading = State(phase=phase, running=running, remaining_tokens=tokens)
+    reading = RuntimeState(phase=phase, running=running, remaining_tokens=tokens)
     return Replica(name=name, phase=phase, created=created, **{"reading": reading, **fields})
 
 
 def saying(name, **fields):
     """A ready pod with such a reading, created before all others."""
-    return Replica(name=name, phase="ready", reading=State(phase="ready", **fields))
+    return Replica(name=name, phase="ready", reading=RuntimeState(phase="ready", **fields))
 
 
 def leave(*replicas, count=None, target, timeout_s=600.0):
@@ -39,7 +39,7 @@ def acts(result):
             [Replica(name="a", phase="failed"), Replica(name="b", phase="unschedulable", assigned=False)],
             ("finish", "b"),
         ),
-        ([ready("a"), Replica(name="b", phase="loading", reading=State(phase="loading"))], ("finish", "b")),
+        ([ready("a"), Replica(name="b", phase="loading", reading=RuntimeState(phase="loading"))], ("finish", "b")),
         ([ready("a", created=1.0), ready("b", created=2.0)], ("drain", "b")),
         ([Replica(name="a", pending=True), Replica(name="b", phase="failed")], ("finish", "a")),
         # whoever is ready goes by its node before its work: one that leaves, then spot
@@ -70,8 +70,8 @@ def test_count_stays_while_a_victim_works():
         (ready("v", running=3, drain_since=NOW - 4), None),
         (ready("v", running=3, drain_since=NOW - 601), "finish"),
         (ready("v", drain_since=NOW - 4, reading=None), None),  # silent is not idle
-        (ready("v", drain_since=NOW - 4, reading=State(phase="ready")), "ask"),  # it restarted, or never heard
-        (ready("v", drain_since=NOW - 4, reading=State(phase="loading")), "finish"),
+        (ready("v", drain_since=NOW - 4, reading=RuntimeState(phase="ready")), "ask"),  # it restarted, or never heard
+        (ready("v", drain_since=NOW - 4, reading=RuntimeState(phase="loading")), "finish"),
         (ready("v", drain_since=NOW - 9, drained=True), None),
     ],
 )
@@ -125,13 +125,13 @@ def test_zero_timeout_finishes_at_once():
     ("reading", "seconds"),
     [
         (None, 0.0),
-        (State(), 0.0),
-        (State(running=2, expected_tokens=200), 5.0),
-        (State(running=2, remaining_tokens=200), 5.0),
-        (State(running=1, expected_tokens=100, rates=Rates(decode_step_s=0.02)), 2.0),
-        (State(reused_tokens=3000), 3.0),
-        (State(waiting=1, waiting_uncached_tokens=500, expected_tokens=10), 1.0),
-        (State(reused_tokens=3000, rates=Rates(prefill_tokens_per_s=6000.0)), 0.5),
+        (RuntimeState(), 0.0),
+        (RuntimeState(running=2, expected_tokens=200), 5.0),
+        (RuntimeState(running=2, remaining_tokens=200), 5.0),
+        (RuntimeState(running=1, expected_tokens=100, rates=MeasuredRates(decode_step_s=0.02)), 2.0),
+        (RuntimeState(reused_tokens=3000), 3.0),
+        (RuntimeState(waiting=1, waiting_uncached_tokens=500, expected_tokens=10), 1.0),
+        (RuntimeState(reused_tokens=3000, rates=MeasuredRates(prefill_tokens_per_s=6000.0)), 0.5),
     ],
 )
 def test_what_it_costs_that_a_replica_leaves(reading, seconds):

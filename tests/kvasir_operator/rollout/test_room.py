@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fakes.manifests import service
 from kvasir_api import names
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import observed
 from kvasir_operator.rollout.course import course
@@ -35,7 +35,7 @@ def waiting(*, waited=240.0, words=FULL):
 
 
 def world(*pods, old=3, revisions=None, status=None, **rollout):
-    serving = [Replica(name=f"o{i}", revision="old", phase="ready", reading=State()) for i in range(old)]
+    serving = [Replica(name=f"o{i}", revision="old", phase="ready", reading=RuntimeState()) for i in range(old)]
     counts = {"old": old, "new": sum(p.revision == "new" for p in pods)}
     obj = service(rollout=rollout) | {"status": {"rollout": {"currentRevision": "new", **(status or {})}}}
     return observed(
@@ -151,7 +151,7 @@ class Cluster(RuleBasedStateMachine):
                 phase=phase(p),
                 pending=not p["assigned"],
                 last_words="" if p["assigned"] else FULL,
-                reading=State(phase=phase(p)) if p["assigned"] else None,
+                reading=RuntimeState(phase=phase(p)) if p["assigned"] else None,
             )
             for p in self.pods
         ]

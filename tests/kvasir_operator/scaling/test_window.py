@@ -1,15 +1,15 @@
 """Samples from readings: differences of counters, missing pods, pods that restart or leave."""
 
-from kvasir_api.state import Kv, Rates, ServiceDemand, State, Totals
+from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
 from kvasir_operator.scaling.window import EMPTY, Member, extended
 
 
 def member(uid, *, arrivals=0, pinned=0, **fields):
-    reading = State(
+    reading = RuntimeState(
         phase="ready",
-        kv=Kv(capacity_tokens=1000, pinned_tokens=pinned),
-        rates=Rates(prefill_tokens_per_s=500.0),
-        totals=Totals(arrivals=arrivals, completions=arrivals, kv_token_seconds=10.0 * arrivals),
+        kv=KvState(capacity_tokens=1000, pinned_tokens=pinned),
+        rates=MeasuredRates(prefill_tokens_per_s=500.0),
+        totals=RequestTotals(arrivals=arrivals, completions=arrivals, kv_token_seconds=10.0 * arrivals),
     )
     return Member(uid=uid, name=uid, **{"reading": reading, **fields})
 
@@ -54,8 +54,12 @@ def test_draining_pods_add_counters_but_no_gauges():
 
 
 def test_sequence_limit_with_a_queue_tells_what_a_replica_can_hold():
-    full = State(phase="ready", kv=Kv(capacity_tokens=1000, pinned_tokens=240), running=8, waiting=3, max_sequences=8)
-    room = State(phase="ready", kv=Kv(capacity_tokens=1000, pinned_tokens=90), running=2, waiting=3, max_sequences=8)
+    full = RuntimeState(
+        phase="ready", kv=KvState(capacity_tokens=1000, pinned_tokens=240), running=8, waiting=3, max_sequences=8
+    )
+    room = RuntimeState(
+        phase="ready", kv=KvState(capacity_tokens=1000, pinned_tokens=90), running=2, waiting=3, max_sequences=8
+    )
     window = run([Member(uid="a", name="a", reading=full), Member(uid="b", name="b", reading=room)])
     assert window.samples[-1].limit_tokens == 240.0
 

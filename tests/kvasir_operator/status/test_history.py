@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fakes.manifests import service
 from fakes.situations import findings
-from kvasir_api.status import Status
+from kvasir_api.status import InferenceServiceStatus
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.world import Revision, observed
 from kvasir_operator.status.compose import compose, document
@@ -72,4 +72,4 @@ def test_whatever_there_was_a_status_holds_it(count, name):
     found = seen(*(revision(n, runtime={name: n}) for n in range(1, count + 1)))
     status, _ = compose(findings(obj=None, current="", seen=found))
     assert [r.number for r in status.rollout.history] == list(range(count, max(0, count - 8), -1))
-    assert Status.model_validate(document(status)) == status
+    assert InferenceServiceStatus.model_validate(document(status)) == status

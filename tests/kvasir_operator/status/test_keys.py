@@ -2,7 +2,7 @@
 
 from fakes.manifests import service
 from fakes.situations import findings, replica
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_operator.desired.template import template
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.status.conditions import conditions
@@ -28,7 +28,7 @@ def test_without_a_secret_nothing_of_it_is_in_the_pod():
 
 
 def test_a_missing_secret_is_stalled_with_its_name():
-    waits = replica("loading", name="a", reading=State(phase="warming", locked="there is no key in /keys"))
+    waits = replica("loading", name="a", reading=RuntimeState(phase="warming", locked="there is no key in /keys"))
     answer = summary(findings(waits, obj=CLOSED))
     assert (answer.mode, answer.reason) == ("stalled", "KeysMissing")
     assert answer.message == "a lets nobody in: there is no key in /keys (Secret default/team)"
@@ -41,8 +41,8 @@ def test_keys_that_cannot_be_read_are_stalled_too():
 
 
 def test_a_secret_that_lost_its_keys_degrades_those_that_serve():
-    locked = replica("ready", name="a", reading=State(locked="there is no key in /keys"))
-    found = findings(locked, replica("ready", name="b", reading=State()), obj=CLOSED, wanted=2)
+    locked = replica("ready", name="a", reading=RuntimeState(locked="there is no key in /keys"))
+    found = findings(locked, replica("ready", name="b", reading=RuntimeState()), obj=CLOSED, wanted=2)
     (degraded,) = [c for c in conditions(found, summary(found)) if c.type == "Degraded"]
     assert degraded.reason == "KeysMissing"
     assert degraded.message == ("1 of 2 ready replicas let nobody in: there is no key in /keys (Secret default/team)")

@@ -12,8 +12,8 @@ from fakes.flux import breaches
 from fakes.manifests import service
 from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
-from kvasir_api.state import Kv, Rates, Start, State
-from kvasir_api.status import AutoscalingStatus, ColdStart, Status
+from kvasir_api.state import KvState, MeasuredRates, RuntimeState, StartupSeconds
+from kvasir_api.status import AutoscalingStatus, ColdStart, InferenceServiceStatus
 from kvasir_operator.observed.course import Course
 from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.progress import overdue, progress
@@ -126,7 +126,9 @@ def test_transition_time_moves_with_the_status_alone():
 
 def test_counters_may_wait_and_conditions_may_not():
     base = document(compose(findings(READY, wanted=1))[0])
-    speaking = replica("ready", reading=State(kv=Kv(capacity_tokens=100), rates=Rates(prefill_tokens_per_s=1234.0)))
+    speaking = replica(
+        "ready", reading=RuntimeState(kv=KvState(capacity_tokens=100), rates=MeasuredRates(prefill_tokens_per_s=1234.0))
+    )
     faster = document(compose(findings(speaking))[0])
     worse = document(compose(findings(replica("loading")))[0])
     assert (pace_s(base, faster), pace_s(base, worse)) == (5.0, 0.0)
@@ -172,7 +174,7 @@ def test_what_moves_with_every_pod_may_wait_a_little(before, after, seconds):
 
 
 def test_capacity_is_kept_while_nobody_speaks():
-    reading = State(kv=Kv(capacity_tokens=100), device="cpu", kernels="reference")
+    reading = RuntimeState(kv=KvState(capacity_tokens=100), device="cpu", kernels="reference")
     first = findings(replica("ready", reading=reading))
     status, _ = compose(again(first, replica("loading")))
     assert (status.capacity.kv_tokens, status.capacity.device) == (100, "cpu, reference")
@@ -184,7 +186,7 @@ def test_address_is_the_gateways():
 
 
 def started(name, ready_at, **fields):
-    reading = State(start=Start(weights_s=4.3, load_s=20.4, warm_s=5.2))
+    reading = RuntimeState(start=StartupSeconds(weights_s=4.3, load_s=20.4, warm_s=5.2))
     times = {"created": 100.0, "scheduled_at": 102.0, "mounted_at": 105.0, "started_at": 110.0, "ready_at": ready_at}
     return replica("ready", name=name, reading=reading, **{**times, **fields})
 
@@ -211,7 +213,7 @@ def test_the_last_start_is_told_with_its_parts():
 def test_the_parts_of_a_start_sum_up_to_the_whole(parts):
     fetch, load, warm = parts[3:6]  # after schedule, volumes and image; the rest is told by nobody
     times = [100.0, *(round(100 + sum(parts[:n])) for n in (1, 2, 3, 7))]
-    reading = State(start=Start(weights_s=fetch, load_s=load, warm_s=warm))
+    reading = RuntimeState(start=StartupSeconds(weights_s=fetch, load_s=load, warm_s=warm))
     names_ = ("created", "scheduled_at", "mounted_at", "started_at", "ready_at")
     cold = compose(findings(replica("ready", reading=reading, **dict(zip(names_, times, strict=True)))))[0].cold_start
     told = (cold.schedule_seconds, cold.weights_seconds, cold.image_seconds, cold.load_seconds, cold.warm_seconds)
@@ -265,7 +267,7 @@ def test_every_status_keeps_the_rules_of_generic_tools(found):
     status, _ = compose(found)
     assert breaches({"metadata": {"generation": found.seen.generation}, "status": document(status)}) == []
     assert status.observed_generation == found.seen.generation
-    assert Status.model_validate(document(status)) == status
+    assert InferenceServiceStatus.model_validate(document(status)) == status
 
 
 @pytest.mark.parametrize(
@@ -299,14 +301,14 @@ def test_a_transition_time_moves_with_its_status_alone_whatever_happens(first, s
 
 
 def slow(name, why="no compiler"):
-    return replica("ready", name=name, reading=State(device="cpu", kernels="cpu", fallback=why))
+    return replica("ready", name=name, reading=RuntimeState(device="cpu", kernels="cpu", fallback=why))
 
 
 @pytest.mark.parametrize(
     ("found", "reason", "text"),
     [
         (
-            findings(slow("a"), replica("ready", name="b", reading=State()), wanted=2),
+            findings(slow("a"), replica("ready", name="b", reading=RuntimeState()), wanted=2),
             "SlowerKernels",
             "1 of 2 ready replicas compute with slower kernels (cpu), as no compiler",
         ),

@@ -8,7 +8,7 @@ from fakes.beams import searched
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.wire import Beam
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
@@ -56,7 +56,7 @@ def test_the_answers_are_those_of_a_plain_search(width, depth, rest):
     want = searched(MODEL, PROMPT, width=width, max_tokens=9, stops=frozenset({0}), **rest)
     assert [(t, r) for t, r, _ in found(served, names)] == [(t, r) for t, r, _ in want]
     assert [s for *_, s in found(served, names)] == pytest.approx([s for *_, s in want])
-    assert served.scheduler.report(State()).kv.pinned_tokens == 0
+    assert served.scheduler.report(RuntimeState()).kv.pinned_tokens == 0
 
 
 def test_fewer_answers_than_beams_are_the_best_of_them():
@@ -106,7 +106,7 @@ def test_a_group_waits_for_all_its_rows_and_nobody_passes_it():
     names = beams(served, "a", PROMPT, 3, max_tokens=4)
     served.submit(request("late", [9], max_tokens=2))
     served.step()
-    state = served.scheduler.report(State())
+    state = served.scheduler.report(RuntimeState())
     assert (state.running, state.waiting) == (3, 2)
     served.finish()
     order = [join.request_id for plan in served.plans for join in plan.joins]
@@ -126,7 +126,7 @@ def test_a_group_is_preempted_whole_and_goes_on_where_it_was():
     assert joins.count("first") == 1
     want = searched(MODEL, [1, 2, 3, 4], width=3, max_tokens=6, stops=frozenset())
     assert [tokens for tokens, *_ in found(served, names)] == [tokens for tokens, *_ in want]
-    assert served.scheduler.report(State()).kv.pinned_tokens == 0
+    assert served.scheduler.report(RuntimeState()).kv.pinned_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_an_abort_at_any_step_gives_everything_back(steps, depth):
         served.step()
     served.scheduler.abort("a/0", served.now)
     served.finish()
-    kv = served.scheduler.report(State()).kv
+    kv = served.scheduler.report(RuntimeState()).kv
     assert (kv.pinned_tokens, kv.free_tokens) == (0, kv.capacity_tokens)
     assert served.submit(request("b", PROMPT)) is None
     served.finish()
@@ -168,7 +168,7 @@ def test_a_failed_step_ends_the_group_and_gives_everything_back():
     served.flight.clear()
     events = served.scheduler.fail_running("broken", served.now)
     assert [(event.request_id, event.finish_reason) for event in events] == [("a/0", "error")]
-    assert served.scheduler.report(State()).kv.pinned_tokens == 0
+    assert served.scheduler.report(RuntimeState()).kv.pinned_tokens == 0
     assert not served.scheduler.has_work
 
 
@@ -232,7 +232,7 @@ def test_any_traffic_of_beams_and_others_is_answered_as_if_alone(limits, traffic
     if gone:
         served.scheduler.abort(f"{gone}/0", served.now)
     served.finish()
-    kv = served.scheduler.report(State()).kv
+    kv = served.scheduler.report(RuntimeState()).kv
     assert kv.pinned_tokens == 0
     assert kv.cached_tokens + kv.free_tokens == kv.capacity_tokens
     for name, (names, prompt, width) in groups.items():

@@ -6,7 +6,7 @@ import pytest
 
 from fakes.runner import FakeRunner
 from fakes.serving import serving
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.wire import Pooling, Request, Sampling
 
 LAST, MEAN = Pooling(kind="last"), Pooling(kind="mean")
@@ -74,7 +74,7 @@ def test_it_has_nothing_left_to_generate_and_takes_no_ids_from_outside():
     served = serving(max_batch_tokens=6)
     served.submit(pooled("a", range(1, 21), MEAN))
     served.step()
-    assert served.scheduler.report(State()).remaining_tokens == 0
+    assert served.scheduler.report(RuntimeState()).remaining_tokens == 0
     served.scheduler.inject("a", (5, 5))
     served.finish()
     assert len(served.answers["a"].pooled) == 4 * 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_api.state import Decoded
+from kvasir_api.state import DecodeTotals
 from kvasir_runtime.core.plan import Chunk, Plan
 from kvasir_runtime.core.rates import Speed
 
@@ -54,4 +54,4 @@ def test_steps_that_decode_are_summed_with_what_they_read():
     speed.observe(plan(1, start=99), 0.25)
     speed.observe(plan(100, 1), 2.0)
     speed.observe(plan(), 2.0)
-    assert speed.decoded == Decoded(steps=2, seconds=0.75, rows=3, kv_tokens=120)
+    assert speed.decoded == DecodeTotals(steps=2, seconds=0.75, rows=3, kv_tokens=120)

@@ -5,7 +5,7 @@ import pytest
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
-from kvasir_api.state import Decoded, State
+from kvasir_api.state import DecodeTotals, RuntimeState
 from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
 from kvasir_runtime.core.sequence import new_sequence
 
@@ -52,7 +52,7 @@ def test_rows_limit_how_many_run():
     served.submit(*(request(name, [1, 2]) for name in "abc"))
     served.step()
     assert [join.request_id for join in served.plans[0].joins] == ["a", "b"]
-    assert served.scheduler.report(State()).waiting == 1
+    assert served.scheduler.report(RuntimeState()).waiting == 1
 
 
 def test_everybody_who_runs_moves_in_every_step():
@@ -121,7 +121,7 @@ def test_the_latest_arrival_is_preempted_and_its_answer_does_not_change(depth):
     for served in (roomy, tight):
         served.submit(*requests)
         served.finish()
-    report = tight.scheduler.report(State())
+    report = tight.scheduler.report(RuntimeState())
     assert report.totals.preemptions == 1
     assert [join.request_id for plan in tight.plans for join in plan.joins] == ["a", "b", "b"]
     assert {name: answer.tokens for name, answer in tight.answers.items()} == {
@@ -133,7 +133,7 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     served = endless(num_blocks=9)
     served.submit(request("a", range(1, 8), max_tokens=20), request("b", range(2, 9), max_tokens=20))
     served.submit(request("c", [1]))
-    while not served.scheduler.report(State()).totals.preemptions:
+    while not served.scheduler.report(RuntimeState()).totals.preemptions:
         served.step()
     assert not served.plans[-1].joins
     served.finish()
@@ -228,7 +228,7 @@ def test_an_abort_frees_everything_within_the_plans_in_flight(depth, steps):
         served.step()
     assert served.scheduler.pool.num_free == 64
     assert not served.answers["a"].reason
-    assert served.scheduler.report(State()).totals.aborts == 1
+    assert served.scheduler.report(RuntimeState()).totals.aborts == 1
 
 
 def test_a_stop_string_counts_as_completed():
@@ -236,7 +236,7 @@ def test_a_stop_string_counts_as_completed():
     served.submit(request("a", [1]))
     served.step()
     served.scheduler.abort("a", served.now, success=True)
-    totals = served.scheduler.report(State()).totals
+    totals = served.scheduler.report(RuntimeState()).totals
     assert (totals.aborts, totals.completions) == (0, 1)
 
 
@@ -291,7 +291,7 @@ def test_the_report_counts_tokens_requests_and_time():
     served.submit(request("a", range(1, 9), max_tokens=4, route_hashes=(b"\x01", b"\x02")))
     served.submit(request("b", range(1, 13)))
     served.step()
-    state = served.scheduler.report(State(model="m", phase="ready"))
+    state = served.scheduler.report(RuntimeState(model="m", phase="ready"))
     assert (state.model, state.phase, state.step) == ("m", "ready", 1)
     assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (1, 1, 4, 3)
     assert (state.expected_tokens, state.reused_tokens) == (3, 0)
@@ -299,7 +299,7 @@ def test_the_report_counts_tokens_requests_and_time():
     assert (kv.pinned_tokens, kv.cached_tokens, kv.free_tokens, kv.capacity_tokens) == (8, 0, 56, 64)
     assert state.prefix_digest == ("01", "02")
     served.finish()
-    state = served.scheduler.report(State())
+    state = served.scheduler.report(RuntimeState())
     assert (state.kv.pinned_tokens, state.kv.cached_tokens) == (0, 16)
     totals = state.totals
     assert (totals.arrivals, totals.completions, totals.generation_tokens) == (2, 2, 12)
@@ -312,8 +312,8 @@ def test_the_report_counts_tokens_requests_and_time():
 def test_the_report_has_what_was_decoded():
     served = endless()
     served.scheduler.speed.observe(Plan(step=1, chunks=(Chunk(row=0, start=4, num_tokens=1, samples=True),)), 0.5)
-    state = served.scheduler.report(State())
-    assert state.decoded == Decoded(steps=1, seconds=0.5, rows=1, kv_tokens=5)
+    state = served.scheduler.report(RuntimeState())
+    assert state.decoded == DecodeTotals(steps=1, seconds=0.5, rows=1, kv_tokens=5)
     assert state.rates.decode_step_s == 0.5
 
 
@@ -323,7 +323,7 @@ def test_what_is_still_to_come_is_estimated_by_what_was_answered():
     served.finish()
     served.submit(*(request(name, [1, 2], max_tokens=limit) for name, limit in (("b", 4), ("c", 500), ("d", 500))))
     served.step()
-    state = served.scheduler.report(State())
+    state = served.scheduler.report(RuntimeState())
     # The mean of the answers is 6: b is bound by its 3 that are left, c and d, which waits, by nothing.
     assert (state.running, state.waiting, state.expected_tokens) == (2, 1, 3 + 6 + 6)
     assert state.remaining_tokens > state.expected_tokens

@@ -11,7 +11,7 @@ from fakes.beams import searched
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Plan
 from kvasir_runtime.core.scheduler import Scheduler
@@ -159,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_pinned_cached_or_free(self):
         scheduler = self.served.scheduler
-        kv = scheduler.report(State()).kv
+        kv = scheduler.report(RuntimeState()).kv
         assert kv.pinned_tokens + kv.cached_tokens + kv.free_tokens == kv.capacity_tokens
         assert min(kv.pinned_tokens, kv.cached_tokens, kv.free_tokens) >= 0
         if not scheduler.has_work and not scheduler.num_launched:
@@ -227,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (answer.tokens, answer.reason) == alone(made, limit, answer.marks)
         self.look_at_searches()
         self.every_block_is_pinned_cached_or_free()
-        state = self.served.scheduler.report(State())
+        state = self.served.scheduler.report(RuntimeState())
         assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (0, 0, 0, 0)
 
 

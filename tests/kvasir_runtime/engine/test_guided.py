@@ -13,7 +13,7 @@ from fakes.grammars import of_schema
 from fakes.overlapping import Overlapping
 from fakes.serving import request
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
@@ -71,7 +71,7 @@ def served(folder, requests, *, depth=1, trace=None, device_stream=None, **optio
     runner = build(options, lambda _: None, device_stream)
     limits = limits_of(options, runner.facts)
     clients = FakeClients([[Hello()], *[[Submit(made)] for made in requests]], patience_s=0.02)
-    ready, state = ready_of(runner.facts, limits), State()
+    ready, state = ready_of(runner.facts, limits), RuntimeState()
     Engine(
         scheduler=Scheduler(limits),
         runner=runner,

@@ -7,7 +7,7 @@ import pytest
 from fakes.clients import FakeClients
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
@@ -44,7 +44,7 @@ def test_the_client_is_told_where_they_stand_and_the_trace_replays(tmp_path, dep
         runner=FakeRunner(model=MODEL),
         clients=clients,
         ready=READY,
-        state=State(model="m", phase="ready"),
+        state=RuntimeState(model="m", phase="ready"),
         depth=depth,
         clock=lambda: next(ticks) / 1000,
         trace=trace,

@@ -9,7 +9,7 @@ from fakes.clients import CLIENT, FakeClients
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine, EngineError
@@ -37,7 +37,7 @@ def engine(clients, *, runner=None, depth=1, trace=None, **limits):
         runner=runner,
         clients=clients,
         ready=READY,
-        state=State(model="m", phase="ready"),
+        state=RuntimeState(model="m", phase="ready"),
         depth=depth,
         clock=lambda: next(ticks) / 1000,
         trace=trace,

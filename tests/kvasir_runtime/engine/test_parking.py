@@ -7,7 +7,7 @@ from fakes.grammars_compiled import FakeGrammars
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
@@ -29,7 +29,7 @@ def run(script, questions=None, **clients):
     grammars = FakeGrammars(dict(questions or {}))
     told = FakeClients([[Hello()], *script], patience_s=0.01, **clients)
     runner = FakeRunner(model=FakeModel(table=tuple(range(1, 61))), grammars=grammars)
-    Engine(scheduler=Scheduler(LIMITS), runner=runner, clients=told, ready=READY, state=State()).run()
+    Engine(scheduler=Scheduler(LIMITS), runner=runner, clients=told, ready=READY, state=RuntimeState()).run()
     return told, grammars
 
 

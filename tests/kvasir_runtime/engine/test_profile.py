@@ -11,7 +11,7 @@ from fakes.checkpoints import Shape
 from fakes.clients import CLIENT, FakeClients
 from fakes.runner import FakeRunner
 from fakes.serving import request
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
@@ -105,7 +105,7 @@ def test_loop_tells_the_rest() -> None:
         runner=runner,
         clients=clients,
         ready=ready_of(runner.facts, limits),
-        state=State(model="m", phase="ready"),
+        state=RuntimeState(model="m", phase="ready"),
         watch=heard,
     ).run()
     first, *each = heard.laps[:8]

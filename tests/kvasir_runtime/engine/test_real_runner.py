@@ -12,7 +12,7 @@ from fakes.oracle import oracle_of
 from fakes.overlapping import Overlapping
 from fakes.serving import request
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.start import limits_of, ready_of
@@ -52,7 +52,7 @@ def answers(folder, requests, *, depth, device_stream=None, **options):
         runner=runner,
         clients=clients,
         ready=ready_of(runner.facts, limits),
-        state=State(),
+        state=RuntimeState(),
         depth=depth,
     ).run()
     tokens = {made.request_id: [] for made in requests}

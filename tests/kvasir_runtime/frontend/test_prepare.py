@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fakes import tiny_tokenizer
-from kvasir_api import hashes, surfaces
+from kvasir_api import hashes, http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.prepare import ModelProfile
@@ -164,7 +164,7 @@ def test_an_id_of_the_client_is_that_of_the_answer_and_not_of_the_engine():
 
 def test_the_id_of_a_chat_begins_with_who_writes_its_answer():
     made = job(chat=True, served=replace(SERVED, instance="0a0b0c0d"))
-    assert surfaces.held_by(made.answer_id) == "0a0b0c0d"
+    assert http_apis.instance_of(made.answer_id) == "0a0b0c0d"
 
 
 SEARCH = {"use_beam_search": True, "n": 3}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_api.state import Rates, State
+from kvasir_api.state import MeasuredRates, RuntimeState
 from kvasir_runtime.server.admission import queue_refusal, retry_after_s
 from kvasir_runtime.server.lifecycle import STRAGGLER_S, Lifecycle
 
@@ -97,7 +97,7 @@ def test_a_failed_engine_refuses(lifecycle):
     ],
 )
 def test_the_queue_is_bounded(running, waiting, inflight, refused):
-    state = State(running=running, waiting=waiting)
+    state = RuntimeState(running=running, waiting=waiting)
     found = queue_refusal(state, inflight=inflight, max_sequences=4, max_waiting=10)
     assert (found is not None) == refused
     if found is not None:
@@ -109,12 +109,12 @@ def test_the_queue_is_bounded(running, waiting, inflight, refused):
     [(0, 0, 0.0, 1.0), (8000, 8, 0.02, 5.0), (10**9, 1, 1.0, 60.0)],
 )
 def test_the_time_to_come_back_follows_the_work_left(remaining, running, step_s, want):
-    state = State(running=running, remaining_tokens=remaining, rates=Rates(decode_step_s=step_s))
+    state = RuntimeState(running=running, remaining_tokens=remaining, rates=MeasuredRates(decode_step_s=step_s))
     assert retry_after_s(state) == want
 
 
 def test_retries_are_spread():
-    state = State(running=8, waiting=1, remaining_tokens=8000, rates=Rates(decode_step_s=0.02))
+    state = RuntimeState(running=8, waiting=1, remaining_tokens=8000, rates=MeasuredRates(decode_step_s=0.02))
     times = [
         queue_refusal(state, inflight=99, max_sequences=8, max_waiting=1, jitter=jitter).retry_after_s
         for jitter in (0.0, 1.0)

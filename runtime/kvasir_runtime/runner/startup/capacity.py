@@ -51,7 +51,7 @@ def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, aske
 
 
 def check_forecast(
-    model: forecast.Shape,
+    model: forecast.ModelShape,
     *,
     limit_bytes: int,
     fraction: float,

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import Served, State
+from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_runtime.server.observability.histogram import FastHistogram
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.server.observability.vllm_metrics import VllmMetrics
@@ -22,7 +22,7 @@ from kvasir_runtime.wire import Ready
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-FROM_STATE: Final[dict[str, Callable[[State], float]]] = {
+FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_kv_capacity_tokens": lambda state: state.kv.capacity_tokens,
     "kvasir_kv_pinned_tokens": lambda state: state.kv.pinned_tokens,
     "kvasir_kv_cached_tokens": lambda state: state.kv.cached_tokens,
@@ -47,7 +47,7 @@ FROM_STATE: Final[dict[str, Callable[[State], float]]] = {
 class RuntimeMetrics:
     """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it."""
 
-    def __init__(self, model_name: str, snapshot: Callable[[], State]) -> None:
+    def __init__(self, model_name: str, snapshot: Callable[[], RuntimeState]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series per histogram that nobody reads
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
@@ -64,7 +64,7 @@ class RuntimeMetrics:
         self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
         self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
         self._aliases = VllmMetrics(model_name, self._registry, snapshot)
-        self.served = Served()
+        self.served = ServedTotals()
 
     def opened(self, ready: Ready, options: ServeOptions) -> None:
         """The model is ready. Called once."""
@@ -120,7 +120,7 @@ class RuntimeMetrics:
 class _FromState(Collector):
     """Families read from one snapshot, so that a scrape is consistent in itself."""
 
-    def __init__(self, model_name: str, snapshot: Callable[[], State]) -> None:
+    def __init__(self, model_name: str, snapshot: Callable[[], RuntimeState]) -> None:
         self._model_name = model_name
         self._snapshot = snapshot
 

@@ -7,14 +7,14 @@ needs no scrape. Pure. Names are vLLM's, which the balancers know.
 import json
 from typing import Final
 
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.observability.vllm_metrics import pinned_fraction
 
 ASKED: Final = b"endpoint-load-metrics-format"
 GIVEN: Final = b"endpoint-load-metrics"
 
 
-def headers(form: bytes, state: State) -> list[tuple[bytes, bytes]]:
+def headers(form: bytes, state: RuntimeState) -> list[tuple[bytes, bytes]]:
     """The header in form TEXT or JSON, whatever its case; nothing for a form that is neither."""
     named = {
         "kv_cache_usage_perc": round(pinned_fraction(state), 4),

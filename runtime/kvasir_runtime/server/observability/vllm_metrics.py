@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import State
+from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.observability.histogram import FastHistogram
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.wire import Ready
@@ -24,7 +24,7 @@ DECLARED: Final = {metric.name.removeprefix("vllm:"): metric for metric in metri
 Series = tuple[tuple[str, ...], float]
 """Values of the labels after model_name and engine, and the value."""
 
-FROM_STATE: Final[dict[str, Callable[[State], tuple[Series, ...]]]] = {
+FROM_STATE: Final[dict[str, Callable[[RuntimeState], tuple[Series, ...]]]] = {
     "num_requests_running": lambda state: (((), state.running),),
     "num_requests_waiting": lambda state: (((), state.waiting),),
     "num_requests_waiting_by_reason": lambda state: ((("capacity",), state.waiting), (("deferred",), 0)),
@@ -49,7 +49,7 @@ FROM_STATE: Final[dict[str, Callable[[State], tuple[Series, ...]]]] = {
 }
 
 
-def pinned_fraction(state: State) -> float:
+def pinned_fraction(state: RuntimeState) -> float:
     """Share of the KV cache that live sequences hold, 0..1."""
     return state.kv.pinned_tokens / max(1, state.kv.capacity_tokens)
 
@@ -70,7 +70,7 @@ def cache_config(ready: Ready, options: ServeOptions) -> tuple[str, ...]:
 class VllmMetrics(Collector):
     """snapshot: the state as /state would serve it. Registers itself and, with opened(), the histograms."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry, snapshot: Callable[[], State]) -> None:
+    def __init__(self, model_name: str, registry: CollectorRegistry, snapshot: Callable[[], RuntimeState]) -> None:
         self._labels = (model_name, ENGINE)
         self._registry = registry
         self._snapshot = snapshot

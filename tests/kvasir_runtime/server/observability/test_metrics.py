@@ -9,24 +9,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import Kv, Rates, State, Totals
+from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState
 from kvasir_runtime.server.observability.metrics import FROM_STATE, RuntimeMetrics
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.wire import Ready
 
-STATE = State(
+STATE = RuntimeState(
     phase="ready",
-    kv=Kv(capacity_tokens=1000, pinned_tokens=250, cached_tokens=150, free_tokens=600),
+    kv=KvState(capacity_tokens=1000, pinned_tokens=250, cached_tokens=150, free_tokens=600),
     running=3,
     waiting=2,
-    totals=Totals(
+    totals=RequestTotals(
         prompt_tokens=90,
         generation_tokens=40,
         prefix_query_tokens=80,
         prefix_hit_tokens=30,
         preemptions=4,
     ),
-    rates=Rates(prefill_tokens_per_s=100.0),
+    rates=MeasuredRates(prefill_tokens_per_s=100.0),
 )
 READY = Ready(
     device="cpu",
@@ -170,7 +170,7 @@ def test_a_sequence_that_never_ran_is_counted_without_times(counted):
 
 
 def test_before_the_model_is_ready_nothing_is_made_up():
-    made = RuntimeMetrics("m", State)
+    made = RuntimeMetrics("m", RuntimeState)
     made.first_token(1.0)
     made.step(5)
     found = families(made)

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir_api import surfaces
+from kvasir_api import http_apis
 from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.server.api import common
 from kvasir_runtime.server.api.anthropic import protocol as bodies
@@ -21,11 +21,11 @@ from kvasir_runtime.server.json_response import body_schema, json_response
 def add(app: FastAPI, pod: AppState) -> None:
     """Both routes."""
 
-    @app.post(surfaces.ANTHROPIC, openapi_extra=body_schema(MessagesBody))
+    @app.post(http_apis.ANTHROPIC, openapi_extra=body_schema(MessagesBody))
     async def messages(request: Request) -> Response:
         return await respond(request, pod, _prepared)
 
-    @app.post(surfaces.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountBody))
+    @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountBody))
     async def count_tokens(request: Request) -> Response:
         opened = pod.open_or_refuse()
         raw = await read_body(request, pod.options.max_body_bytes)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from kvasir_api import surfaces
+from kvasir_api import http_apis
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
@@ -66,7 +66,7 @@ class Messages:
 
     def broken(self, error: ApiError) -> bytes:
         """An error as an event; the stream ends after it."""
-        return b"event: error\ndata: " + surfaces.error_body(error, "anthropic") + b"\n\n"
+        return b"event: error\ndata: " + http_apis.error_body(error, "anthropic") + b"\n\n"
 
     def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
         """One message."""
@@ -86,7 +86,7 @@ class Messages:
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """Anthropic's error."""
-        return surfaces.error_response(error, surfaces.ANTHROPIC)
+        return http_apis.error_response(error, http_apis.ANTHROPIC)
 
     def _message(self, blocks: list[Document], ending: RequestTotals) -> Document:
         return {

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_api import forecast, surfaces
+from kvasir_api import forecast, http_apis
 from kvasir_runtime.server.app_state import AppState, ServedModel
 
 FOREVER: Final = "9999-12-31T23:59:59Z"
@@ -63,7 +63,7 @@ def show(pod: AppState, opened: ServedModel) -> Document:
 def _card(name: str, pod: AppState) -> Document:
     opened = pod.opened
     ready = opened.served.ready if opened is not None else None
-    tagged = name if ":" in name else name + surfaces.LATEST
+    tagged = name if ":" in name else name + http_apis.LATEST
     identity = f"{name} {opened.fingerprint if opened is not None else ''}"
     return {
         "name": tagged,

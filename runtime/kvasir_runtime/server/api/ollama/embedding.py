@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from kvasir_api import surfaces
+from kvasir_api import http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.pooling import vectors, work
@@ -47,7 +47,7 @@ class _Request(Sparse):
     def asked(self, served: ModelProfile, texts: Sequence[str], **more: Any) -> Embedded:
         """The same as a body of /v1/embeddings. Raises Refused."""
         self.options.check(served.max_context)
-        name = surfaces.model_name(self.model, "ollama")
+        name = http_apis.model_name(self.model, "ollama")
         if not texts:
             prepare.check_model(name, served)
             return Embedded(prompts=[], pooling=Pooling(kind="last"), vector=_nothing)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from kvasir_api import surfaces
+from kvasir_api import http_apis
 from kvasir_runtime.frontend.protocol.ignored_fields import only
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_LOGPROBS
 from kvasir_runtime.server.api import common
@@ -89,7 +89,7 @@ class Request(Sparse):
     @property
     def served_name(self) -> str:
         """The model without the tag that Ollama adds."""
-        return surfaces.model_name(self.model, "ollama")
+        return http_apis.model_name(self.model, "ollama")
 
     def shared(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a chat's and a completion's body. own: defaults of the model."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir_api import __version__, surfaces
+from kvasir_api import __version__, http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
@@ -56,39 +56,39 @@ def add(app: FastAPI, pod: AppState) -> None:
         except NothingAsked as nothing:
             return json_response(nothing.document)
 
-    @app.post(surfaces.OLLAMA + "/chat", openapi_extra=body_schema(ChatRequest))
+    @app.post(http_apis.OLLAMA + "/chat", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         return await answer(request, _chat)
 
-    @app.post(surfaces.OLLAMA + "/generate", openapi_extra=body_schema(GenerateRequest))
+    @app.post(http_apis.OLLAMA + "/generate", openapi_extra=body_schema(GenerateRequest))
     async def generate(request: Request) -> Response:
         return await answer(request, _generate)
 
-    @app.post(surfaces.OLLAMA + "/show", openapi_extra=body_schema(ShowRequest))
+    @app.post(http_apis.OLLAMA + "/show", openapi_extra=body_schema(ShowRequest))
     async def show(request: Request) -> Response:
         body = validation.validated(await read_body(request, pod.options.max_body_bytes), ShowRequest, SHOW_HARMLESS)
         opened = pod.open_or_refuse()
-        prepare.check_model(surfaces.model_name(body.model or body.name, "ollama"), opened.served)
+        prepare.check_model(http_apis.model_name(body.model or body.name, "ollama"), opened.served)
         return json_response(cards.show(pod, opened))
 
-    @app.post(surfaces.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
+    @app.post(http_apis.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
     async def embed(request: Request) -> Response:
         began = pod.clock()
         return await pooled(request, pod, lambda raw, served: embedding.embed(raw, served, lambda: pod.clock() - began))
 
-    @app.post(surfaces.OLLAMA + "/embeddings", openapi_extra=body_schema(OldEmbedRequest))
+    @app.post(http_apis.OLLAMA + "/embeddings", openapi_extra=body_schema(OldEmbedRequest))
     async def embeddings(request: Request) -> Response:
         return await pooled(request, pod, embedding.old)
 
-    @app.get(surfaces.OLLAMA + "/tags")
+    @app.get(http_apis.OLLAMA + "/tags")
     async def tags() -> Response:
         return json_response(cards.tags(pod))
 
-    @app.get(surfaces.OLLAMA + "/ps")
+    @app.get(http_apis.OLLAMA + "/ps")
     async def ps() -> Response:
         return json_response(cards.running(pod))
 
-    @app.get(surfaces.OLLAMA + "/version")
+    @app.get(http_apis.OLLAMA + "/version")
     async def version() -> Response:
         return json_response({"version": __version__})
 

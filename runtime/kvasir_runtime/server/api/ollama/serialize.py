@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from kvasir_api import surfaces
+from kvasir_api import http_apis
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.logprobs import TokenLabels, of_chat
 from kvasir_runtime.frontend.parsing.parts import (
@@ -72,7 +72,7 @@ class Lines:
 
     def broken(self, error: ApiError) -> bytes:
         """An error as the last line."""
-        return surfaces.error_body(error, "ollama") + b"\n"
+        return http_apis.error_body(error, "ollama") + b"\n"
 
     def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
         """One document."""
@@ -82,7 +82,7 @@ class Lines:
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """Ollama's error."""
-        return surfaces.error_response(error, surfaces.OLLAMA)
+        return http_apis.error_response(error, http_apis.OLLAMA)
 
     def _line(self, piece: OutputDelta) -> bytes:
         document = self._document(piece)

@@ -13,7 +13,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvasir_api import openai_errors, surfaces
+from kvasir_api import http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
@@ -147,7 +147,7 @@ class PooledAnswer(Response):
 
 
 async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
-    status, document, headers = surfaces.error_response(error, scope["path"])
+    status, document, headers = http_apis.error_response(error, scope["path"])
     await send_document(send, status, document, headers)
 
 

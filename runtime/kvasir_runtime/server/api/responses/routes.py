@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir_api import openai_errors, surfaces
+from kvasir_api import http_apis, openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
@@ -29,7 +29,7 @@ from kvasir_runtime.server.json_response import body_schema, json_response
 from kvasir_runtime.server.streaming import GenerationResponse
 
 CANCEL_S: Final = 5.0
-ONE: Final = surfaces.RESPONSES + "/{response_id}"
+ONE: Final = http_apis.RESPONSES + "/{response_id}"
 
 
 class Making:
@@ -78,7 +78,7 @@ def add(app: FastAPI, pod: AppState) -> None:
     store = Store(Bounds(max_bytes=pod.options.stored_response_bytes), pod.clock)
     background: set[asyncio.Task[None]] = set()
 
-    @app.post(surfaces.RESPONSES, openapi_extra=body_schema(ResponsesBody))
+    @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
         making = Making(store, pod.instance)
         answer = await respond(request, pod, making.prepare, on_end=making.left)
@@ -91,7 +91,7 @@ def add(app: FastAPI, pod: AppState) -> None:
         task.add_done_callback(background.discard)
         return json_response(document)
 
-    @app.post(surfaces.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
+    @app.post(http_apis.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
     async def input_tokens(request: Request) -> Response:
         opened = pod.open_or_refuse()
         raw = await read_body(request, pod.options.max_body_bytes)

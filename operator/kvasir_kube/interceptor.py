@@ -1,4 +1,4 @@
-"""A cluster in front of another, that may hold up or refuse what passes. Base of those that do; watches always pass."""
+"""Base of clusters that wrap another one and may delay or refuse its requests. Watches always pass."""
 
 from collections.abc import AsyncGenerator
 
@@ -6,18 +6,18 @@ from kvasir_kube.cluster import Cluster, Listing, WatchEvent
 from kvasir_kube.kinds import Json, Kind
 
 
-class Passing:
-    """As `Cluster`. What goes through is up to `_before`, which subclasses have of their own."""
+class ClusterInterceptor:
+    """As `Cluster`. A subclass implements `_before`, which runs before each request."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def _before(self, *, writes: bool) -> None:
-        """Called before each request but a watch; what it raises is raised instead of the request."""
+        """Runs before each request except a watch; an error that it raises replaces the request."""
         raise NotImplementedError
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """As of `Cluster`, and so the others."""
+        """As of `Cluster`."""
         await self._before(writes=False)
         return await self._cluster.get(kind, namespace, name)
 

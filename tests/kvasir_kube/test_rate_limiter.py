@@ -7,7 +7,7 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from kvasir_kube.kinds import SERVICE
-from kvasir_kube.throttled import Bucket, Throttled
+from kvasir_kube.rate_limiter import RateLimitedCluster, TokenBucket
 
 WHERE = {"metadata": {"namespace": "default", "name": "web"}}
 
@@ -17,7 +17,7 @@ class Paced:
 
     def __init__(self, **rules):
         self.clock, self.slept = FakeClock(), []
-        self.bucket = Bucket(**rules, clock=self.clock.steady, sleep=self.sleep)
+        self.bucket = TokenBucket(**rules, clock=self.clock.steady, sleep=self.sleep)
 
     async def sleep(self, seconds):
         self.slept.append(round(seconds, 6))
@@ -48,7 +48,7 @@ async def test_a_rest_refills_no_more_than_a_burst():
 
 async def test_every_verb_but_the_watch_takes_its_turn():
     paced, cluster = Paced(qps=1.0, burst=1), FakeCluster()
-    throttled = Throttled(cluster, paced.bucket)
+    throttled = RateLimitedCluster(cluster, paced.bucket)
     await throttled.apply(SERVICE, WHERE, manager="m")
     await throttled.get(SERVICE, "default", "web")
     await throttled.list(SERVICE)

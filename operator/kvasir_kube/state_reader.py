@@ -1,7 +1,7 @@
-"""Reads `/state` of pods under one deadline, and asks pods to drain; used by the autoscaler and the endpoint picker.
+"""Reads `/state` of pods under one deadline and requests drains; used by the autoscaler and the endpoint picker.
 
-A pod that does not answer, answers late, too much or something else than a state document gives *no reading*: it is
-absent from the result, never zero.
+A pod that does not answer in time, or with something else than a state document of bounded size, has *no reading*: it
+is absent from the result, never zero.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from kvasir_api import names, state
 MAX_BYTES: Final = 1024 * 1024
 
 Id = TypeVar("Id", bound=Hashable)
-Document = TypeVar("Document", state.State, state.GatewayState)
+Document = TypeVar("Document", state.RuntimeState, state.GatewayState)
 
 
 def url(host: str, port: int, path: str) -> str:
@@ -24,13 +24,13 @@ def url(host: str, port: int, path: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
-class Reader:
+class StateReader:
     """One aiohttp session for all readings; connections are kept, so a reading is one round trip."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def states(self, targets: Mapping[Id, str], *, deadline_s: float) -> dict[Id, state.State]:
+    async def states(self, targets: Mapping[Id, str], *, deadline_s: float) -> dict[Id, state.RuntimeState]:
         """Documents of runtime pods. targets: base URL of each ops port, for example http://10.1.2.3:8001."""
         return await self._read(targets, deadline_s, state.decode)
 
@@ -39,7 +39,7 @@ class Reader:
         return await self._read(targets, deadline_s, state.decode_gateway)
 
     async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
-        """Ask a runtime to drain, or to take requests again. False when it did not agree within the deadline."""
+        """Make a runtime drain, or take requests again. False when it did not confirm within the deadline."""
         method = "POST" if on else "DELETE"
         try:
             async with (
@@ -79,7 +79,7 @@ class Reader:
 
 
 async def bounded(response: aiohttp.ClientResponse) -> bytes | None:
-    """The whole body, or None when it is longer than MAX_BYTES, so that nobody who is asked can fill our memory."""
+    """The whole body, or None when it is longer than MAX_BYTES, so that no server can fill our memory."""
     body = bytearray()
     async for piece in response.content.iter_chunked(65536):
         body += piece

@@ -53,7 +53,7 @@ _STICKY: Final = re.compile(
 _XID: Final = re.compile(rf"^{names.DEVICE_FAULT}Xid (\d+)\b")
 
 
-def last_words(text: str, xid: int | None) -> str:
+def termination_message(text: str, xid: int | None) -> str:
     """How an engine that failed with this text names the fault of its device; empty when it is none.
 
     xid: what the driver reported just before or after, if it is known.
@@ -66,7 +66,7 @@ def last_words(text: str, xid: int | None) -> str:
     return f"{names.DEVICE_FAULT}Xid {xid}{meaning}: {text}"
 
 
-def lasting(words: str) -> bool:
+def is_permanent(words: str) -> bool:
     """Whether a device with these last words will hardly serve again without somebody's help."""
     found = _XID.match(words)
     return int(found[1]) not in OF_PROGRAMS if found else bool(_HARDWARE.search(words))

@@ -1,20 +1,19 @@
-"""A mirror of one kind of object: list, then watch, for ever. The gateway keeps its table from mirrors.
+"""An informer: a cache of the objects of one kind, kept by a list and then a watch. Gateway and process node use it.
 
-Level-triggered: a reader looks at `objects` and is told by `on_change` that a key may differ; a missed or doubled call
-changes nothing, and what the projection leaves out wakes nobody. Decides nothing about the objects.
+Level-triggered: a reader looks at `objects`; `on_change` gets the key of an object that may have changed. A missed or
+repeated call changes nothing, and fields that `transform` drops cause no call. Decides nothing about the objects.
 """
 
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
 from kvasir_kube.cluster import Cluster, WatchEvent
 from kvasir_kube.errors import ExpiredError, KubeError
-from kvasir_kube.kinds import Json, Key, Kind, key, slim
+from kvasir_kube.kinds import Json, Key, Kind, key, strip_managed_fields
 
 LOG: Final = logging.getLogger(__name__)
 FIRST_BACKOFF_S: Final = 0.2
@@ -22,11 +21,11 @@ LAST_BACKOFF_S: Final = 20.0
 
 
 def _ignore(_: Key) -> None:
-    """What a mirror without a listener calls."""
+    """The default of on_change."""
 
 
-class Mirror:
-    """Objects of one kind by key. `run()` never returns; `synced` is set once the first list is complete."""
+class Informer:
+    """Objects of one kind by key. `run()` never returns; `synced` is set after the first complete list."""
 
     def __init__(
         self,
@@ -35,21 +34,16 @@ class Mirror:
         *,
         namespace: str = "",
         selector: str = "",
-        project: Callable[[Json], Json] = slim,
+        transform: Callable[[Json], Json] = strip_managed_fields,
         on_change: Callable[[Key], None] = _ignore,
     ) -> None:
         self.objects: dict[Key, Json] = {}
         self.synced = asyncio.Event()
-        self.heard_at = time.monotonic()
         self._cluster, self._kind, self._namespace, self._selector = cluster, kind, namespace, selector
-        self._project, self._on_change = project, on_change
-
-    def silence_s(self) -> float:
-        """Seconds since the API server was heard on this watch, bookmarks included."""
-        return time.monotonic() - self.heard_at
+        self._transform, self._on_change = transform, on_change
 
     async def run(self) -> None:
-        """Follow the API server until cancelled; after an error again from a list, with growing and jittered pauses."""
+        """Run until cancelled; after an error list again, with growing and jittered pauses."""
         backoff = FIRST_BACKOFF_S
         version = ""
         while True:
@@ -67,8 +61,7 @@ class Mirror:
 
     async def _relist(self) -> str:
         listing = await self._cluster.list(self._kind, self._namespace, self._selector)
-        self.heard_at = time.monotonic()
-        found = {key(item): self._project(item) for item in listing.items}
+        found = {key(item): self._transform(item) for item in listing.items}
         changed = [name for name, obj in found.items() if self.objects.get(name) != obj]
         gone = [name for name in self.objects if name not in found]
         self.objects.update(found)
@@ -83,7 +76,6 @@ class Mirror:
         stream = self._cluster.watch(self._kind, self._namespace, self._selector, resource_version=version)
         async with aclosing(stream) as events:
             async for event in events:
-                self.heard_at = time.monotonic()
                 version = str((event.obj.get("metadata") or {}).get("resourceVersion") or version)
                 self._take(event)
         return version
@@ -95,7 +87,7 @@ class Mirror:
         if event.verb == "DELETED":
             self.objects.pop(name, None)
         else:
-            found = self._project(event.obj)
+            found = self._transform(event.obj)
             if self.objects.get(name) == found:
                 return
             self.objects[name] = found

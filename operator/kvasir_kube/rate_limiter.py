@@ -1,6 +1,6 @@
-"""A cluster whose requests wait for their turn, so that no storm of ours falls upon the API server. Made by the shells.
+"""Client-side rate limiting of requests to the API server by a token bucket, as in Kubernetes' own clients.
 
-The bucket holds a burst and refills at a steady rate, as in Kubernetes' own clients. Watches pass: they are few.
+The bucket holds a burst and refills at a steady rate. Watches are not limited: they are few.
 """
 
 import asyncio
@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kvasir_kube.cluster import Cluster
-from kvasir_kube.passing import Passing
+from kvasir_kube.interceptor import ClusterInterceptor
 
 
-class Bucket:
-    """Tokens, one for each request. qps: refilled per second; burst: most that are kept. In the order of asking."""
+class TokenBucket:
+    """One token per request, first come, first served. qps: tokens added per second; burst: size of the bucket."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Bucket:
         self._tokens, self._at = float(burst), clock()
 
     async def take(self) -> None:
-        """Take one token, as soon as those who asked before have theirs."""
+        """Wait for a token and take it."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._qps) - 1.0
         self._at = now
@@ -34,12 +34,12 @@ class Bucket:
             await self._sleep(-self._tokens / self._qps)
 
 
-class Throttled(Passing):
-    """As `Cluster`, at the pace of a bucket."""
+class RateLimitedCluster(ClusterInterceptor):
+    """As `Cluster`, at the rate of a bucket."""
 
-    def __init__(self, cluster: Cluster, bucket: Bucket) -> None:
+    def __init__(self, cluster: Cluster, bucket: TokenBucket) -> None:
         super().__init__(cluster)
         self._bucket = bucket
 
-    async def _before(self, *, writes: bool) -> None:  # noqa: ARG002 -- reads cost a token as writes do
+    async def _before(self, *, writes: bool) -> None:  # noqa: ARG002 -- reads cost a token too
         await self._bucket.take()

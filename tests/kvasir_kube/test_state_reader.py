@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from fakes.stub_runtime import StubRuntime
-from kvasir_kube.readings import MAX_BYTES, Reader, url
+from kvasir_kube.state_reader import MAX_BYTES, StateReader, url
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ async def test_a_pod_without_a_sound_answer_is_no_reading(pods):
     targets["absent"] = f"{targets['good']}/absent"
     targets["refused"] = "http://127.0.0.1:1"
     async with aiohttp.ClientSession() as session:
-        readings = await Reader(session).states(targets, deadline_s=1.5)
+        readings = await StateReader(session).states(targets, deadline_s=1.5)
     assert {name: reading.running for name, reading in readings.items()} == {"good": 3, "future": 4}
 
 
 async def test_drain_is_asked_for_and_taken_back(pods):
     async with aiohttp.ClientSession() as session:
-        reader = Reader(session)
+        reader = StateReader(session)
         agreed = [await reader.drain(f"http://127.0.0.1:{pods['good'].ops_port}", on=on) for on in (True, False)]
         refused = await reader.drain("http://127.0.0.1:1", on=True)
     assert (agreed, refused, pods["good"].drains) == ([True, True], False, ["POST", "DELETE"])

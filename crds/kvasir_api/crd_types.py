@@ -1,6 +1,6 @@
-"""What the declarations of resources are made of: their base class, and the texts that Kubernetes allows in their places.
+"""Base class and string types of the CRDs' declarations; the patterns are those of Kubernetes.
 
-Used by service.py, status.py and accelerator.py.
+Used by service.py, rollout.py, status.py and accelerator.py.
 """
 
 from typing import Annotated, Any, Final
@@ -26,13 +26,13 @@ ShortName = Annotated[str, StringConstraints(pattern=SHORT_PATTERN, min_length=1
 Name = Annotated[str, StringConstraints(pattern=DNS_PATTERN, min_length=1, max_length=253)]
 
 
-class Part(BaseModel):
-    """Base of the spec's parts: camelCase in YAML, snake_case in Python, unknown fields ignored as the API server prunes them."""
+class CrdObject(BaseModel):
+    """Base of all objects in a CRD: camelCase in YAML, snake_case in Python; unknown fields are ignored, as the API server prunes them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
-def rules(*pairs: tuple[str, str] | tuple[str, str, str]) -> ConfigDict:
+def validation_rules(*pairs: tuple[str, str] | tuple[str, str, str]) -> ConfigDict:
     """CEL rules of an object: (rule, message) or (rule, message, field path)."""
     written: list[Any] = [
         {"rule": p[0], "message": p[1], **({"fieldPath": p[2]} if len(p) == 3 else {})} for p in pairs

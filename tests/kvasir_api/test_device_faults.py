@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_api import devicefaults
+from kvasir_api import device_faults
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 ILLEGAL = "3 steps failed in a row, the last with CUDA error: an illegal memory access was encountered"
@@ -21,7 +21,7 @@ ILLEGAL = "3 steps failed in a row, the last with CUDA error: an illegal memory 
     ],
 )
 def test_a_device_says_what_it_failed_of(text, xid, words):
-    assert devicefaults.last_words(text, xid) == words
+    assert device_faults.termination_message(text, xid) == words
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_a_device_says_what_it_failed_of(text, xid, words):
     ],
 )
 def test_what_a_program_can_cause_does_not_last(text, xid, lasts):
-    assert devicefaults.lasting(devicefaults.last_words(text, xid)) is lasts
+    assert device_faults.is_permanent(device_faults.termination_message(text, xid)) is lasts

@@ -1,12 +1,12 @@
-"""A mirror follows what happens, relists when its place is too old, and goes on after errors."""
+"""A informer follows what happens, relists when its place is too old, and goes on after errors."""
 
 import asyncio
 from contextlib import asynccontextmanager
 
 from fakes.cluster import FakeCluster
 from kvasir_kube.errors import KubeError
+from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import POD
-from kvasir_kube.mirror import Mirror
 
 
 def pod(name, **labels):
@@ -20,8 +20,8 @@ async def until(condition):
 
 
 @asynccontextmanager
-async def running(mirror):
-    task = asyncio.create_task(mirror.run())
+async def running(informer):
+    task = asyncio.create_task(informer.run())
     try:
         yield
     finally:
@@ -29,21 +29,21 @@ async def running(mirror):
         await asyncio.wait([task])
 
 
-def names(mirror):
-    return sorted(name for _, name in mirror.objects)
+def names(informer):
+    return sorted(name for _, name in informer.objects)
 
 
 async def test_mirror_follows_list_and_watch():
     cluster, changes = FakeCluster(), []
     await cluster.put(POD, pod("one"))
-    mirror = Mirror(cluster, POD, on_change=changes.append)
-    async with running(mirror):
-        await mirror.synced.wait()
-        assert names(mirror) == ["one"]
+    informer = Informer(cluster, POD, on_change=changes.append)
+    async with running(informer):
+        await informer.synced.wait()
+        assert names(informer) == ["one"]
         await cluster.put(POD, pod("two"))
-        await until(lambda: names(mirror) == ["one", "two"])
+        await until(lambda: names(informer) == ["one", "two"])
         await cluster.drop(POD, "a", "one")
-        await until(lambda: names(mirror) == ["two"])
+        await until(lambda: names(informer) == ["two"])
     assert changes == [("a", "one"), ("a", "two"), ("a", "one")]
 
 
@@ -55,35 +55,34 @@ async def test_what_the_projection_leaves_out_wakes_nobody():
         return {"metadata": {name: found[name] for name in ("namespace", "name", "labels")}}
 
     await cluster.put(POD, pod("one"))
-    mirror = Mirror(cluster, POD, project=of_interest, on_change=changes.append)
-    async with running(mirror):
-        await mirror.synced.wait()
+    informer = Informer(cluster, POD, transform=of_interest, on_change=changes.append)
+    async with running(informer):
+        await informer.synced.wait()
         await cluster.put(POD, pod("one"))
         await cluster.put(POD, pod("one", app="x"))
-        await until(lambda: mirror.objects["a", "one"]["metadata"]["labels"])
+        await until(lambda: informer.objects["a", "one"]["metadata"]["labels"])
     assert changes == [("a", "one"), ("a", "one")]
 
 
 async def test_mirror_lists_again_when_its_place_is_too_old():
     cluster, changes = FakeCluster(), []
     await cluster.put(POD, pod("one"))
-    mirror = Mirror(cluster, POD, on_change=changes.append)
-    async with running(mirror):
-        await mirror.synced.wait()
+    informer = Informer(cluster, POD, on_change=changes.append)
+    async with running(informer):
+        await informer.synced.wait()
         cluster.expired = True
         del cluster.objects["pods"]["a", "one"]
         await cluster.wake()
-        await until(lambda: not mirror.objects)
+        await until(lambda: not informer.objects)
     assert changes == [("a", "one"), ("a", "one")]
 
 
 async def test_mirror_goes_on_after_an_error():
     cluster = FakeCluster()
     cluster.errors["list"] = [KubeError("refused", retry_after_s=0.0)]
-    mirror = Mirror(cluster, POD, selector="app=x")
-    async with running(mirror):
-        await mirror.synced.wait()
+    informer = Informer(cluster, POD, selector="app=x")
+    async with running(informer):
+        await informer.synced.wait()
         await cluster.put(POD, pod("one", app="x"))
         await cluster.put(POD, pod("other", app="y"))
-        await until(lambda: names(mirror) == ["one"])
-    assert mirror.silence_s() < 5
+        await until(lambda: names(informer) == ["one"])
