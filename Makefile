@@ -37,7 +37,7 @@ $(VENV)/.packages: $(VENV)/.uv constraints.txt
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --compile-bytecode --require-hashes --requirement constraints.txt
 	@touch $@
 
-$(VENV)/.project: $(VENV)/.packages pyproject.toml hatch_build.py $(wildcard runtime/kvasir_runtime/kernels/native/*.cpp runtime/kvasir_runtime/kernels/native/*.h)
+$(VENV)/.project: $(VENV)/.packages pyproject.toml hatch_build.py $(wildcard runtime/kvasir_runtime/kernels/cpu/*.cpp runtime/kvasir_runtime/kernels/cpu/*.h)
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -122,7 +122,7 @@ bench-gpu: setup  ## Measure the engine on this machine's CUDA device, in ten mi
 	@HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m bench.gpu.run $(BENCH_ARGS)
 
 test-gpu: setup  ## Test kernels and whole models: on a CUDA device where there is one, else interpreted and compiled
-	@$(TEST_ENV) $(BIN)/python -m pytest tests/kernels tests/gpu $(PYTEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/kernels tests/gpu $(PYTEST_ARGS)
 
 fuzz-api: setup  ## Drive every route of /openapi.json with 20,000 requests (CASES=… SEED=…)
 	@$(TEST_ENV) $(BIN)/python tests/fuzz/api.py $(or $(CASES),20000) $(or $(SEED),1)

@@ -18,23 +18,23 @@ class Hook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 -- hatchling's
         """Called before the files are collected; version is `standard` or `editable`."""
-        native = _builder(Path(self.root))
+        builder = _builder(Path(self.root))
         try:
-            if not native.is_fresh():
+            if not builder.is_fresh():
                 self.app.display_waiting("compiling the CPU kernels")
-                native.build()
-        except native.BuildError as error:
+                builder.build()
+        except builder.BuildError as error:
             self.app.display_warning(f"without CPU kernels in C++, torch's own will serve: {error}")
             return
-        build_data["artifacts"].append(f"/{native.LIBRARY.relative_to(self.root)}")
+        build_data["artifacts"].append(f"/{builder.LIBRARY.relative_to(self.root)}")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{native.platform_tag()}"
+        build_data["tag"] = f"py3-none-{builder.platform_tag()}"
 
 
 def _builder(root: Path) -> ModuleType:
     """The package's own builder, by its path: nothing of the package can be imported yet."""
-    path = root / "runtime" / "kvasir_runtime" / "kernels" / "native" / "build.py"
-    spec = importlib.util.spec_from_file_location("kvasir_native_build", path)
+    path = root / "runtime" / "kvasir_runtime" / "kernels" / "cpu" / "build.py"
+    spec = importlib.util.spec_from_file_location("kvasir_cpu_build", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

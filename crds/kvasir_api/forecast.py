@@ -55,7 +55,7 @@ class ModelShape:
     chosen_experts: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
-        """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantised (auto, none, fp8, int8, int4).
+        """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
 
         auto counts none: what a GGUF file keeps takes less than that.
         """

@@ -85,7 +85,7 @@ class RuntimeOptions(Options):
     )
     quantization: Quantization = option(
         "auto",
-        "Bits of the weights in memory; auto keeps the 8- and 4-bit weights of a GGUF file, fp8, int8 and int4 quantise while loading; fp8 is made for cards.",
+        "Bits of the weights in memory; auto keeps the 8- and 4-bit weights of a GGUF file, fp8, int8 and int4 quantize while loading; fp8 is made for cards.",
     )
     max_model_len: int = option(
         0, "Longest prompt plus answer; 0 takes it from the model's config.", unit="tokens", ge=0, le=MAX_CONTEXT

@@ -81,7 +81,7 @@ class Roofline:
         whole = shape.weights_bytes(self.dtype, self.quantization)
         read = self._multiplied + (shape.parameters - shape.active_parameters) * self._woken(rows)
         table = 0 if shape.tied and shape.head else shape.vocabulary * shape.hidden
-        # A table that is only looked up stays in the compute type whatever the quantisation.
+        # A table that is only looked up stays in the compute type whatever the quantization.
         apart = shape.weights_bytes(self.dtype) * table / shape.parameters
         return (whole - apart) * read / max(shape.parameters - table, 1)
 

@@ -10,9 +10,9 @@ import torch
 
 from bench.limits import Ceilings
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.native.linear import packed, takes
-from kvasir_runtime.kernels.quantized import Format
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.cpu.linear import packed, takes
+from kvasir_runtime.kernels.quantized import QuantFormat
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 128, 512)
 INNER, OUTER = 1024, 4096
@@ -91,9 +91,9 @@ def _ours(rows: int, dtype: torch.dtype) -> list[Callable[[], object]]:
     if found is None:
         return []
     found.start(torch.get_num_threads())
-    weight: torch.Tensor | quantized.Quantized = torch.randn(OUTER, INNER).bfloat16()
+    weight: torch.Tensor | quantized.QuantizedWeight = torch.randn(OUTER, INNER).bfloat16()
     if dtype == torch.int8:
-        weight = quantized.empty(Format(bits=8), OUTER, INNER, torch.device("cpu"))
+        weight = quantized.empty(QuantFormat(bits=8), OUTER, INNER, torch.device("cpu"))
         weight.values.random_(-127, 127)
         weight.scales.fill_(0.01)
     if not takes(found, weight):

@@ -9,7 +9,7 @@ from bench.limits import Ceilings
 from bench.scaling import Try, point
 from bench.shapes import SHAPES, Work, work
 from kvasir_runtime.bench.workload import WorkloadRequest
-from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.cpu.library import library
 
 TOP = Ceilings(read=1e9, products={1: 1e9, 32: 4e9, 512: 8e9})
 

@@ -21,8 +21,8 @@ from kvasir_runtime.runner.graphs.capture import GraphCapturer
 from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
 from kvasir_runtime.runner.startup.build import assemble
 from kvasir_runtime.runner.state.device_stream import DeviceStream
-from kvasir_runtime.weights import formats as weight_formats
-from kvasir_runtime.weights.load import load
+from kvasir_runtime.weights import quant_formats as weight_formats
+from kvasir_runtime.weights.loader import load
 from kvasir_runtime.wire import Sampling
 
 CPU_DEVICE = torch.device("cpu")

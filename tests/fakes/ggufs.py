@@ -1,7 +1,7 @@
 """Writes GGUF files from the tiny checkpoints of `checkpoints`, by the `gguf` package: a second implementation.
 
-Tensors are stored in any type: those that the package cannot quantise to are filled with random blocks, whose values
-the package's own dequantisation then tells. `reference` gives every tensor as that package reads it.
+Tensors are stored in any type: those that the package cannot quantize to are filled with random blocks, whose values
+the package's own dequantization then tells. `reference` gives every tensor as that package reads it.
 """
 
 import json

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten
 
 from kvasir_runtime.kernels import attention as operation
 from kvasir_runtime.kernels import rms_norm, rope
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.ops import REFERENCE
-from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.runner.graphs.capture import Body, CapturedGraph
 
 _NONZERO = ("aten.nonzero.default", "aten.nonzero_numpy.default", "aten.is_nonzero.default")
@@ -92,19 +92,21 @@ def split_qkv(
 def attention(
     query: Tensor,
     cache: Tensor,
-    spans: Spans,
+    attn_metadata: AttentionMetadata,
     scale: float,
     window: int,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token a sequence that asks the host for nothing; longer queries take the reference."""
-    if spans.longest_query > 1:
-        return operation.reference(query, cache, spans, scale, window, softcap, sinks)
+    if attn_metadata.longest_query > 1:
+        return operation.reference(query, cache, attn_metadata, scale, window, softcap, sinks)
     assert softcap == 0.0
     assert sinks is None
-    lens = spans.lengths()[1].long()[:, None, None]
-    rows = cache[:, spans.block_tables.long()].flatten(2, 3).float()  # (2, sequences, positions, kv_heads, head_dim)
+    lens = attn_metadata.lengths()[1].long()[:, None, None]
+    rows = (
+        cache[:, attn_metadata.block_tables.long()].flatten(2, 3).float()
+    )  # (2, sequences, positions, kv_heads, head_dim)
     group = query.shape[1] // rows.shape[3]
     keys, values = rows.repeat_interleave(group, dim=3).unbind(0)
     at = torch.arange(rows.shape[2], device=query.device)

@@ -78,7 +78,7 @@ def test_fields_of_experts_count(field: str, value: object, active: int) -> None
     assert forecast.shape({**QWEN3_MOE_30B, field: value}).active_parameters == active
 
 
-def test_routers_are_not_quantised() -> None:
+def test_routers_are_not_quantized() -> None:
     shape = forecast.shape(QWEN3_MOE_30B)
     routers = 48 * 128 * 2048
     rest = shape.parameters - shape.matrices - shape.head

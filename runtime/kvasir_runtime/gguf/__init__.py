@@ -1,8 +1,8 @@
 """llama.cpp's file format: what a file says of itself, without its weights. Imports no torch."""
 
-from kvasir_runtime.gguf.file import SUFFIX, GgufFile, is_gguf, read
-from kvasir_runtime.gguf.hubconfig import config, end_tokens
-from kvasir_runtime.gguf.names import IGNORED, checkpoint_names, holds_experts, is_interleaved
+from kvasir_runtime.gguf.hf_config import config, end_tokens
+from kvasir_runtime.gguf.reader import SUFFIX, GgufFile, is_gguf, read
+from kvasir_runtime.gguf.tensor_names import IGNORED, checkpoint_names, holds_experts, is_interleaved
 
 __all__ = [
     "IGNORED",

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Encoder
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.gguf.file import GgufFile
+from kvasir_runtime.gguf.reader import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BLANK: Final = "\u2581"

@@ -8,7 +8,7 @@
             weight[j] = exp(score[j]) / (sum(exp(score[j]) for j in seen) + (exp(sinks[h]) if sinks else 0))
             out[t, h] = sum(weight[j] * value[s, j, h / group] for j in seen)
 
-query:   (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in spans
+query:   (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in attn_metadata
 cache:   (2, num_blocks, block_size, kv_heads, head_dim), each half contiguous; position j of s lies in block
          block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.cache_rows has them
 softcap: no score is beyond it on either side; 0 leaves them. sinks: (heads,) float32 or None: a score of each head that
@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvasir_runtime.kernels import cache_rows
+from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.linear import product
-from kvasir_runtime.kernels.spans import Spans
 
 
 class Attention(Protocol):
@@ -38,7 +38,7 @@ class Attention(Protocol):
         self,
         query: Tensor,
         cache: Tensor,
-        spans: Spans,
+        attn_metadata: AttentionMetadata,
         scale: float,
         window: int,
         softcap: float = 0.0,
@@ -49,7 +49,7 @@ class Attention(Protocol):
 def reference(
     query: Tensor,
     cache: Tensor,
-    spans: Spans,
+    attn_metadata: AttentionMetadata,
     scale: float,
     window: int,
     softcap: float = 0.0,
@@ -59,17 +59,17 @@ def reference(
     block_size, kv_heads = cache.shape[2], cache.shape[3]
     group = query.shape[1] // kv_heads
     out, start = [], 0
-    for index, num_queries in enumerate(spans.query_lens):
-        part, end = query[start : start + num_queries], spans.kv_lens[index]
+    for index, num_queries in enumerate(attn_metadata.query_lens):
+        part, end = query[start : start + num_queries], attn_metadata.kv_lens[index]
         start += num_queries
         if not num_queries:
             continue
-        wide = cache_rows.numbers(_gathered(cache, spans, index, 0, -(-end // block_size))[:, :end])
+        wide = kv_quant.numbers(_gathered(cache, attn_metadata, index, 0, -(-end // block_size))[:, :end])
         keys, values = wide.repeat_interleave(group, dim=2)
         scores = torch.einsum("qhd,khd->hqk", part.float(), keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~spans.mask(index, window, 0), float("-inf"))
+        scores = scores.masked_fill(~attn_metadata.mask(index, window, 0), float("-inf"))
         weights = _softmax(scores, None if sinks is None else sinks.view(-1, 1, 1))
         out.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1).to(query.dtype))
     return _joined(out, query)
@@ -78,7 +78,7 @@ def reference(
 def cpu(
     query: Tensor,
     cache: Tensor,
-    spans: Spans,
+    attn_metadata: AttentionMetadata,
     scale: float,
     window: int,
     softcap: float = 0.0,
@@ -89,21 +89,21 @@ def cpu(
     A cache of 8 bits takes the reference.
     """
     if cache.dtype != query.dtype:
-        return reference(query, cache, spans, scale, window, softcap, sinks)
+        return reference(query, cache, attn_metadata, scale, window, softcap, sinks)
     out, start = [], 0
-    for index, num_queries in enumerate(spans.query_lens):
+    for index, num_queries in enumerate(attn_metadata.query_lens):
         part = query[start : start + num_queries]
         start += num_queries
         if not num_queries:
             continue
-        first = max(0, spans.kv_lens[index] - num_queries - window + 1) if window else 0
-        keys, values = _cached(cache, spans, index, first)
+        first = max(0, attn_metadata.kv_lens[index] - num_queries - window + 1) if window else 0
+        keys, values = _cached(cache, attn_metadata, index, first)
         if softcap or sinks is not None:
             out.append(_tiled(part, keys, values, scale, window, softcap, sinks))
         elif num_queries == 1:
             out.append(_decode(part, keys, values, scale))
-        elif num_queries < 16 or num_queries * spans.kv_lens[index] < _MANY_SCORES:
-            mask = spans.mask(index, window, first)
+        elif num_queries < 16 or num_queries * attn_metadata.kv_lens[index] < _MANY_SCORES:
+            mask = attn_metadata.mask(index, window, first)
             whole = part.transpose(0, 1).unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0)
             few = F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=scale, enable_gqa=True)
             out.append(few[0].transpose(0, 1).flatten(1))
@@ -184,13 +184,13 @@ def _unseen(num_queries: int, num_keys: int, window: int, device: torch.device) 
     return (key > query) | (key <= query - window) if window else key > query
 
 
-def _cached(cache: Tensor, spans: Spans, index: int, first: int) -> tuple[Tensor, Tensor]:
+def _cached(cache: Tensor, attn_metadata: AttentionMetadata, index: int, first: int) -> tuple[Tensor, Tensor]:
     """Keys and values of positions first.. of one sequence: each (kv_heads, kv_len - first, head_dim)."""
     _, _, block_size, kv_heads, head_dim = cache.shape
-    end, first_block, token = spans.kv_lens[index], spans.first_blocks[index], kv_heads * head_dim
+    end, first_block, token = attn_metadata.kv_lens[index], attn_metadata.first_blocks[index], kv_heads * head_dim
     if first_block < 0:
         skipped = first // block_size
-        cache = _gathered(cache, spans, index, skipped, -(-end // block_size)).unflatten(1, (-1, block_size))
+        cache = _gathered(cache, attn_metadata, index, skipped, -(-end // block_size)).unflatten(1, (-1, block_size))
         offset = first - skipped * block_size
     else:
         offset = first_block * block_size + first
@@ -200,9 +200,9 @@ def _cached(cache: Tensor, spans: Spans, index: int, first: int) -> tuple[Tensor
     return cache.as_strided(shape, stride, start), cache.as_strided(shape, stride, start + cache.stride(0))
 
 
-def _gathered(cache: Tensor, spans: Spans, index: int, first: int, stop: int) -> Tensor:
+def _gathered(cache: Tensor, attn_metadata: AttentionMetadata, index: int, first: int, stop: int) -> Tensor:
     """Blocks first.. to stop of a sequence, one after another: (2, positions, kv_heads, width)."""
-    blocks = spans.block_tables[index, first:stop]
+    blocks = attn_metadata.block_tables[index, first:stop]
     return cache.index_select(1, blocks).flatten(1, 2)
 
 
@@ -221,17 +221,17 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
     for query_lens, kv_lens in shapes:
         for heads, kv_heads, window, softcap in ((4, 4, 0, 0.0), (6, 2, 0, 1.5), (4, 1, 6, 0.0), (4, 2, 100, 2.0)):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                query, cache, spans, scale = _case(generator, query_lens, kv_lens, heads, kv_heads, dtype)
-                yield query, cache, spans, scale, window
+                query, cache, attn_metadata, scale = _case(generator, query_lens, kv_lens, heads, kv_heads, dtype)
+                yield query, cache, attn_metadata, scale, window
                 if dtype == torch.float16:
                     continue
-                yield query, cache_rows.stored(cache, torch.int8), spans, scale, window, softcap
+                yield query, kv_quant.stored(cache, torch.int8), attn_metadata, scale, window, softcap
                 if max(query_lens) < 100:
                     sinks = torch.randn(heads, generator=generator)
-                    padded = _padded(spans)
+                    padded = _padded(attn_metadata)
                     query = torch.cat((query, query[:2]))
                     yield query, cache, padded, scale, window, softcap, sinks
-                    yield query, cache_rows.stored(cache, cache_rows.FLOAT8), padded, scale, window, 0.0, sinks
+                    yield query, kv_quant.stored(cache, kv_quant.FLOAT8), padded, scale, window, 0.0, sinks
 
 
 def _case(
@@ -241,23 +241,24 @@ def _case(
     heads: int,
     kv_heads: int,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Spans, float]:
+) -> tuple[Tensor, Tensor, AttentionMetadata, float]:
     block_size, head_dim, columns = 8, 16, -(-max(kv_lens) // 8)
     num_blocks = 7 + columns * (len(kv_lens) + 1)
     cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator).to(dtype)
     tables = torch.randperm(num_blocks, generator=generator)[: len(kv_lens) * columns].view(len(kv_lens), columns)
     first_blocks = [-1] * len(kv_lens)
-    tables[0], first_blocks[0] = (
-        torch.arange(7, 7 + columns),
-        7,
-    )  # consecutive; sequences may share blocks when they only read
+    # Consecutive; sequences may share blocks when they only read.
+    tables[0], first_blocks[0] = torch.arange(7, 7 + columns), 7
     query = torch.randn(sum(query_lens), heads, head_dim, generator=generator).to(dtype)
-    return query, cache, Spans(query_lens, kv_lens, tables, first_blocks), head_dim**-0.5
+    return query, cache, AttentionMetadata(query_lens, kv_lens, tables, first_blocks), head_dim**-0.5
 
 
-def _padded(spans: Spans) -> Spans:
+def _padded(attn_metadata: AttentionMetadata) -> AttentionMetadata:
     """The same on the device alone, and two sequences of padding behind them."""
-    starts, kv_lens = spans.lengths()
+    starts, kv_lens = attn_metadata.lengths()
     starts, kv_lens = torch.cat((starts, starts[-1:].repeat(2))), torch.cat((kv_lens, kv_lens[-1:].repeat(2)))
-    tables = torch.cat((spans.block_tables, spans.block_tables[-2:], spans.block_tables[-2:]))[: kv_lens.shape[0]]
-    return Spans.on_device(starts, kv_lens, tables.to(torch.int32), longest_query=spans.longest_query)
+    tables = attn_metadata.block_tables
+    tables = torch.cat((tables, tables[-2:], tables[-2:]))[: kv_lens.shape[0]]
+    return AttentionMetadata.on_device(
+        starts, kv_lens, tables.to(torch.int32), longest_query=attn_metadata.longest_query
+    )

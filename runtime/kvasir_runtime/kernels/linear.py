@@ -23,30 +23,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.native import linear as packing
-from kvasir_runtime.kernels.native.library import Library
-from kvasir_runtime.kernels.quantized import Quantized
+from kvasir_runtime.kernels.cpu import linear as packing
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.quantized import QuantizedWeight
 
 Linear = Callable[[Tensor], Tensor]
-Weight = Tensor | Quantized
+Weight = Tensor | QuantizedWeight
 Build = Callable[[Weight, Tensor | None], Linear]
 
 
 def reference(weight: Weight, bias: Tensor | None) -> Linear:
     """The product with the weight as it is."""
-    if isinstance(weight, Quantized):
+    if isinstance(weight, QuantizedWeight):
         return quantized.reference(weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
 def unpacked(weight: Weight, bias: Tensor | None) -> Linear:
-    """The product by torch alone, a quantised weight in x's own type: for devices whose vendor's library is quick."""
-    return quantized.plain(weight, bias) if isinstance(weight, Quantized) else reference(weight, bias)
+    """The product by torch alone, a quantized weight in x's own type: for devices whose vendor's library is quick."""
+    return quantized.plain(weight, bias) if isinstance(weight, QuantizedWeight) else reference(weight, bias)
 
 
 def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     """The product with the weight in oneDNN's own layout, where this build of torch and this CPU have it."""
-    if isinstance(weight, Quantized):
+    if isinstance(weight, QuantizedWeight):
         return quantized.plain(weight, bias)
     if not packs(weight.dtype):
         return reference(weight, bias)
@@ -60,7 +60,7 @@ def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     return linear
 
 
-def native(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
+def packed_linear(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
     """The builder that takes our own kernels for the weights that they are made for, and `otherwise` for others.
 
     gated: with silu_mul behind the product, for kernels.gated.

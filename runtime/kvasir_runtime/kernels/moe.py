@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import linear, quantized, silu_mul
+from kvasir_runtime.kernels.cpu import linear as packing
+from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
-from kvasir_runtime.kernels.native import linear as packing
-from kvasir_runtime.kernels.native.library import Library
-from kvasir_runtime.kernels.quantized import Format, Quantized
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 BuildMoe = Callable[[Tensor, Weight, Weight, int, bool], Linear]
 """(router, gate_up, down, top_k, renormalised) -> x -> out."""
@@ -44,7 +44,7 @@ def parts(weight: Weight, experts: int) -> Iterator[Weight]:
     """Each expert's rows, as views."""
     rows = weight.shape[0] // experts
     for first in range(0, experts * rows, rows):
-        yield weight.rows(first, rows) if isinstance(weight, Quantized) else weight[first : first + rows]
+        yield weight.rows(first, rows) if isinstance(weight, QuantizedWeight) else weight[first : first + rows]
 
 
 def reference(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
@@ -66,7 +66,7 @@ def reference(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renorma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grouped:
+class GroupedExperts:
     """Experts as linear layers of their own: tokens are sorted by expert, and each expert that has some is run once."""
 
     router: Linear
@@ -95,7 +95,7 @@ def grouped(build: Build, gated: Build) -> BuildMoe:
 
     def built(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
         experts = router.shape[0]
-        return Grouped(
+        return GroupedExperts(
             router=build(router, None),
             gate_up=tuple(gated(part, None) for part in parts(gate_up, experts)),
             down=tuple(build(part, None) for part in parts(down, experts)),
@@ -106,7 +106,7 @@ def grouped(build: Build, gated: Build) -> BuildMoe:
     return built
 
 
-def native(library: Library, build: Build, gated: Build) -> BuildMoe:
+def packed_experts(library: Library, build: Build, gated: Build) -> BuildMoe:
     """The same with our own kernels for the weights that they are made for; the builders are for others."""
     otherwise = grouped(build, gated)
 
@@ -114,7 +114,7 @@ def native(library: Library, build: Build, gated: Build) -> BuildMoe:
         if not (packing.takes(library, gate_up) and packing.takes(library, down)):
             return otherwise(router, gate_up, down, top_k, renormalised)
         experts = router.shape[0]
-        return Grouped(
+        return GroupedExperts(
             router=build(router, None),
             gate_up=packing.packed_together(library, tuple(parts(gate_up, experts)), gated=True),
             down=packing.packed_together(library, tuple(parts(down, experts))),
@@ -134,7 +134,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
             x = sure(router, tokens, top_k, generator)
             plain = tuple(tensor.to(dtype) for tensor in (router, gate_up, down))
             yield *plain, top_k, tokens % 2 == 1, x.to(dtype)
-    for format_ in (Format(bits=8), Format(bits=4), Format(bits=8, group=0, wide=True, floating=True)):
+    for format_ in (QuantFormat(bits=8), QuantFormat(bits=4), QuantFormat(bits=8, group=0, wide=True, floating=True)):
         router, gate_up, down = _random(generator, 4, 64, 32)
         both = (quantized.drawn(format_, weight.shape[0], weight.shape[1], generator) for weight in (gate_up, down))
         yield router, *both, 2, True, sure(router, 7, 2, generator)

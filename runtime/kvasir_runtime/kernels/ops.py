@@ -33,10 +33,10 @@ from kvasir_runtime.kernels import (
     step_inputs,
     write_kv,
 )
+from kvasir_runtime.kernels.cpu import library
+from kvasir_runtime.kernels.cpu import linear as packing
+from kvasir_runtime.kernels.cpu.table import cpu_kernels
 from kvasir_runtime.kernels.linear import Build
-from kvasir_runtime.kernels.native import library
-from kvasir_runtime.kernels.native import linear as packing
-from kvasir_runtime.kernels.native.table import native
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,21 +113,21 @@ CPU = Ops(
 )
 
 
-def native_ops() -> Ops:
+def cpu_ops() -> Ops:
     """CPU with C++ kernels for what has one; without the library torch's, as a fallback."""
     found = library.library()
     if found is None:
         return replace(CPU, fallback=library.absence())
-    made = native(found)
-    product = linear.native(found, linear.cpu)
-    both = linear.native(found, gated.composed(linear.cpu, made.silu_mul), gated=True)
+    made = cpu_kernels(found)
+    product = linear.packed_linear(found, linear.cpu)
+    both = linear.packed_linear(found, gated.composed(linear.cpu, made.silu_mul), gated=True)
     return replace(
         CPU,
         name=f"cpu {found.isa}{packing.use_amx(found)}",
         embedding=made.embedding,
         linear=product,
         gated=both,
-        moe=moe.native(found, product, both),
+        moe=moe.packed_experts(found, product, both),
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,
@@ -142,7 +142,7 @@ def ops_for(device: torch.device) -> Ops:
     TRITON_INTERPRET=1 gives the Triton kernels to a CPU too, slowly: the whole engine can be tried on them.
     """
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return native_ops()
+        return cpu_ops()
     try:
         from kvasir_runtime.kernels.gpu.table import triton_ops
     except ImportError as error:

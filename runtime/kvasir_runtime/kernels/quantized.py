@@ -6,7 +6,7 @@
 values: 8 bits: (rows, columns) int8, or e4m3 where the format is floating. 4 bits: (rows, columns / 2) uint8, numbers
         0..15, an even column in the low half
 scales, minima: (rows, groups) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
-Activations are not quantised here: x stays what it is, sums are in float32, and the result is rounded once.
+Activations are not quantized here: x stays what it is, sums are in float32, and the result is rounded once.
 
 `linear` takes a Quantized in place of a weight; whoever packs it drops it afterwards. `weights` makes it.
 """
@@ -25,7 +25,7 @@ _TILE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class QuantFormat:
     """bits: 8 or 4. group: columns that share a scale, 0 for all of a row. wide: scales in float32 instead of float16.
 
     Q4_K needs wide ones: its scales are products of two numbers, which 16 bits do not hold exactly. floating: numbers
@@ -73,15 +73,15 @@ class Format:
         return rows * columns * self.bits // 8 + rows * self.groups(columns) * each
 
 
-FP8: Final = Format(bits=8, group=0, wide=True, floating=True)
+FP8: Final = QuantFormat(bits=8, group=0, wide=True, floating=True)
 """e4m3 with a scale for each row, in which `--quantization fp8` holds the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
+class QuantizedWeight:
     """A weight in a format; see the module for layout and meaning."""
 
-    format: Format
+    format: QuantFormat
     values: Tensor
     scales: Tensor
     minima: Tensor | None
@@ -91,23 +91,23 @@ class Quantized:
         """(rows, columns) of the weight."""
         return self.values.shape[0], self.values.shape[1] * (8 // self.format.bits)
 
-    def rows(self, first: int, count: int) -> "Quantized":
+    def rows(self, first: int, count: int) -> "QuantizedWeight":
         """A view of some rows."""
         minima = None if self.minima is None else self.minima[first : first + count]
-        return Quantized(
+        return QuantizedWeight(
             format=self.format,
             values=self.values[first : first + count],
             scales=self.scales[first : first + count],
             minima=minima,
         )
 
-    def moved(self, device: torch.device) -> "Quantized":
+    def moved(self, device: torch.device) -> "QuantizedWeight":
         """The same on a device."""
         minima = None if self.minima is None else self.minima.to(device)
         values, scales = self.values.to(device), self.scales.to(device)
-        return Quantized(format=self.format, values=values, scales=scales, minima=minima)
+        return QuantizedWeight(format=self.format, values=values, scales=scales, minima=minima)
 
-    def copy_(self, other: "Quantized") -> None:
+    def copy_(self, other: "QuantizedWeight") -> None:
         """Overwrite with another of the same format and shape."""
         self.values.copy_(other.values)
         self.scales.copy_(other.scales)
@@ -115,13 +115,13 @@ class Quantized:
             self.minima.copy_(other.minima)
 
 
-def empty(format: Format, rows: int, columns: int, device: torch.device) -> Quantized:  # noqa: A002 -- its name
+def empty(format: QuantFormat, rows: int, columns: int, device: torch.device) -> QuantizedWeight:  # noqa: A002 -- its name
     """Room for a weight. Raises ValueError where columns are no whole groups."""
     if not format.fits(columns):
         raise ValueError(f"{columns} columns are no whole groups of {format.group}")
     groups = (rows, format.groups(columns))
     values = (rows, columns * format.bits // 8)
-    return Quantized(
+    return QuantizedWeight(
         format=format,
         values=torch.empty(values, dtype=format.value_dtype, device=device),
         scales=torch.empty(groups, dtype=format.scale_dtype, device=device),
@@ -129,7 +129,7 @@ def empty(format: Format, rows: int, columns: int, device: torch.device) -> Quan
     )
 
 
-def numbers(weight: Quantized) -> Tensor:
+def numbers(weight: QuantizedWeight) -> Tensor:
     """q of the formula: (rows, columns) int8, or e4m3."""
     if weight.format.bits == 8:
         return weight.values
@@ -143,7 +143,7 @@ def packed(q: Tensor) -> Tensor:
     return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
 
 
-def dequantized(weight: Quantized, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantized(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """The weight itself: (rows, columns), computed in float32, then rounded to dtype."""
     rows, columns = weight.shape
     grouped = numbers(weight).float().view(rows, weight.scales.shape[1], -1) * weight.scales.float().unsqueeze(2)
@@ -152,7 +152,7 @@ def dequantized(weight: Quantized, dtype: torch.dtype = torch.float32) -> Tensor
     return grouped.view(rows, columns).to(dtype)
 
 
-def reference(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def reference(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The formula in float32."""
 
     def product(x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def reference(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tens
     return product
 
 
-def plain(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def plain(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The same in x's type, a tile of rows at a time: for devices without kernels of ours. Saves memory, not time."""
     rows, columns = weight.shape
     step = max(_TILE // columns, 1)
@@ -178,8 +178,8 @@ def plain(weight: Quantized, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """A quantised weight, a bias or None, and an x to call the result with."""
-    formats = (Format(bits=8), Format(bits=4), Format(bits=4, wide=True), FP8, replace(FP8, group=128))
+    """A quantized weight, a bias or None, and an x to call the result with."""
+    formats = (QuantFormat(bits=8), QuantFormat(bits=4), QuantFormat(bits=4, wide=True), FP8, replace(FP8, group=128))
     for tokens, columns, rows in ((1, 32, 16), (3, 96, 33), (33, 768, 64), (5, 2048, 128)):
         for format_ in formats:
             if not format_.fits(columns):
@@ -191,7 +191,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
                 yield weight, torch.randn(rows, generator=generator).to(dtype), x
 
 
-def drawn(format: Format, rows: int, columns: int, generator: torch.Generator) -> Quantized:  # noqa: A002 -- its name
+def drawn(format: QuantFormat, rows: int, columns: int, generator: torch.Generator) -> QuantizedWeight:  # noqa: A002 -- its name
     """A weight of random numbers, about a thousandth to a tenth large, for cases and measurements."""
     weight = empty(format, rows, columns, torch.device("cpu"))
     if format.floating:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels.noise import HIGHEST, LOWEST, gumbel, keys
+from kvasir_runtime.kernels.gumbel import HIGHEST, LOWEST, gumbel, keys
 
 # Sorting a row of 150,000 costs 10 ms; nearly every filter is decided among its first ids.
 _FEW = 1024

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import cache_rows, rms_norm, rope, write_kv
+from kvasir_runtime.kernels import kv_quant, rms_norm, rope, write_kv
 
 
 def reference(
@@ -60,6 +60,6 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
                 cos, sin = torch.cat((angle.cos(),) * 2, dim=-1), torch.cat((-angle.sin(), angle.sin()), dim=-1)
                 slots = torch.randperm(24, generator=generator)[:tokens]
                 slots[2:3] = -1
-                for cached in (dtype, torch.int8, cache_rows.FLOAT8):
-                    cache = torch.zeros(2, 6, 4, kv_heads, cache_rows.width(head_dim, cached), dtype=cached)
+                for cached in (dtype, torch.int8, kv_quant.FLOAT8):
+                    cache = torch.zeros(2, 6, 4, kv_heads, kv_quant.width(head_dim, cached), dtype=cached)
                     yield qkv, norm, 1e-6, cos.to(dtype), sin.to(dtype), cache, slots

@@ -17,21 +17,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import cache_rows
+from kvasir_runtime.kernels import kv_quant
 
 
 def reference(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Write every token's key and value to its slot."""
     flat = cache.flatten(1, 2)
     for half, rows in zip(flat.unbind(0), (key, value), strict=True):
-        _scatter(half, cache_rows.stored(rows, cache.dtype), slots)
+        _scatter(half, kv_quant.stored(rows, cache.dtype), slots)
 
 
 def _scatter(flat: Tensor, rows: Tensor, slots: Tensor) -> None:
     kept = slots >= 0
     if not bool(kept.all()):
         rows, slots = rows[kept], slots[kept]
-    if flat.dtype == cache_rows.FLOAT8:  # which torch does not scatter on a CPU
+    if flat.dtype == kv_quant.FLOAT8:  # which torch does not scatter on a CPU
         flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
     flat.index_copy_(0, slots, rows)
 
@@ -43,5 +43,5 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
         slots = torch.randperm(48, generator=generator)[:tokens]
         if tokens == 5:
             slots[1::3] = -1
-        for dtype in (torch.float32, torch.int8, cache_rows.FLOAT8):
-            yield key, value, torch.zeros(2, 6, 8, 2, cache_rows.width(8, dtype), dtype=dtype), slots
+        for dtype in (torch.float32, torch.int8, kv_quant.FLOAT8):
+            yield key, value, torch.zeros(2, 6, 8, 2, kv_quant.width(8, dtype), dtype=dtype), slots

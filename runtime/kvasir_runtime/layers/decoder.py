@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.cpu import step
 from kvasir_runtime.kernels.linear import Linear, Weight, with_rows
-from kvasir_runtime.kernels.native import step
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers import feed_forward, rotary
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
@@ -32,7 +32,7 @@ class Batch:
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    spans: Spans
+    attn_metadata: AttentionMetadata
     logit_rows: Tensor | None
 
 
@@ -58,7 +58,7 @@ class Decoder:
         """Take the tensors out of the mapping one by one, so that a repacked weight exists twice only for a moment.
 
         tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
-        layers may be quantised, and a quantised head may be there besides the table that it is a copy of.
+        layers may be quantized, and a quantized head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed.
         self.step is the forward pass in one call, None where there is none for this device and these weights.
         """
@@ -76,7 +76,7 @@ class Decoder:
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
-            has_own = spec.head_rows > 0 or "head.weight" in tensors  # a quantised copy of a table that is both
+            has_own = spec.head_rows > 0 or "head.weight" in tensors  # a quantized copy of a table that is both
             self._head = ops.linear(tensors.pop("head.weight") if has_own else table, None)
         # A table that is the head as well is kept once, as the head has it, where that gives its rows back.
         shared = with_rows(self._head) if self._head and not has_own else None
@@ -156,7 +156,7 @@ class Decoder:
         assert self.step is not None
         assert batch.logit_rows is not None
         ids, positions, slots, rows = batch.token_ids, batch.positions, batch.slots, batch.logit_rows
-        self.step.begin(ids, positions, slots, rows, batch.spans, cache, greedy=greedy)
+        self.step.begin(ids, positions, slots, rows, batch.attn_metadata, cache, greedy=greedy)
 
     def finish(self) -> Tensor:
         """`hidden` of what was begun."""
@@ -202,7 +202,7 @@ class Decoder:
         qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, batch.slots)
         scale = spec.attention_scale or spec.head_dim**-0.5
-        return ops.attention(query, cache, batch.spans, scale, layer.window, spec.attention_cap)
+        return ops.attention(query, cache, batch.attn_metadata, scale, layer.window, spec.attention_cap)
 
     def _layer(self, index: int, window: int, tensors: MutableMapping[str, Weight]) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."

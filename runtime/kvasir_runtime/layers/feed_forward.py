@@ -18,7 +18,7 @@ Tensors = MutableMapping[str, Weight]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class SparseMoeBlock:
     """Routed experts, and one more that all tokens go through, if there is one."""
 
     routed: Linear
@@ -43,16 +43,16 @@ def build(
     gate_up, down = (f"{prefix}experts.{name}.weight" for name in ("gate_up", "down"))
     routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), experts.top_k, experts.renormalised)
     if not experts.shared_size:
-        return Experts(routed=routed, shared=None, shared_gate=None)
+        return SparseMoeBlock(routed=routed, shared=None, shared_gate=None)
     gate = ops.linear(plain(tensors, prefix + "shared_gate"), None)
-    return Experts(routed=routed, shared=_gated(prefix + "shared.", ops, tensors, "silu"), shared_gate=gate)
+    return SparseMoeBlock(routed=routed, shared=_gated(prefix + "shared.", ops, tensors, "silu"), shared_gate=gate)
 
 
 def plain(tensors: Tensors, name: str) -> Tensor:
     """A tensor that is no weight of a linear layer, taken out of the mapping."""
     tensor = tensors.pop(name)
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is quantised; only weights of linear layers may be")
+        raise TypeError(f"{name} is quantized; only weights of linear layers may be")
     return tensor
 
 

@@ -158,7 +158,7 @@ def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[int, ...]]:
-    """Experts lie one below the other. What is no .weight is never quantised: the router's numbers decide."""
+    """Experts lie one below the other. What is no .weight is never quantized: the router's numbers decide."""
     each, inner, shared = experts.num_experts, experts.intermediate_size, experts.shared_size
     shapes: dict[str, tuple[int, ...]] = {
         prefix + "router": (each, hidden),

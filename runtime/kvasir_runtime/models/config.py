@@ -14,7 +14,7 @@ import msgspec
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import RopeSpec
-from kvasir_runtime.models import quantised
+from kvasir_runtime.models import quantization_config
 
 _MAX_FILE_BYTES = 16 * 2**20
 _T = TypeVar("_T")
@@ -120,7 +120,7 @@ def read_config(model: Path) -> ModelConfig:
     """config.json of a model directory, or what a GGUF file says of itself. Raises ModelError naming file and key."""
     path = model if gguf.is_gguf(model) else model / "config.json"
     config = _converted(path) if gguf.is_gguf(model) else _decode(path, ModelConfig)
-    if config.quantization_config is not None and (why := quantised.refusal(config.quantization_config)):
+    if config.quantization_config is not None and (why := quantization_config.refusal(config.quantization_config)):
         raise ModelError(
             f"{path}: {why} (quantization_config), which is not supported;"
             " take the full weights with --quantization fp8, int8 or int4, or a GGUF file"

@@ -4,7 +4,7 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, decoder_spec, usual_places
-from kvasir_runtime.models.mixture import expert_places, experts_spec
+from kvasir_runtime.models.moe import expert_places, experts_spec
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
-from kvasir_runtime.kernels.native.rowsteps import RowSteps
+from kvasir_runtime.kernels.cpu.rowsteps import RowSteps
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.state.row_state import HostRowState, RowState
 

@@ -2,7 +2,7 @@
 
 8 bits: symmetric, the largest of a group becomes 127, or in e4m3 448. 4 bits: a scale and a minimum for each group,
 found by a search over ranges that cut off a little at both ends, each refined by least squares; the one of least
-weighted squared error is kept (after the idea of ggml's own quantisers: few numbers far out must not widen all steps).
+weighted squared error is kept (after the idea of ggml's own quantizers: few numbers far out must not widen all steps).
 """
 
 from typing import Final
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.native import quantize as native
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.quantized import Format, Quantized
+from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 RANGES: Final = (1.0, 0.9, 0.8)
 """Shares of a group's range that are tried for 4 bits: 1.3 to 2 % less error than the first alone, more add nothing."""
@@ -27,17 +27,17 @@ _PIECE: Final = 1 << 18
 """Elements that are searched at a time, so that the search stays in the processor's caches."""
 
 
-def quantize(rows: Tensor, format: Format) -> Quantized:  # noqa: A002 -- its name
+def quantize(rows: Tensor, format: QuantFormat) -> QuantizedWeight:  # noqa: A002 -- its name
     """(rows, columns) in any floating type to a format; columns must be whole groups. In C++ where that can be."""
     found = library()
-    if found is None or not native.takes(found, rows, format):
+    if found is None or not cpu_quantize.takes(found, rows, format):
         return plain(rows, format)
     weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
-    native.ranged(found, rows, weight, shares=RANGES, refinements=REFINEMENTS, least_scale=LEAST_SCALE)
+    cpu_quantize.ranged(found, rows, weight, shares=RANGES, refinements=REFINEMENTS, least_scale=LEAST_SCALE)
     return weight
 
 
-def plain(rows: Tensor, format: Format) -> Quantized:  # noqa: A002 -- its name
+def plain(rows: Tensor, format: QuantFormat) -> QuantizedWeight:  # noqa: A002 -- its name
     """The same by torch's operations."""
     weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
     step = max(_PIECE // rows.shape[1], 1)
@@ -54,20 +54,20 @@ def plain(rows: Tensor, format: Format) -> Quantized:  # noqa: A002 -- its name
     return weight
 
 
-def _symmetric(grouped: Tensor, into: Quantized) -> None:
+def _symmetric(grouped: Tensor, into: QuantizedWeight) -> None:
     into.scales.copy_(grouped.abs().amax(dim=2) / 127)
     # As it was rounded: the numbers must fit to that one.
     scale = into.scales.float().clamp(min=LEAST_SCALE).unsqueeze(2)
     into.values.copy_((grouped / scale).round_().clamp_(-127, 127).view(into.values.shape))
 
 
-def _floating(grouped: Tensor, into: Quantized) -> None:
+def _floating(grouped: Tensor, into: QuantizedWeight) -> None:
     into.scales.copy_(grouped.abs().amax(dim=2) / E4M3_MAX)
     scale = into.scales.float().clamp(min=LEAST_SCALE).unsqueeze(2)
     into.values.copy_((grouped / scale).clamp_(-E4M3_MAX, E4M3_MAX).view(into.values.shape))
 
 
-def _ranged(grouped: Tensor, into: Quantized) -> None:
+def _ranged(grouped: Tensor, into: QuantizedWeight) -> None:
     low, high = grouped.amin(dim=2, keepdim=True), grouped.amax(dim=2, keepdim=True)
     weight = _importance(grouped)
     best: tuple[Tensor, ...] = ()

@@ -1,7 +1,7 @@
 """How bytes get from a buffer of the host to where weights are: at once on a CPU, over a side stream on CUDA.
 
 Called by `streaming`, which owns the buffers. On CUDA a buffer may be written again only once its copy has run, so each
-placing returns a mark to wait for; everything behind the copy (conversion, quantising) runs on the device.
+placing returns a mark to wait for; everything behind the copy (conversion, quantizing) runs on the device.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Put = Callable[[Tensor], None]
 """What is done with the bytes of a piece, given where the weights are."""
 
 
-class Mark(Protocol):
+class CopyEvent(Protocol):
     """A moment on the device, such as a torch.cuda.Event."""
 
     def synchronize(self) -> None:
@@ -27,14 +27,14 @@ class Staging(Protocol):
     def buffer(self, num_bytes: int) -> Tensor:
         """(num_bytes,) uint8 on the host, its contents undefined."""
 
-    def place(self, raw: Tensor, put: Put) -> Mark | None:
+    def place(self, raw: Tensor, put: Put) -> CopyEvent | None:
         """Begin put(raw there). None: raw is not needed any more; else it is once the mark has come."""
 
     def finish(self) -> None:
         """Wait for all that was placed."""
 
 
-class Plain:
+class CpuStaging:
     """For a CPU: a buffer is where the weights are, and put is done when it returns."""
 
     def buffer(self, num_bytes: int) -> Tensor:
@@ -49,7 +49,7 @@ class Plain:
         """Nothing is under way."""
 
 
-class Cuda:
+class CudaStaging:
     """For a CUDA device: pinned buffers, copies behind one another on a stream of their own.
 
     The copy goes into scratch memory of that stream, whose size is a piece's since it is taken again for the next one.
@@ -70,14 +70,14 @@ class Cuda:
         """Pinned memory, so that copies run beside everything else."""
         return self._pinned(num_bytes)
 
-    def place(self, raw: Tensor, put: Put) -> Mark:
+    def place(self, raw: Tensor, put: Put) -> CopyEvent:
         """The mark comes right behind the copy; put goes on with the scratch memory."""
         with self._cuda.stream(self._stream):
             there = raw.to(self._device, non_blocking=True)
             copied = self._cuda.Event()
             copied.record(self._stream)
             put(there)
-        mark: Mark = copied
+        mark: CopyEvent = copied
         return mark
 
     def finish(self) -> None:
@@ -88,7 +88,7 @@ class Cuda:
 
 def staging(device: torch.device) -> Staging:
     """That of a device."""
-    return Plain() if device.type == "cpu" else Cuda(device)
+    return CpuStaging() if device.type == "cpu" else CudaStaging(device)
 
 
 def _pinned(num_bytes: int) -> Tensor:

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.weights.staging import Mark, Put, Staging
+from kvasir_runtime.weights.staging import CopyEvent, Put, Staging
 
 Preadv = Callable[[int, list[memoryview], int], int]
 """os.preadv: may read less than asked for, 0 at the end of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FilePiece:
     """Bytes of a file that are read together, and what is done with them.
 
     into: where they belong as they are, (num_bytes,) uint8 on the host; then nothing is put.
@@ -42,27 +42,27 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
+class BufferRing:
     """threads: that read. buffers: at least 2, half of which may wait for their copies."""
 
     threads: int
     buffers: int
 
 
-ON_CPU: Final = Ring(threads=4, buffers=8)
-ON_CUDA: Final = Ring(threads=8, buffers=16)
+ON_CPU: Final = BufferRing(threads=4, buffers=8)
+ON_CUDA: Final = BufferRing(threads=8, buffers=16)
 
 
-def ring_of(device: torch.device) -> Ring:
+def ring_of(device: torch.device) -> BufferRing:
     """On a CPU the readers share the cores with what converts the pieces."""
     return ON_CPU if device.type == "cpu" else ON_CUDA
 
 
 def stream(
-    pieces: Sequence[Piece],
+    pieces: Sequence[FilePiece],
     staging: Staging,
-    ring: Ring,
-    on_placed: Callable[[Piece], None],
+    ring: BufferRing,
+    on_placed: Callable[[FilePiece], None],
     preadv: Preadv = os.preadv,
 ) -> None:
     """Read and place all pieces. on_placed is called after each, in this thread.
@@ -75,7 +75,7 @@ def stream(
     buffered = [piece.num_bytes for piece in pieces if piece.into is None]
     count = min(ring.buffers, len(buffered) + 1) if buffered else 0
     buffers = [staging.buffer(max(buffered)) for _ in range(count)]
-    under_way: deque[tuple[Mark, Tensor]] = deque()
+    under_way: deque[tuple[CopyEvent, Tensor]] = deque()
     with _reading(pieces, buffers, min(ring.threads, len(pieces)), preadv) as (filled, free):
         for _ in pieces:
             taken = filled.get()
@@ -99,13 +99,13 @@ def stream(
     staging.finish()
 
 
-_Filled = queue.SimpleQueue[tuple[Piece, Tensor | None] | BaseException]
+_Filled = queue.SimpleQueue[tuple[FilePiece, Tensor | None] | BaseException]
 _Free = queue.SimpleQueue[Tensor | None]
 
 
 @contextmanager
 def _reading(
-    pieces: Sequence[Piece], buffers: Sequence[Tensor], num_threads: int, preadv: Preadv
+    pieces: Sequence[FilePiece], buffers: Sequence[Tensor], num_threads: int, preadv: Preadv
 ) -> Iterator[tuple[_Filled, _Free]]:
     """Queues of filled buffers and of those that may be filled. Threads end with the block, however it ends."""
     filled, free = _Filled(), _Free()
@@ -128,7 +128,7 @@ def _reading(
 class _Reader:
     """What every thread runs: take the next piece, and a buffer if it needs one, and fill it."""
 
-    def __init__(self, pieces: Sequence[Piece], filled: _Filled, free: _Free, preadv: Preadv) -> None:
+    def __init__(self, pieces: Sequence[FilePiece], filled: _Filled, free: _Free, preadv: Preadv) -> None:
         self.stopping = threading.Event()
         self._pieces = iter(pieces)
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ class _Reader:
                 raise ModelError(f"{piece.path} cannot be read: {error.strerror or error}") from error
             self._filled.put((piece, buffer))
 
-    def _fill(self, descriptor: int, piece: Piece, target: Tensor) -> None:
+    def _fill(self, descriptor: int, piece: FilePiece, target: Tensor) -> None:
         view, done = target.numpy().data[: piece.num_bytes], 0
         while done < piece.num_bytes and not self.stopping.is_set():
             got = self._preadv(descriptor, [view[done:]], piece.start + done)

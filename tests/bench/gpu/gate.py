@@ -17,7 +17,7 @@ from bench.gpu.section import NO_TIME, Context
 
 ROOT: Final = Path(__file__).parents[3]
 CHECKS: Final = {
-    "kernels agree with their references": ("tests/kernels/test_ops.py", "-k", "triton or cuda"),
+    "kernels agree with their references": ("tests/kvasir_runtime/kernels/test_ops.py", "-k", "triton or cuda"),
     "a model says what the CPU's says": ("tests/gpu",),
 }
 DRY_CHECKS: Final = {"a model says what the CPU's says": ("tests/gpu", "-k", "two_plans")}

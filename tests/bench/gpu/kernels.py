@@ -16,9 +16,9 @@ from bench.gpu.book import Cell as Measured
 from bench.gpu.book import Goal, failed, measured, skipped
 from bench.gpu.section import NO_TIME, Context
 from bench.gpu.timing import seconds
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.kernels.sample import Draws
-from kvasir_runtime.kernels.spans import Spans
 
 CACHE_BYTES = 512 << 20  # of rotated inputs: far more than any second-level cache
 LEAST_S = 3.0
@@ -123,8 +123,8 @@ def attention_cells(scale: Scale, ops: Ops, device: torch.device, dtype: torch.d
         cache = torch.randn(2, num_blocks, scale.block_size, scale.kv_heads, scale.head, dtype=dtype, device=device)
         tables = torch.randperm(num_blocks, device=device).view(len(query_lens), columns)
         query = torch.randn(sum(query_lens), scale.heads, scale.head, dtype=dtype, device=device)
-        spans = Spans(query_lens, [known] * len(query_lens), tables, [-1] * len(query_lens))
-        return lambda: ops.attention(query, cache, spans, scale.head**-0.5, 0)
+        attn_metadata = AttentionMetadata(query_lens, [known] * len(query_lens), tables, [-1] * len(query_lens))
+        return lambda: ops.attention(query, cache, attn_metadata, scale.head**-0.5, 0)
 
     for batch, known in scale.decode:
         moved = batch * known * 2 * scale.kv_heads * scale.head * dtype.itemsize

@@ -9,13 +9,13 @@ import torch
 
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.quantized import FP8, Format, Quantized
+from kvasir_runtime.kernels.quantized import FP8, QuantFormat, QuantizedWeight
 
 FORMATS: Final = {
     "fp8": FP8,
     "fp8 blocks": replace(FP8, group=128),
-    "int8": Format(bits=8),
-    "int4": Format(bits=4),
+    "int8": QuantFormat(bits=8),
+    "int4": QuantFormat(bits=4),
 }
 Made = Iterator[tuple[str, Callable[[], Callable[[], object]], int, int]]
 """Of each cell its name, what makes it, and its bounds: bytes and operations."""
@@ -37,7 +37,7 @@ def gates(hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: to
 def short(hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: torch.device, dtype: torch.dtype) -> Made:
     """Products with weights of few bits, of the shape of the second half of a feed-forward layer."""
 
-    def call(format_: Format, count: int) -> Callable[[], object]:
+    def call(format_: QuantFormat, count: int) -> Callable[[], object]:
         layer = ops.linear(random(format_, hidden, inner, device), None)
         x = torch.randn(count, inner, device=device).to(dtype)
         return lambda: layer(x)
@@ -49,7 +49,7 @@ def short(hidden: int, inner: int, tokens: tuple[int, ...], ops: Ops, device: to
                 yield f"linear, down, {name}, {count}", partial(call, format_, count), moved, 2 * count * inner * hidden
 
 
-def random(format_: Format, rows: int, columns: int, device: torch.device) -> Quantized:
+def random(format_: QuantFormat, rows: int, columns: int, device: torch.device) -> QuantizedWeight:
     """A weight made on the device."""
     weight = quantized.empty(format_, rows, columns, device)
     if format_.floating:

@@ -174,7 +174,7 @@ def test_a_gguf_file_is_judged_by_what_it_says_of_itself(tmp_path):
         ("int4", "5.56 GiB in bfloat16 and int4"),
     ],
 )
-def test_quantised_weights_are_smaller(model, quantization, shown):
+def test_quantized_weights_are_smaller(model, quantization, shown):
     # 6,979,321,856 parameters in layers' matrices, 525,336,576 each in head and table, 266,240 in norms.
     result = run(model, "--memory", "80Gi", "--device", "cuda", "--quantization", quantization)
     assert shown in result.output

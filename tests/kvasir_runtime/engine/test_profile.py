@@ -17,9 +17,9 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.profile import Profile
 from kvasir_runtime.engine.start import ready_of
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.native.step import KINDS
-from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.cpu.step import KINDS
+from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Hello, Shutdown, Submit
 
@@ -87,7 +87,7 @@ def test_table_and_trace_add_up(tmp_path: Path) -> None:
 
 def test_runner_tells_what_a_step_goes_into(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "m", Shape(dtype=torch.bfloat16))
-    runner, heard = runner_of(folder, ops=native_ops(), dtype=torch.bfloat16), Heard()
+    runner, heard = runner_of(folder, ops=cpu_ops(), dtype=torch.bfloat16), Heard()
     runner.watched(heard)
     Hand(runner).run([Stream(prompt=(5, 6, 7))], 2)
     found = library()

@@ -6,9 +6,9 @@ import weakref
 import pytest
 import torch
 
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.native.linear import takes
-from kvasir_runtime.kernels.ops import CPU, native_ops
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.cpu.linear import takes
+from kvasir_runtime.kernels.ops import CPU, cpu_ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec, parameter_shapes
 
@@ -40,7 +40,7 @@ def built(ops, *, tied: bool):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("ops", [CPU, native_ops()], ids=lambda ops: ops.name)
+@pytest.mark.parametrize("ops", [CPU, cpu_ops()], ids=lambda ops: ops.name)
 def test_ids_become_the_rows_of_the_table(ops, tied):
     decoder, copy, _ = built(ops, tied=tied)
     ids = torch.tensor([0, 49, 7, 7])
@@ -51,8 +51,8 @@ def test_a_table_that_is_the_head_too_is_kept_once():
     found = library()
     if found is None or not takes(found, torch.empty(0, dtype=torch.bfloat16)):
         pytest.skip("no C++ kernels for bfloat16 here")
-    decoder, _, table = built(native_ops(), tied=True)
+    decoder, _, table = built(cpu_ops(), tied=True)
     assert table() is None
-    decoder, _, table = built(native_ops(), tied=False)
+    decoder, _, table = built(cpu_ops(), tied=False)
     assert table() is not None
     del decoder

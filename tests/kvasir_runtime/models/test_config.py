@@ -46,7 +46,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"head_dim": None, "hidden_size": 66}, "does not divide hidden_size 66"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with gptq .* --quantization fp8"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq .* --quantization fp8"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"blocks of \[64, 64\]"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "without config_groups"),
         ({"quantization_config": compressed(num_bits=4, type="int")}, "int of 4 bits by compressed-tensors"),

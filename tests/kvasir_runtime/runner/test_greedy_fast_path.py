@@ -9,8 +9,8 @@ import torch
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.watch import Watch
 from kvasir_runtime.wire import Sampling
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, cache_dtype: torch.dtype = torch.bfloat16) -> ModelRunner:
-    return runner_of(folder, ops=native_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    return runner_of(folder, ops=cpu_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
 
 
 def streams(sampling: Sampling) -> list[Stream]:

@@ -1,4 +1,4 @@
-"""Mixtures of experts on a CPU's own kernels: answers, company, quantised experts, and what a config may say."""
+"""Mixtures of experts on a CPU's own kernels: answers, company, quantized experts, and what a config may say."""
 
 import gc
 import json
@@ -20,10 +20,10 @@ from fakes.oracle import Oracle, oracle_of
 from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.native.linear import takes
-from kvasir_runtime.kernels.ops import CPU, native_ops
-from kvasir_runtime.kernels.quantized import Format
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.cpu.linear import takes
+from kvasir_runtime.kernels.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.weights.quantize import quantize
@@ -68,7 +68,7 @@ def test_answers_are_the_best_whatever_the_company(root: Path, name: str) -> Non
     prompts = [prompt(length, 5) for length in (1, 17, 130, 64, 5)]
     answers = []
     for together in (True, False):
-        runner = runner_of(folder_of(root, name), ops=native_ops(), dtype=torch.bfloat16)
+        runner = runner_of(folder_of(root, name), ops=cpu_ops(), dtype=torch.bfloat16)
         assert runner._model.step is None, "experts are not for the one call of C++"
         streams = [Stream(prompt=one) for one in prompts]
         hand = Hand(runner, seed=int(together))
@@ -86,7 +86,7 @@ def test_experts_as_they_were_read_are_dropped_when_they_are_packed() -> None:
         pytest.skip("no C++ kernels for bfloat16 here")
     tensors = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((4, 16), (4 * 16, 16), (4 * 16, 8))]
     kept = [weakref.ref(tensor) for tensor in tensors]
-    layer = native_ops().moe(tensors.pop(0), tensors.pop(0), tensors.pop(0), 2, True)
+    layer = cpu_ops().moe(tensors.pop(0), tensors.pop(0), tensors.pop(0), 2, True)
     gc.collect()
     assert [weight() is None for weight in kept] == [True] * 3
     assert layer(torch.ones(3, 16, dtype=torch.bfloat16)).shape == (3, 16)
@@ -94,7 +94,7 @@ def test_experts_as_they_were_read_are_dropped_when_they_are_packed() -> None:
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-def test_quantised_experts_answer_as_their_rounded_weights(
+def test_quantized_experts_answer_as_their_rounded_weights(
     tmp_path: Path, quantization: Quantization, family: str
 ) -> None:
     shape = Shape(family=family, shared_size=64)
@@ -112,7 +112,7 @@ def rounded(folder: Path, target: Path, quantization: Quantization) -> Oracle:
     for name, weight in weights.items():
         head = name == "lm_head.weight"
         if head or name.split(".")[-2] in ("w1", "w2", "w3") or name.endswith("_proj.weight"):
-            format_ = Format(bits=8 if head or quantization == "int8" else 4)
+            format_ = QuantFormat(bits=8 if head or quantization == "int8" else 4)
             weights[name] = quantized.dequantized(quantize(weight, format_))
     checkpoints.write_weights(target, weights)
     return Oracle(target)

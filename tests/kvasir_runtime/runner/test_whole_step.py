@@ -15,9 +15,9 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.kernels.native.library import library
-from kvasir_runtime.kernels.ops import native_ops
-from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.runner import ModelRunner
 
@@ -61,7 +61,7 @@ def folder_of(root: Path, name: str) -> Path:
 
 
 def made(root: Path, name: str, cache_dtype: torch.dtype = torch.bfloat16) -> ModelRunner:
-    return runner_of(folder_of(root, name), ops=native_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    return runner_of(folder_of(root, name), ops=cpu_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def test_logits_of_the_one_call_are_those_of_the_head_alone(root: Path, name: st
             token_ids=torch.tensor(prompt(5)),
             positions=torch.arange(5),
             slots=torch.arange(5),
-            spans=Spans([5], [5], torch.tensor([[0]]), [0]),
+            attn_metadata=AttentionMetadata([5], [5], torch.tensor([[0]]), [0]),
             logit_rows=torch.tensor(wanted),
         )
         hidden = runner._model.hidden(batch, runner._cache)

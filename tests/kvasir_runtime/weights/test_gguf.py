@@ -16,7 +16,7 @@ from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.weights import ggufblocks, gguftensors
+from kvasir_runtime.weights import gguf_checkpoint, gguf_dequant
 from kvasir_runtime.wire import Sampling
 
 WIDE = Shape(hidden_size=256, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=32, intermediate_size=512)
@@ -46,7 +46,7 @@ def test_values_are_those_of_the_reference_to_the_last_bit(kind: str) -> None:
         floats = np.random.default_rng(0).normal(size=(16, 512)).astype(np.float32)
         raw = gguf.quants.quantize(floats, ggufs.Kind[kind]).view(np.uint8)
     wanted = torch.from_numpy(gguf.quants.dequantize(raw, ggufs.Kind[kind]).astype(np.float32))
-    found = ggufblocks.decoded(kind, torch.from_numpy(raw.reshape(-1).copy())).float().view(16, 512)
+    found = gguf_dequant.decoded(kind, torch.from_numpy(raw.reshape(-1).copy())).float().view(16, 512)
     assert torch.equal(found, wanted.view(16, 512))
 
 
@@ -54,7 +54,7 @@ def test_pairs_are_put_back_into_halves() -> None:
     rows = torch.arange(2 * 6 * 3).view(12, 3).float()
     there = torch.from_numpy(ggufs.interleaved(rows.numpy(), 2))
     assert not torch.equal(there, rows)
-    assert torch.equal(gguftensors.halves(there, 6), rows)
+    assert torch.equal(gguf_checkpoint.halves(there, 6), rows)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""Quantised weights: the error is bounded, the right weights are chosen, and the engine computes with them."""
+"""Quantized weights: the error is bounded, the right weights are chosen, and the engine computes with them."""
 
 import json
 from dataclasses import replace
@@ -13,13 +13,13 @@ from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_api.options import Quantization, ServeOptions
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.quantized import FP8, Format, Quantized
+from kvasir_runtime.kernels.quantized import FP8, QuantFormat, QuantizedWeight
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.weights import formats, gguftensors
-from kvasir_runtime.weights.load import load
+from kvasir_runtime.weights import gguf_checkpoint, quant_formats
+from kvasir_runtime.weights.loader import load
 from kvasir_runtime.weights.quantize import quantize
 
 SHAPE = Shape(hidden_size=64, intermediate_size=96, num_layers=2)
@@ -37,7 +37,7 @@ def rows(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["normal", "far out", "shifted"])
 def test_eight_bits_are_off_by_half_a_step_at_most(kind: str) -> None:
     weight = rows(kind)
-    found = quantize(weight, Format(bits=8))
+    found = quantize(weight, QuantFormat(bits=8))
     error = (quantized.dequantized(found) - weight).abs().view(64, -1, 32)
     assert bool((error <= found.scales.float().unsqueeze(2) * 0.501 + 1e-4 * weight.abs().max()).all())
     assert int(found.values.abs().max()) == 127
@@ -58,7 +58,7 @@ def test_e4m3_is_off_by_a_sixteenth_of_each_number_at_most(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "most"), [("normal", 0.075), ("far out", 0.105), ("shifted", 0.03)])
 def test_four_bits_lose_less_than_the_plain_range(kind: str, most: float) -> None:
     weight = rows(kind)
-    found = quantized.dequantized(quantize(weight, Format(bits=4)))
+    found = quantized.dequantized(quantize(weight, QuantFormat(bits=4)))
     grouped = weight.view(64, -1, 32)
     low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
     step = (high - low) / 15
@@ -74,12 +74,12 @@ def test_four_bits_lose_less_than_the_plain_range(kind: str, most: float) -> Non
 @pytest.mark.parametrize("bits", [8, 4])
 def test_groups_of_one_value_are_exact(bits: int) -> None:
     weight = torch.tensor([0.0, 0.5, -0.25]).repeat_interleave(32).view(1, 96)
-    assert torch.allclose(quantized.dequantized(quantize(weight, Format(bits=bits))), weight, atol=1e-3)
+    assert torch.allclose(quantized.dequantized(quantize(weight, QuantFormat(bits=bits))), weight, atol=1e-3)
 
 
-def test_rows_are_quantised_alone_so_that_pieces_may_be_of_any_size() -> None:
+def test_rows_are_quantized_alone_so_that_pieces_may_be_of_any_size() -> None:
     weight = rows("normal")
-    whole, part = quantize(weight, Format(bits=4)), quantize(weight[7:13], Format(bits=4))
+    whole, part = quantize(weight, QuantFormat(bits=4)), quantize(weight[7:13], QuantFormat(bits=4))
     assert torch.equal(whole.rows(7, 6).values, part.values)
 
 
@@ -100,7 +100,7 @@ def test_rows_are_quantised_alone_so_that_pieces_may_be_of_any_size() -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_matrices_and_head_are_quantised(
+def test_matrices_and_head_are_quantized(
     tmp_path: Path, quantization: Quantization, kind: str, layer: str | None, head: str | None, tied: bool
 ) -> None:
     folder = checkpoints.write(tmp_path, replace(SHAPE, tied=tied))
@@ -108,7 +108,7 @@ def test_matrices_and_head_are_quantised(
     spec = family_of(config).spec(config)
     shapes, places = parameter_shapes(spec), family_of(config).places(spec)
     kinds = dict.fromkeys(places, kind) if kind else {}
-    found = formats.formats(quantization, spec, shapes, places, kinds)
+    found = quant_formats.formats(quantization, spec, shapes, places, kinds)
     wanted = {f"layers.{index}.{name}": layer for index in range(2) for name in LAYER} | {"head.weight": head}
     assert {name: format_.name for name, format_ in found.items()} == {k: v for k, v in wanted.items() if v}
 
@@ -117,16 +117,16 @@ def test_merged_weight_of_two_types_is_held_in_eight_bits() -> None:
     folder_spec = family_of_shape(SHAPE)
     spec, shapes, places = folder_spec
     kinds = dict.fromkeys(places, "Q4_K") | {"model.layers.1.self_attn.v_proj.weight": "Q6_K"}
-    found = formats.formats("auto", spec, shapes, places, kinds)
-    assert found["layers.0.qkv.weight"] == Format(bits=4, wide=True)
-    assert found["layers.1.qkv.weight"] == Format(bits=8)
+    found = quant_formats.formats("auto", spec, shapes, places, kinds)
+    assert found["layers.0.qkv.weight"] == QuantFormat(bits=4, wide=True)
+    assert found["layers.1.qkv.weight"] == QuantFormat(bits=8)
     kinds["model.layers.1.self_attn.v_proj.weight"] = "F16"
-    assert "layers.1.qkv.weight" not in formats.formats("auto", spec, shapes, places, kinds)
+    assert "layers.1.qkv.weight" not in quant_formats.formats("auto", spec, shapes, places, kinds)
 
 
 def test_columns_that_are_no_whole_groups_stay(tmp_path: Path) -> None:
     spec, shapes, places = family_of_shape(replace(SHAPE, intermediate_size=90))
-    found = formats.formats("int8", spec, shapes, places, {})
+    found = quant_formats.formats("int8", spec, shapes, places, {})
     assert "layers.0.down.weight" not in found
     assert "layers.0.gate_up.weight" in found
 
@@ -156,11 +156,11 @@ def test_kept_weights_are_what_decoding_gives(tmp_path: Path, kind: str, family:
             assert isinstance(found, torch.Tensor)
             assert torch.equal(found, weight)
         else:
-            assert isinstance(found, Quantized)
+            assert isinstance(found, QuantizedWeight)
             assert torch.equal(quantized.dequantized(found), weight)
     if tied:
         head = kept["head.weight"]
-        assert isinstance(head, Quantized)
+        assert isinstance(head, QuantizedWeight)
         assert torch.equal(quantized.dequantized(head), plain["embedding"])
 
 
@@ -198,11 +198,11 @@ def family_of_shape(shape: Shape):
     return spec, parameter_shapes(spec), family_of(config).places(spec)
 
 
-def loaded(path: Path, quantization: Quantization) -> dict[str, torch.Tensor | Quantized]:
+def loaded(path: Path, quantization: Quantization) -> dict[str, torch.Tensor | QuantizedWeight]:
     config = read_config(path)
     spec = family_of(config).spec(config)
     shapes, places = parameter_shapes(spec), family_of(config).places(spec)
-    chosen = formats.formats(quantization, spec, shapes, places, gguftensors.kinds(path))
+    chosen = quant_formats.formats(quantization, spec, shapes, places, gguf_checkpoint.kinds(path))
     return load(path, places, shapes, torch.float32, torch.device("cpu"), lambda read, total: None, chosen)
 
 
@@ -210,7 +210,7 @@ def rounded(folder: Path, target: Path, quantization: Quantization) -> Oracle:
     """transformers with a checkpoint whose matrices went through our formats and back."""
     from safetensors.torch import load_file
 
-    layer, head = formats.LAYERS[quantization], Format(bits=8)
+    layer, head = quant_formats.LAYERS[quantization], QuantFormat(bits=8)
     weights = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     if config["tie_word_embeddings"]:

@@ -18,10 +18,10 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.weights import load as loading
-from kvasir_runtime.weights import tensorfiles
-from kvasir_runtime.weights.staging import Cuda, Plain, Put
-from kvasir_runtime.weights.streaming import ON_CUDA, Piece, Ring, stream
+from kvasir_runtime.weights import loader as loading
+from kvasir_runtime.weights import safetensors_checkpoint
+from kvasir_runtime.weights.staging import CpuStaging, CudaStaging, Put
+from kvasir_runtime.weights.streaming import ON_CUDA, BufferRing, FilePiece, stream
 
 SIZE = 10_000
 
@@ -66,14 +66,14 @@ def files(folder: Path, sizes: Sequence[int]) -> list[Path]:
     return paths
 
 
-def pieces_of(paths: Sequence[Path], step: int) -> tuple[list[Piece], dict[Path, Tensor]]:
+def pieces_of(paths: Sequence[Path], step: int) -> tuple[list[FilePiece], dict[Path, Tensor]]:
     """All of every file, and what they are put into."""
     into = {path: torch.zeros(path.stat().st_size, dtype=torch.uint8) for path in paths}
     pieces = []
     for path, place in into.items():
         for start in range(0, len(place), step):
             part = place[start : start + step]
-            pieces.append(Piece(path=path, start=start, num_bytes=len(part), put=part.copy_))
+            pieces.append(FilePiece(path=path, start=start, num_bytes=len(part), put=part.copy_))
     return pieces, into
 
 
@@ -81,12 +81,16 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("weights")]
 
 
-@pytest.mark.parametrize("device", [Plain, Late])
-@pytest.mark.parametrize("ring", [Ring(threads=1, buffers=2), Ring(threads=4, buffers=2), Ring(threads=3, buffers=6)])
-def test_all_bytes_arrive_though_copies_are_late(tmp_path: Path, device: type[Plain | Late], ring: Ring) -> None:
+@pytest.mark.parametrize("device", [CpuStaging, Late])
+@pytest.mark.parametrize(
+    "ring", [BufferRing(threads=1, buffers=2), BufferRing(threads=4, buffers=2), BufferRing(threads=3, buffers=6)]
+)
+def test_all_bytes_arrive_though_copies_are_late(
+    tmp_path: Path, device: type[CpuStaging | Late], ring: BufferRing
+) -> None:
     paths = files(tmp_path, (SIZE, 1, 4097))
     pieces, into = pieces_of(paths, 128)
-    placed: list[Piece] = []
+    placed: list[FilePiece] = []
     stream(pieces, device(), ring, placed.append)
     for path in paths:
         assert bytes(into[path].tolist()) == path.read_bytes()
@@ -97,7 +101,7 @@ def test_all_bytes_arrive_though_copies_are_late(tmp_path: Path, device: type[Pl
 def test_memory_is_that_of_the_ring(tmp_path: Path) -> None:
     pieces, _ = pieces_of(files(tmp_path, (SIZE,)), 100)
     device = Late()
-    stream(pieces, device, Ring(threads=3, buffers=5), lambda _: None)
+    stream(pieces, device, BufferRing(threads=3, buffers=5), lambda _: None)
     assert [len(buffer) for buffer in device.buffers] == [100] * 5
     few = Late()
     stream(pieces[:1], few, ON_CUDA, lambda _: None)
@@ -109,8 +113,8 @@ def test_what_belongs_on_the_host_as_it_is_needs_no_buffer(tmp_path: Path, buffe
     (path,) = files(tmp_path, (SIZE,))
     pieces, into = pieces_of([path], 100)
     direct = [replace(piece, put=unwanted, into=into[path][piece.start :][:100]) for piece in pieces[buffered:]]
-    device, placed = Late(), list[Piece]()
-    stream(pieces[:buffered] + direct, device, Ring(threads=3, buffers=4), placed.append)
+    device, placed = Late(), list[FilePiece]()
+    stream(pieces[:buffered] + direct, device, BufferRing(threads=3, buffers=4), placed.append)
     assert bytes(into[path].tolist()) == path.read_bytes()
     assert len(device.buffers) == min(4, buffered + 1 if buffered else 0)
     assert len(placed) == len(pieces)
@@ -128,7 +132,7 @@ def test_a_disk_may_give_less_than_was_asked_for(tmp_path: Path) -> None:
     def seven(descriptor: int, views: list[memoryview], offset: int) -> int:
         return os.preadv(descriptor, [views[0][:7]], offset)
 
-    stream(pieces, Plain(), Ring(threads=2, buffers=3), lambda _: None, seven)
+    stream(pieces, CpuStaging(), BufferRing(threads=2, buffers=3), lambda _: None, seven)
     assert bytes(into[path].tolist()) == path.read_bytes()
 
 
@@ -137,7 +141,7 @@ def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
     pieces, _ = pieces_of([path], 1000)
     os.truncate(path, SIZE - 1)
     with pytest.raises(ModelError, match=r"0\.bin is truncated or damaged: it became shorter while it was read"):
-        stream(pieces, Late(), Ring(threads=2, buffers=3), lambda _: None)
+        stream(pieces, Late(), BufferRing(threads=2, buffers=3), lambda _: None)
     assert not threads()
 
 
@@ -151,10 +155,10 @@ def test_a_disk_that_fails_is_named_and_ends_every_thread(tmp_path: Path) -> Non
         return os.preadv(descriptor, views, offset)
 
     with pytest.raises(ModelError, match=r"0\.bin cannot be read: Input/output error"):
-        stream(pieces, Plain(), Ring(threads=4, buffers=8), lambda _: None, failing)
+        stream(pieces, CpuStaging(), BufferRing(threads=4, buffers=8), lambda _: None, failing)
     path.unlink()
     with pytest.raises(ModelError, match=r"0\.bin cannot be read: No such file"):
-        stream(pieces, Plain(), Ring(threads=4, buffers=8), lambda _: None)
+        stream(pieces, CpuStaging(), BufferRing(threads=4, buffers=8), lambda _: None)
     assert not threads()
 
 
@@ -164,15 +168,15 @@ class Stopped(Exception):
 
 def test_who_calls_may_stop_it_at_any_piece(tmp_path: Path) -> None:
     pieces, _ = pieces_of(files(tmp_path, (SIZE,)), 100)
-    seen: list[Piece] = []
+    seen: list[FilePiece] = []
 
-    def stop(piece: Piece) -> None:
+    def stop(piece: FilePiece) -> None:
         seen.append(piece)
         if len(seen) == 3:
             raise Stopped
 
     with pytest.raises(Stopped):
-        stream(pieces, Late(), Ring(threads=4, buffers=4), stop)
+        stream(pieces, Late(), BufferRing(threads=4, buffers=4), stop)
     assert len(seen) == 3
     assert not threads()
 
@@ -223,8 +227,8 @@ def test_on_a_card_copies_have_their_stream_and_its_marks_free_the_buffers(tmp_p
     (path,) = files(tmp_path, (300,))
     pieces, into = pieces_of([path], 100)
     cuda = Recorder()
-    device = Cuda(torch.device("cpu"), cuda=cuda, pinned=lambda size: torch.empty(size, dtype=torch.uint8))
-    stream(pieces, device, Ring(threads=1, buffers=2), lambda piece: cuda.said.append("placed"))
+    device = CudaStaging(torch.device("cpu"), cuda=cuda, pinned=lambda size: torch.empty(size, dtype=torch.uint8))
+    stream(pieces, device, BufferRing(threads=1, buffers=2), lambda piece: cuda.said.append("placed"))
     assert bytes(into[path].tolist()) == path.read_bytes()
     placing, reused = ["on side", "mark on side"], ["mark done"]
     assert cuda.said == [
@@ -247,13 +251,13 @@ def test_a_whole_checkpoint_is_the_same_over_a_late_device(tmp_path: Path) -> No
     found = {name: torch.empty(shape) for name, shape in shapes.items()}
     pieces = [
         piece
-        for file in tensorfiles.files(folder)
-        for stored in tensorfiles.stored(file)
+        for file in safetensors_checkpoint.files(folder)
+        for stored in safetensors_checkpoint.stored(file)
         for place in [places[stored.name]]
         for piece in loading._pieces(stored, [found[place.tensor]], place.first_row, 100)
     ]
     assert len(pieces) > 400
-    stream(pieces, Late(), Ring(threads=3, buffers=4), lambda _: None)
+    stream(pieces, Late(), BufferRing(threads=3, buffers=4), lambda _: None)
     for name, tensor in wanted.items():
         assert isinstance(tensor, Tensor)
         assert torch.equal(found[name], tensor), name

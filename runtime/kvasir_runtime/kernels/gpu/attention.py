@@ -16,11 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
-from kvasir_runtime.kernels.gpu import attention_kernels, attention_tiles, cache_rows
-from kvasir_runtime.kernels.gpu.attention_tiles import Tiles
-from kvasir_runtime.kernels.gpu.cards import card_of
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.gpu import attention_kernels, attention_tiles, kv_quant
+from kvasir_runtime.kernels.gpu.attention_tiles import AttentionTiles
 from kvasir_runtime.kernels.gpu.options import options
-from kvasir_runtime.kernels.spans import Spans
+from kvasir_runtime.kernels.gpu.tuning_table import tuning_of
 
 # A program should find at least this many tiles, or the merge costs more than the split gains.
 _MIN_TILES = 2
@@ -34,28 +34,28 @@ _LOG2E = math.log2(math.e)
 def launch(
     query: Tensor,
     cache: Tensor,
-    spans: Spans,
+    attn_metadata: AttentionMetadata,
     scale: float,
     window: int,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """kernels.attention with the shipped launch parameters."""
-    rows = spans.longest_query * (query.shape[1] // cache.shape[3])
-    card = card_of(query.device)
+    rows = attn_metadata.longest_query * (query.shape[1] // cache.shape[3])
+    card = tuning_of(query.device)
     chosen = attention_tiles.choose(card.name, query.shape[2], query.element_size(), rows)
-    return attend(query, cache, spans, scale, window, softcap, sinks, chosen, _processors(query.device))
+    return attend(query, cache, attn_metadata, scale, window, softcap, sinks, chosen, _processors(query.device))
 
 
 def attend(
     query: Tensor,
     cache: Tensor,
-    spans: Spans,
+    attn_metadata: AttentionMetadata,
     scale: float,
     window: int,
     softcap: float,
     sinks: Tensor | None,
-    chosen: Tiles,
+    chosen: AttentionTiles,
     processors: int,
 ) -> Tensor:
     """kernels.attention with given launch parameters. processors: the programs that run at once decide on splitting.
@@ -63,43 +63,43 @@ def attend(
     The host reads no length: the grid follows from the numbers of tokens, sequences and columns of the table.
     """
     (tokens, heads, head), (block_size, kv_heads, row) = query.shape, cache.shape[2:]
-    group, sequences = heads // kv_heads, spans.num_sequences
+    group, sequences = heads // kv_heads, attn_metadata.num_sequences
     block_m = max(chosen.block_m, triton.next_power_of_2(group))
     block_q = block_m // group
-    one_block = spans.longest_query <= block_q
+    one_block = attn_metadata.longest_query <= block_q
     blocks = sequences if one_block else tokens // block_q + sequences
-    longest = spans.block_tables.shape[1] * block_size
+    longest = attn_metadata.block_tables.shape[1] * block_size
     pieces = most_pieces(
         blocks, kv_heads, -(-longest // chosen.tile), block_m * head * 4, processors, few_queries=one_block
     )
-    starts, lens = spans.lengths()
+    starts, lens = attn_metadata.lengths()
     sizes = {"KV_HEADS": kv_heads, "BLOCK_Q": block_q}
     plan = starts
     if pieces:
         # The mean work of a program, not its longest, decides: keyed by all that enters.
         how = {**sizes, "TILE": chosen.tile, "ONE_BLOCK": one_block}
         key = ("plan", window, processors, *how.values())
-        plan = spans.once(key, lambda: _plan(starts, lens, pieces, window, processors * _WANTED, how))
+        plan = attn_metadata.once(key, lambda: _plan(starts, lens, pieces, window, processors * _WANTED, how))
     out = query.new_empty((tokens, heads * head))
     rows = pieces * kv_heads * block_m or 1
     parts = torch.empty((rows, head), dtype=torch.float32, device=query.device)
     logs = torch.empty((rows,), dtype=torch.float32, device=query.device)
     shape = {"GROUP": group, "HEAD": head, "PADDED": triton.next_power_of_2(head), "BLOCK_M": block_m}
-    table_stride = spans.block_tables.stride(0)
-    scales, sunk = cache_rows.scales(cache), logs if sinks is None else sinks
+    table_stride = attn_metadata.block_tables.stride(0)
+    scales, sunk = kv_quant.scales(cache), logs if sinks is None else sinks
     factor, cap = (scale * _LOG2E, 0.0) if not softcap else (scale / softcap * 2 * _LOG2E, softcap * _LOG2E)
     attention_kernels.attend[((pieces or blocks) * kv_heads,)](
-        query, cache, scales, spans.block_tables, starts, lens, plan, sunk, out, parts, logs,
+        query, cache, scales, attn_metadata.block_tables, starts, lens, plan, sunk, out, parts, logs,
         factor, cap, window, sequences, pieces, *query.stride()[:2], cache.stride(0), table_stride,
         TILE=chosen.tile, ROW=row, BLOCK_SIZE=block_size, WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=pieces > 0,
-        KIND=cache_rows.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype),
+        KIND=kv_quant.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype),
         **sizes, **shape,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     if pieces:
         attention_kernels.merge[(tokens, heads)](
             parts, logs, starts, plan, out, sequences, pieces,
-            ONE_TOKEN=spans.longest_query == 1 and tokens == sequences, **sizes, **shape, **options(2048),
+            ONE_TOKEN=attn_metadata.longest_query == 1 and tokens == sequences, **sizes, **shape, **options(2048),
         )  # fmt: skip
     return out
 

@@ -8,7 +8,7 @@ split; then of each its first piece.
 import triton
 import triton.language as tl
 
-from kvasir_runtime.kernels.gpu.cache_rows import FLOAT8, INT8
+from kvasir_runtime.kernels.gpu.kv_quant import FLOAT8, INT8
 
 # Splits of one block at most, and elements of a sequence in a plan.
 ROOM = tl.constexpr(64)

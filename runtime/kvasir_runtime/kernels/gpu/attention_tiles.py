@@ -1,8 +1,8 @@
 """Launch parameters of attention: a table that ships, by card, head size, bytes of a number and rows of a product.
 
-Called by `attention` at each launch; which card is whose table is `cards`' business. Rows are starting points from what
-is published for these cards until a measurement of ours replaces them; the tests hold each to its card's shared memory,
-and those for sm_90 to registers that do not spill.
+Called by `attention` at each launch; `tuning_table` finds the table's name for a GPU. Rows are starting points from
+what is published for these GPUs until a measurement of ours replaces them; the tests hold each to its GPU's shared
+memory, and those for sm_90 to registers that do not spill.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ EVERY: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
+class AttentionTiles:
     """Rows of a product (query tokens times heads of a group) and positions of a tile of the cache, of one program.
 
     Keys wait for block ids, so the compiler spends two stages on each tile that is read ahead: 5 read two, 3 one.
@@ -33,14 +33,14 @@ class Tiles:
         return padded * (self.block_m * query_bytes + read + widened)
 
 
-Rows = Mapping[int, Tiles]
+Rows = Mapping[int, AttentionTiles]
 Table = Mapping[tuple[int, int], Rows]
 """By head size and bytes of a number of the queries, each up to and including; then by rows, likewise."""
 
 
 def _rows(*rows: tuple[int, int, int, int, int]) -> Rows:
     """(rows at most, block_m, tile, warps, stages) each."""
-    return {most: Tiles(block_m=m, tile=tile, num_warps=w, num_stages=s) for most, m, tile, w, s in rows}
+    return {most: AttentionTiles(block_m=m, tile=tile, num_warps=w, num_stages=s) for most, m, tile, w, s in rows}
 
 
 # Up to 16 rows is decode with groups of heads, up to 32 drafts that are verified, up to 256 short chunks. Memory at
@@ -69,10 +69,10 @@ _ADA: Final[Table] = {
 }
 
 TABLES: Final[Mapping[str, Table]] = {"H200": _HOPPER, "H100": _HOPPER, "A100": _AMPERE, "L40S": _ADA}
-"""By the names of `cards`."""
+"""By the names of `tuning_table`."""
 
 
-def choose(card: str, head_dim: int, query_bytes: int, rows: int) -> Tiles:
+def choose(card: str, head_dim: int, query_bytes: int, rows: int) -> AttentionTiles:
     """The row of the table. rows: query rows of the longest sequence, its tokens times heads per key head.
 
     A card that is not here takes the one that asks least. Heads of more than 256 take the widest row.

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.gpu.numbers import to_e4m3
+from kvasir_runtime.kernels.gpu.dequant import to_e4m3
 from kvasir_runtime.kernels.gpu.options import options
-from kvasir_runtime.kernels.quantized import Quantized
+from kvasir_runtime.kernels.quantized import QuantizedWeight
 
 E4M3_MAX: Final = 448.0
 _BLOCK = 4096
@@ -25,7 +25,7 @@ _BLOCK = 4096
 class Scaled:
     """A layer, called with x. weight: e4m3 by row, both sizes multiples of 16; units: its scales, (rows,) float32."""
 
-    weight: Quantized
+    weight: QuantizedWeight
     units: Tensor
     bias: Tensor | None
 

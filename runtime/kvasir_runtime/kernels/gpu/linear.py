@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import linear as operation
-from kvasir_runtime.kernels.gpu import cards, fp8, grouped, products, silu_mul
-from kvasir_runtime.kernels.gpu.numbers import e4m3
-from kvasir_runtime.kernels.gpu.products import Plan, Shape, settle, share
+from kvasir_runtime.kernels.gpu import fp8, group_scaled_gemm, silu_mul, small_gemm, tuning_table
+from kvasir_runtime.kernels.gpu.dequant import e4m3
+from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
 from kvasir_runtime.kernels.linear import Linear, Weight
-from kvasir_runtime.kernels.quantized import Quantized
+from kvasir_runtime.kernels.quantized import QuantizedWeight
 
 _MIN_ROWS = 64
 _ALIGNED = 16  # columns that one 16-byte load of e4m3 takes
@@ -33,7 +33,7 @@ class Streamed:
     weight: Tensor
     units: Tensor | None
     bias: Tensor | None
-    plan: Plan
+    plan: GemmPlan
     many: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -57,22 +57,26 @@ def _built(weight: Weight, bias: Tensor | None, *, gated: bool) -> Linear:
     if not takes(weight, gated=gated):
         product = operation.unpacked(weight, bias)
         return (lambda x: silu_mul.launch(product(x))) if gated else product
-    if isinstance(weight, Quantized):
-        return of_rows(weight, bias, gated=gated) if weight.format.by_row else grouped.build(weight, bias, gated=gated)
+    if isinstance(weight, QuantizedWeight):
+        return (
+            of_rows(weight, bias, gated=gated)
+            if weight.format.by_row
+            else group_scaled_gemm.build(weight, bias, gated=gated)
+        )
     return streamed(weight, None, bias, gated=gated, many=lambda x: F.linear(x, weight, bias))
 
 
 def takes(weight: Weight, *, gated: bool) -> bool:
-    """Whether there is a kernel for a weight: 16 bits or quantised, enough rows, columns that loads can take whole."""
+    """Whether there is a kernel for a weight: 16 bits or quantized, enough rows, columns that loads can take whole."""
     rows, columns = weight.shape
-    if isinstance(weight, Quantized):
-        fits = grouped.takes(weight) or weight.format.by_row
+    if isinstance(weight, QuantizedWeight):
+        fits = group_scaled_gemm.takes(weight) or weight.format.by_row
     else:
         fits = weight.element_size() == 2
     return fits and columns % _ALIGNED == 0 and rows % _ALIGNED == 0 and rows >= _MIN_ROWS * (2 if gated else 1)
 
 
-def of_rows(weight: Quantized, bias: Tensor | None, *, gated: bool) -> Linear:
+def of_rows(weight: QuantizedWeight, bias: Tensor | None, *, gated: bool) -> Linear:
     """A layer of e4m3 with a scale for each row."""
     units = weight.scales.view(-1).float()
     patterns = weight.values.view(torch.int8)
@@ -81,9 +85,9 @@ def of_rows(weight: Quantized, bias: Tensor | None, *, gated: bool) -> Linear:
 
 def streamed(weight: Tensor, units: Tensor | None, bias: Tensor | None, *, gated: bool, many: Linear) -> Streamed:
     """A layer by the table of the weight's card. many: the product alone."""
-    card = cards.card_of(weight.device)
+    card = tuning_table.tuning_of(weight.device)
     product = card.product("bits16" if units is None else "fp8", weight.shape[0] // (2 if gated else 1))
-    shape = Shape(
+    shape = GemmShape(
         rows=weight.shape[0],
         columns=weight.shape[1],
         step_bytes=product.columns * weight.element_size(),
@@ -93,7 +97,7 @@ def streamed(weight: Tensor, units: Tensor | None, bias: Tensor | None, *, gated
         weight=weight,
         units=units,
         bias=bias,
-        plan=products.plan(product, shape, card.processors, card.shared_bytes, weight.device),
+        plan=small_gemm.plan(product, shape, card.processors, card.shared_bytes, weight.device),
         many=(lambda x: silu_mul.launch(many(x))) if gated else many,
     )
 

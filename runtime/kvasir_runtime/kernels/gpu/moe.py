@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.gpu import linear, moe_align, moe_tiles
 from kvasir_runtime.kernels.gpu.moe_product import Bank, bank, product
-from kvasir_runtime.kernels.gpu.moe_tiles import Tiles
+from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.linear import Linear, Weight
 
@@ -25,7 +25,7 @@ _SUMMED = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class FusedMoe:
     """The layer that `build` builds."""
 
     router: Linear
@@ -53,7 +53,7 @@ class Experts:
         _sum[(tokens, -(-hidden // block))](given, out, hidden, TOP_K=self.top_k, BLOCK=block, **options(block))
         return out
 
-    def _tiles(self, x: Tensor, pairs: int, weight: Bank, outputs: int, *, gated: bool) -> Tiles:
+    def _tiles(self, x: Tensor, pairs: int, weight: Bank, outputs: int, *, gated: bool) -> MoeTiles:
         card, experts, short = _card(x.device), weight.values.shape[0], weight.short
         return moe_tiles.tiles(card, x.element_size(), pairs, experts, outputs, gated=gated, short=short)
 
@@ -61,7 +61,7 @@ class Experts:
 def build(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
     """kernels.moe."""
     experts = router.shape[0]
-    return Experts(
+    return FusedMoe(
         router=linear.build(router, None),
         gate_up=bank(gate_up, experts),
         down=bank(down, experts),

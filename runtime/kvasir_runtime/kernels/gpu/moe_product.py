@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.gpu.dequant import e4m3, nibbles, offset
 from kvasir_runtime.kernels.gpu.moe_align import Lists
-from kvasir_runtime.kernels.gpu.moe_tiles import Tiles
-from kvasir_runtime.kernels.gpu.numbers import e4m3, nibbles, offset
+from kvasir_runtime.kernels.gpu.moe_tiles import MoeTiles
 from kvasir_runtime.kernels.linear import Weight
-from kvasir_runtime.kernels.quantized import Quantized
+from kvasir_runtime.kernels.quantized import QuantizedWeight
 
 _PLAIN: Final = 0
 _INT8, _INT4, _E4M3, _E4M3_ROWS = 8, 4, 2, 1
@@ -45,7 +45,7 @@ class Bank:
 
 def bank(weight: Weight, experts: int) -> Bank:
     """Of experts that lie one below the other; their memory is not copied."""
-    if not isinstance(weight, Quantized):
+    if not isinstance(weight, QuantizedWeight):
         values = weight.view(experts, -1, weight.shape[1])
         return Bank(
             kind=_PLAIN, values=values, scales=None, minima=None, columns=weight.shape[1], group=weight.shape[1]
@@ -61,7 +61,7 @@ def _by_expert(tensor: Tensor | None, experts: int) -> Tensor | None:
     return None if tensor is None else tensor.view(experts, tensor.shape[0] // experts, -1)
 
 
-def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: Tiles, *, rows_of: int, gated: bool) -> None:
+def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles, *, rows_of: int, gated: bool) -> None:
     """One grouped product: out[pair] of row pair // rows_of of x, silu_mul'ed (gated) or times the pair's share.
 
     x: (rows, inputs); weight: of outputs, or twice as many if gated, by inputs; out: (pairs, outputs)

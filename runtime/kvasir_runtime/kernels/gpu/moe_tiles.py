@@ -18,7 +18,7 @@ _MOST_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
+class MoeTiles:
     """block_m: pairs of a token and an expert; block_n: outputs; block_k: inputs, all of one program's step.
 
     together: blocks of pairs whose programs run side by side, so that they share a tile of weights in the cache.
@@ -32,12 +32,12 @@ class Tiles:
     together: int = 8
 
 
-def _hopper(m: int, n: int, k: int, warps: int, stages: int) -> Tiles:
-    return Tiles(block_m=m, block_n=n, block_k=k, num_warps=warps, num_stages=stages)
+def _hopper(m: int, n: int, k: int, warps: int, stages: int) -> MoeTiles:
+    return MoeTiles(block_m=m, block_n=n, block_k=k, num_warps=warps, num_stages=stages)
 
 
 # (card, bytes of an element of x) -> for at most so many pairs an expert; block_n is halved where a gate is beside it.
-TABLE: Final[dict[tuple[str, int], tuple[tuple[float, Tiles], ...]]] = {
+TABLE: Final[dict[tuple[str, int], tuple[tuple[float, MoeTiles], ...]]] = {
     ("sm_90", 2): (
         (16, _hopper(16, 128, 64, 4, 5)),
         (48, _hopper(32, 128, 64, 4, 4)),
@@ -60,7 +60,7 @@ TABLE: Final[dict[tuple[str, int], tuple[tuple[float, Tiles], ...]]] = {
 
 def tiles(
     card: str, element_bytes: int, pairs: int, experts: int, outputs: int, *, gated: bool, short: bool = False
-) -> Tiles:
+) -> MoeTiles:
     """Of one product. card: such as sm_90. pairs: tokens times top_k. outputs: columns of what the product gives.
 
     short: weights of few bits, which become numbers in registers that the widest tiles have not got.
@@ -72,7 +72,7 @@ def tiles(
     # Few pairs give few programs: narrower tiles then keep the whole card reading.
     while block_n > _NARROWEST and blocks * -(-outputs // block_n) < _WANTED_PROGRAMS:
         block_n //= 2
-    return Tiles(
+    return MoeTiles(
         block_m=chosen.block_m,
         block_n=block_n,
         block_k=chosen.block_k,

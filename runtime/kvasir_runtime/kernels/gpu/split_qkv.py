@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvasir_runtime.kernels.gpu import cache_rows
-from kvasir_runtime.kernels.gpu.cache_rows import INT8
+from kvasir_runtime.kernels.gpu import kv_quant
+from kvasir_runtime.kernels.gpu.kv_quant import INT8
 from kvasir_runtime.kernels.gpu.options import options
 
 _ELEMENTS = 2048
@@ -26,10 +26,10 @@ def launch(
     block = min(triton.next_power_of_2(all_heads), max(1, _ELEMENTS // (2 * padded)))
     query = qkv.new_empty((tokens, heads, head))
     _split_qkv[(tokens, -(-all_heads // block))](
-        qkv, qkv if norm is None else norm, cos, sin, query, cache, cache_rows.scales(cache), slots, eps,
+        qkv, qkv if norm is None else norm, cos, sin, query, cache, kv_quant.scales(cache), slots, eps,
         cache.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, HALF=head // 2, ROW=row, PADDED=padded, BLOCK=block, NORMED=norm is not None,
-        KIND=cache_rows.kind(cache), **options(2 * block * padded),
+        KIND=kv_quant.kind(cache), **options(2 * block * padded),
     )  # fmt: skip
     return query
 
@@ -75,9 +75,9 @@ def _split_qkv(
     place = slot * (KV_HEADS * ROW) + half + (head - HEADS) % KV_HEADS * ROW
     most = head.to(tl.float32)  # read by INT8 alone
     if KIND == INT8:
-        most = tl.maximum(cache_rows.most(left), cache_rows.most(right))
+        most = tl.maximum(kv_quant.most(left), kv_quant.most(right))
         tl.store(scales + (place + 2 * HALF) // 4, most / 127.0, mask=kept)
     target = cache + place[:, None] + dims[None, :]
     stored = kept[:, None] & inside
-    tl.store(target, cache_rows.rounded(left, most, KIND, cache.dtype.element_ty), mask=stored)
-    tl.store(target + HALF, cache_rows.rounded(right, most, KIND, cache.dtype.element_ty), mask=stored)
+    tl.store(target, kv_quant.rounded(left, most, KIND, cache.dtype.element_ty), mask=stored)
+    tl.store(target + HALF, kv_quant.rounded(right, most, KIND, cache.dtype.element_ty), mask=stored)

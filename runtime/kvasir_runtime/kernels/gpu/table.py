@@ -9,7 +9,6 @@ from kvasir_runtime.kernels.gpu import (
     append_ids,
     attention,
     bitmask,
-    cards,
     gelu_mul,
     linear,
     moe,
@@ -20,6 +19,7 @@ from kvasir_runtime.kernels.gpu import (
     silu_mul,
     split_qkv,
     step_inputs,
+    tuning_table,
     write_kv,
 )
 from kvasir_runtime.kernels.ops import Ops
@@ -50,4 +50,4 @@ TRITON = Ops(
 
 def triton_ops(device: torch.device) -> Ops:
     """TRITON, under a name that says whose launch parameters a card takes that has none of its own."""
-    return replace(TRITON, name=f"triton{cards.described(device)}")
+    return replace(TRITON, name=f"triton{tuning_table.described(device)}")

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvasir_runtime.kernels.gpu import cache_rows
-from kvasir_runtime.kernels.gpu.cache_rows import INT8
+from kvasir_runtime.kernels.gpu import kv_quant
+from kvasir_runtime.kernels.gpu.kv_quant import INT8
 from kvasir_runtime.kernels.gpu.options import options
 
 
@@ -14,8 +14,8 @@ def launch(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     (tokens, kv_heads, head), row = key.shape, cache.shape[4]
     padded_heads, padded = triton.next_power_of_2(kv_heads), triton.next_power_of_2(head)
     _write_kv[(tokens, 2)](
-        key, value, cache, cache_rows.scales(cache), slots, *key.stride()[:2], *value.stride()[:2], cache.stride(0),
-        KV_HEADS=kv_heads, HEAD=head, ROW=row, PADDED_HEADS=padded_heads, PADDED=padded, KIND=cache_rows.kind(cache),
+        key, value, cache, kv_quant.scales(cache), slots, *key.stride()[:2], *value.stride()[:2], cache.stride(0),
+        KV_HEADS=kv_heads, HEAD=head, ROW=row, PADDED_HEADS=padded_heads, PADDED=padded, KIND=kv_quant.kind(cache),
         **options(padded_heads * padded),
     )  # fmt: skip
 
@@ -41,7 +41,7 @@ def _write_kv(
         x = tl.load(source + dims[None, :], mask=mask, other=0.0)
     most = head.to(tl.float32)  # read by INT8 alone
     if KIND == INT8:
-        most = cache_rows.most(x)
+        most = kv_quant.most(x)
         tl.store(scales + (place + HEAD) // 4, most / 127.0, mask=head < KV_HEADS)
-    rows = cache_rows.rounded(x, most, KIND, cache.dtype.element_ty)
+    rows = kv_quant.rounded(x, most, KIND, cache.dtype.element_ty)
     tl.store(cache + place[:, None] + dims[None, :], rows, mask=mask)

@@ -18,7 +18,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import GrammarCompiler
-from kvasir_runtime.kernels import cache_rows
+from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops, ops_for
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
@@ -33,9 +33,9 @@ from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import DeviceStream, stream_of
 from kvasir_runtime.runner.state.row_state import HostRowState
-from kvasir_runtime.weights import formats as weight_formats
-from kvasir_runtime.weights.load import OnRead, load
-from kvasir_runtime.weights.load import kinds as stored_kinds
+from kvasir_runtime.weights import quant_formats as weight_formats
+from kvasir_runtime.weights.loader import OnRead, load
+from kvasir_runtime.weights.loader import kinds as stored_kinds
 from kvasir_runtime.wire import Progress
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _facts(
         vocab_size=spec.vocab_size,
         eos_token_ids=(),
         weights_bytes=0,
-        kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, cache_rows.scale_bytes(cache_dtype)),
+        kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)),
         load_s=0.0,
         warm_s=0.0,
         hidden_size=spec.hidden_size,
@@ -206,7 +206,7 @@ def assemble(
     The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
-    row = cache_rows.width(spec.head_dim, dtype)
+    row = kv_quant.width(spec.head_dim, dtype)
     device_stream = stream_of(device) if device_stream is None else device_stream
     shape = (spec.num_layers, 2, facts.num_blocks + device_stream.overlaps, facts.block_size, spec.num_kv_heads, row)
     try:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvasir_api import names
-from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.cpu.library import library
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>

@@ -6,7 +6,7 @@ import torch
 
 from kvasir_api.options import Device, Dtype, KvCacheDtype
 from kvasir_runtime.errors import CapacityError, ModelError
-from kvasir_runtime.kernels.cache_rows import FLOAT8
+from kvasir_runtime.kernels.kv_quant import FLOAT8
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -19,7 +19,7 @@ from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.runner.startup import host_resources, placement
-from kvasir_runtime.weights import tensorfiles
+from kvasir_runtime.weights import safetensors_checkpoint
 
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 GGUF_BYTES: Final = 16 << 20
@@ -49,8 +49,8 @@ def _model(model: Path) -> str:
     if gguf.is_gguf(model):
         files, headers = [model], [_beginning(model)]
     else:
-        files = tensorfiles.files(model)
-        headers = [tensorfiles.header(path) for path in files]
+        files = safetensors_checkpoint.files(model)
+        headers = [safetensors_checkpoint.header(path) for path in files]
         digest.update((model / "config.json").read_bytes())
     for path, header in zip(files, headers, strict=True):
         digest.update(f"{path.name} {path.stat().st_size} {len(header)} ".encode())

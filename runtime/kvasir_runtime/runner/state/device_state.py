@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Fork, Join, Plan
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.sample import Draws
-from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.kernels.step_inputs import StepInputs
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.state.device_stream import DeviceStream
@@ -101,7 +101,9 @@ class DeviceRowState:
                 token_ids=made.token_ids,
                 positions=made.positions,
                 slots=made.slots,
-                spans=Spans.on_device(starts_there, made.kv_lens, made.block_tables, longest_query=longest),
+                attn_metadata=AttentionMetadata.on_device(
+                    starts_there, made.kv_lens, made.block_tables, longest_query=longest
+                ),
                 logit_rows=wanted_rows,
             ),
             rows=device_rows if all_sample else device_rows.index_select(0, places),
@@ -114,9 +116,13 @@ class DeviceRowState:
         rows: (n,) int64, nobody's for padding; starts: (n + 1,) int32, 0 to n.
         """
         made = self._inputs(rows, starts, rows.shape[0], 1, self._tables)
-        spans = Spans.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
+        attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
         batch = Batch(
-            token_ids=made.token_ids, positions=made.positions, slots=made.slots, spans=spans, logit_rows=None
+            token_ids=made.token_ids,
+            positions=made.positions,
+            slots=made.slots,
+            attn_metadata=attn_metadata,
+            logit_rows=None,
         )
         return ModelInput(batch=batch, rows=rows, ends=made.kv_lens)
 

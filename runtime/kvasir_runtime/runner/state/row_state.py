@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Fork, Plan
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.sample import Draws
-from kvasir_runtime.kernels.spans import Spans
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams
 
@@ -159,7 +159,7 @@ class HostRowState:
         slots += positions % self._block_size
         kv_lens = (starts + lens).tolist()
         longest = -(-max(kv_lens) // self._block_size)
-        spans = Spans(
+        attn_metadata = AttentionMetadata(
             lens.tolist(),
             kv_lens,
             torch.from_numpy(self._block_tables[rows, :longest]),
@@ -170,7 +170,7 @@ class HostRowState:
                 token_ids=torch.from_numpy(self._host[token_rows, positions].astype(np.int64)),
                 positions=torch.from_numpy(positions),
                 slots=torch.from_numpy(slots),
-                spans=spans,
+                attn_metadata=attn_metadata,
                 logit_rows=torch.from_numpy(logits_indices(chunks, ends)),
             )
         )

@@ -14,7 +14,7 @@ from fakes.overlapping import Overlapping
 from fakes.recording import OPS, Recordings
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, Plan
-from kvasir_runtime.kernels.native.library import library
+from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.runner.graphs.cudagraph_sizes import GraphKey
 from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
 from kvasir_runtime.runner.startup import warmup

@@ -12,7 +12,7 @@ from fakes.checkpoints import Shape
 from kvasir_api.options import KvCacheDtype, ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, Plan
 from kvasir_runtime.errors import CapacityError, ModelError, StartError
-from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.build import build
@@ -41,7 +41,7 @@ def test_facts_follow_options_and_config(folder: Path) -> None:
     facts = built(folder, kv_cache_tokens=1000, block_size=32, dtype="float32", max_sequences=7).facts
     assert (facts.num_blocks, facts.block_size, facts.capacity_tokens) == (32, 32, 1024)
     assert (facts.max_model_len, facts.max_sequences, facts.max_batch_tokens) == (512, 7, 512)
-    kernels = native_ops().name
+    kernels = cpu_ops().name
     assert (facts.dtype, facts.kernels, facts.vocab_size, facts.eos_token_ids) == ("float32", kernels, 320, (0,))
     assert facts.device.startswith("cpu (1 threads")
     assert facts.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4

@@ -13,7 +13,7 @@ import torch
 from fakes import checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime.kernels.ops import native_ops
+from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import host_resources, startup_cache, startup_cache_key
 from kvasir_runtime.runner.startup.build import build
@@ -108,12 +108,12 @@ def test_a_known_start_still_computes_before_it_is_ready(folder: Path, tmp_path:
 def test_every_option_of_the_engine_makes_another_key(name: str, folder: Path) -> None:
     options = ServeOptions(model=str(folder))
     other = options.model_copy(update={name: "another"})
-    device, ops = torch.device("cpu"), native_ops()
+    device, ops = torch.device("cpu"), cpu_ops()
     assert startup_cache_key.key(options, folder, ops, device) != startup_cache_key.key(other, folder, ops, device)
 
 
 def test_the_key_knows_the_model_by_what_is_in_it(folder: Path, tmp_path: Path) -> None:
-    device, ops = torch.device("cpu"), native_ops()
+    device, ops = torch.device("cpu"), cpu_ops()
 
     def key(path: Path) -> dict[str, str]:
         return startup_cache_key.key(ServeOptions(model="m"), path, ops, device)

@@ -1,0 +1,240 @@
+// Attention of one query per sequence, of all heads that share a task of the cache: decode. Nothing is packed, since a
+// packed key would be used by a few rows only. Used by attention.isa.cpp alone.
+//
+// A task is one split of one sequence and some heads. First all scores, from keys that are read once and in order, 16
+// positions at a time; then weights of the whole split; then values. A key times a query leaves 16 partial sums, and those
+// of 16 keys are added up by a tree of shuffles. Neighbouring values are interleaved, as dot products of pairs want it, in
+// an order of columns that is put right at the end.
+#pragma once
+
+#include "attention_tile.h"
+
+#ifdef __AVX512BF16__
+namespace KVASIR_ISA {
+namespace {
+
+constexpr int64_t FETCHED = 1;  // chunks that are asked for before they are needed
+
+KVASIR_INLINE __m512bh pairs_at(const void* from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+// One sequence's keys and values in chunks: those of keys, then those of values.
+struct Chunks {
+  const AttentionArgs* a;
+  const int64_t* table;
+  int64_t token_bytes, first, count;  // of the first chunk its first position; chunks of keys
+
+  KVASIR_INLINE const uint8_t* at(int64_t chunk) const {
+    const bool value = chunk >= count;
+    const int64_t position = first + (value ? chunk - count : chunk) * CHUNK;
+    return a->cache + (table[position / a->block_size] * a->block_size + position % a->block_size) * token_bytes +
+           (value ? a->value_offset : 0);
+  }
+};
+
+// Asks for the rows of one head in a chunk. Null where there is none.
+template <int LINES>
+KVASIR_INLINE void ask(const uint8_t* chunk, int64_t token_bytes) {
+  if (!chunk) return;
+  for (int j = 0; j < CHUNK; ++j, chunk += token_bytes)
+    for (int line = 0; line < LINES; ++line) _mm_prefetch(chunk + 64 * line, _MM_HINT_T0);
+}
+
+// (4) sums of 16 lanes -> in each quarter the sums of that quarter's lanes, one for each of the four.
+KVASIR_INLINE __m512 quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+}
+
+KVASIR_INLINE __m512 halves(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+// Scores of R rows, one after another at `query`, and 16 keys whose bytes lie at rows[.] + offset. LINES: of a key.
+template <int R, int LINES>
+KVASIR_INLINE void score(const uint8_t* query, const uint8_t* const* rows, int64_t offset, float* scores, int64_t stride) {
+  __m512 four[R][4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    __m512 sum[R][4];
+#pragma GCC unroll 4
+    for (int key = 0; key < 4; ++key) {
+#pragma GCC unroll 4
+      for (int line = 0; line < LINES; ++line) {
+        const __m512bh k = pairs_at(rows[4 * j + key] + offset + 64 * line);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const __m512bh q = pairs_at(query + (r * LINES + line) * 64);
+          sum[r][key] = _mm512_dpbf16_ps(line ? sum[r][key] : _mm512_setzero_ps(), k, q);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) four[r][j] = quarters(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+    _mm512_storeu_ps(scores + r * stride, halves(halves(four[r][0], four[r][1]), halves(four[r][2], four[r][3])));
+}
+
+// sums[r] += weights of R rows times 16 values, columns in the order that interleaving gives them. weights: pairs.
+template <int R, int LINES>
+KVASIR_INLINE void add_values(const uint8_t* const* rows, int64_t offset, const uint32_t* weights, int64_t stride,
+                              float* sums) {
+  __m512 sum[R][2 * LINES];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < 2 * LINES; ++n) sum[r][n] = _mm512_loadu_ps(sums + (r * 2 * LINES + n) * 16);
+  for (int pair = 0; pair < CHUNK / 2; ++pair) {
+    const uint8_t *even = rows[2 * pair] + offset, *odd = rows[2 * pair + 1] + offset;
+#pragma GCC unroll 4
+    for (int line = 0; line < LINES; ++line) {
+      const __m512i a = _mm512_loadu_si512(even + 64 * line), b = _mm512_loadu_si512(odd + 64 * line);
+      const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(a, b), high = (__m512bh)_mm512_unpackhi_epi16(a, b);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m512bh weight = (__m512bh)_mm512_set1_epi32(weights[r * stride + pair]);
+        sum[r][2 * line] = _mm512_dpbf16_ps(sum[r][2 * line], low, weight);
+        sum[r][2 * line + 1] = _mm512_dpbf16_ps(sum[r][2 * line + 1], high, weight);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int n = 0; n < 2 * LINES; ++n) _mm512_storeu_ps(sums + (r * 2 * LINES + n) * 16, sum[r][n]);
+}
+
+// 32 columns as add_values leaves them, in their order.
+KVASIR_INLINE void in_order(const float* sums, float* out) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  const __m512 a = _mm512_loadu_ps(sums), b = _mm512_loadu_ps(sums + 16);
+  _mm512_storeu_ps(out, _mm512_permutex2var_ps(a, low, b));
+  _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(a, high, b));
+}
+
+template <int LINES>
+KVASIR_INLINE void scores_of(int64_t rows, const uint8_t* query, const uint8_t* const* at, int64_t offset, float* scores) {
+  for (; rows > 4; rows -= 4, query += 4 * LINES * 64, scores += 4 * SPLIT) score<4, LINES>(query, at, offset, scores, SPLIT);
+  switch (rows) {
+    case 1: return score<1, LINES>(query, at, offset, scores, SPLIT);
+    case 2: return score<2, LINES>(query, at, offset, scores, SPLIT);
+    case 3: return score<3, LINES>(query, at, offset, scores, SPLIT);
+    default: return score<4, LINES>(query, at, offset, scores, SPLIT);
+  }
+}
+
+template <int LINES>
+KVASIR_INLINE void values_of(int64_t rows, const uint8_t* const* at, int64_t offset, const uint32_t* weights, float* sums) {
+  constexpr int MOST = LINES == 2 ? 4 : 2;
+  for (; rows > MOST; rows -= MOST, weights += MOST * (SPLIT / 2), sums += MOST * LINES * 32)
+    add_values<MOST, LINES>(at, offset, weights, SPLIT / 2, sums);
+  switch (rows) {
+    case 1: return add_values<1, LINES>(at, offset, weights, SPLIT / 2, sums);
+    case 2: return add_values<2, LINES>(at, offset, weights, SPLIT / 2, sums);
+    case 3: return add_values<MOST == 4 ? 3 : 1, LINES>(at, offset, weights, SPLIT / 2, sums);
+    default: return add_values<MOST, LINES>(at, offset, weights, SPLIT / 2, sums);
+  }
+}
+
+// Scores (count, of whole chunks) of one row become weights. Of the chunks' positions those from .. to count.
+struct Softened {
+  float maximum, sum;
+};
+
+KVASIR_INLINE Softened soften_few(float* scores, int64_t count, int64_t from, int64_t to, float scale, bfloat16* weights) {
+  const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512 best = _mm512_set1_ps(UNSEEN);
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512i place = _mm512_add_epi32(places, _mm512_set1_epi32(static_cast<int>(i)));
+    const __mmask16 seen = _mm512_cmp_epi32_mask(place, _mm512_set1_epi32(static_cast<int>(from)), _MM_CMPINT_NLT) &
+                           _mm512_cmp_epi32_mask(place, _mm512_set1_epi32(static_cast<int>(to)), _MM_CMPINT_LT);
+    const __m512 s = _mm512_mask_loadu_ps(_mm512_set1_ps(UNSEEN), seen, scores + i);
+    _mm512_storeu_ps(scores + i, s);
+    best = _mm512_max_ps(s, best);
+  }
+  const float found = _mm512_reduce_max_ps(best) * scale, maximum = found > LEAST ? found : LEAST;
+  const Floats factor = splat(scale), offset = splat(-maximum);
+  Floats total{};
+  for (int64_t i = 0; i < count; i += 16) {
+    const Floats p = exp2(multiply_add(load(scores + i), factor, offset));
+    total += p;
+    store(weights + i, p);
+  }
+  return {maximum, sum(total)};
+}
+
+// The rows of a chunk's positions, and for those outside of first .. stop one that is inside: their weights are 0, and
+// what lies in their own place may be no number.
+KVASIR_INLINE void rows_of(const Chunks& chunks, int64_t chunk, const Span& span, const uint8_t** rows) {
+  const uint8_t* base = chunks.at(chunk);
+  const int64_t place = chunks.first + (chunk < chunks.count ? chunk : chunk - chunks.count) * CHUNK;
+  const int64_t low = most(0, span.first - place), high = least(CHUNK, span.stop - place) - 1;
+  for (int64_t j = 0; j < CHUNK; ++j) rows[j] = base + least(high, most(low, j)) * chunks.token_bytes;
+}
+
+KVASIR_INLINE Chunks chunks_of(const AttentionArgs& a, const Item& item, const Span& span) {
+  const int64_t first = span.first / CHUNK * CHUNK, count = (span.stop - first + CHUNK - 1) / CHUNK;
+  return {&a, table_of(a, item), a.kv_heads * a.head_dim * 2, first, count};
+}
+
+// heads: key heads of the task, from item.kv_head on. next: what this thread most likely reads next, or null.
+template <int LINES>
+void attend_few(const AttentionArgs& a, float* memory, const Item& item, int64_t heads, const Item* next, float* partials) {
+  const int64_t group = a.heads / a.kv_heads, rows = heads * group, row_bytes = LINES * 64, head = item.kv_head * group;
+  const Span span = span_of(a, item);
+  const Chunks chunks = chunks_of(a, item, span);
+  const Chunks later = next ? chunks_of(a, *next, span_of(a, *next)) : Chunks{};
+  float* scores = memory;
+  auto* weights = reinterpret_cast<uint32_t*>(scores + rows * SPLIT);
+  float* sums = scores + rows * (SPLIT + SPLIT / 2);
+  const auto* query = static_cast<const uint8_t*>(a.query) + (item.start * a.token_stride + head * a.head_dim) * 2;
+  const uint8_t* at[CHUNK];
+  const auto ahead = [&](int64_t chunk) -> const uint8_t* {
+    const int64_t wanted = chunk + FETCHED, beyond = wanted - 2 * chunks.count;
+    if (beyond < 0) return chunks.at(wanted) + item.kv_head * row_bytes;
+    return next && beyond < later.count ? later.at(beyond) + next->kv_head * row_bytes : nullptr;
+  };
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    rows_of(chunks, chunk, span, at);
+    const uint8_t* fetched = ahead(chunk);
+    for (int64_t h = 0; h < heads; ++h) {
+      ask<LINES>(fetched ? fetched + h * row_bytes : nullptr, chunks.token_bytes);
+      scores_of<LINES>(group, query + h * group * row_bytes, at, (item.kv_head + h) * row_bytes,
+                       scores + h * group * SPLIT + chunk * CHUNK);
+    }
+  }
+  Softened softened[MOST_HEADS];
+  for (int64_t r = 0; r < rows; ++r)
+    softened[r] = soften_few(scores + r * SPLIT, chunks.count * CHUNK, span.first - chunks.first, span.stop - chunks.first,
+                             a.scale * 1.44269504f, reinterpret_cast<bfloat16*>(weights + r * (SPLIT / 2)));
+  __builtin_memset(sums, 0, rows * a.head_dim * 4);
+  for (int64_t chunk = chunks.count; chunk < 2 * chunks.count; ++chunk) {
+    rows_of(chunks, chunk, span, at);
+    const uint8_t* fetched = ahead(chunk);
+    for (int64_t h = 0; h < heads; ++h) {
+      ask<LINES>(fetched ? fetched + h * row_bytes : nullptr, chunks.token_bytes);
+      values_of<LINES>(group, at, (item.kv_head + h) * row_bytes,
+                       weights + h * group * (SPLIT / 2) + (chunk - chunks.count) * (CHUNK / 2), sums + h * group * a.head_dim);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    alignas(64) float out[LINES * 32];
+    for (int line = 0; line < LINES; ++line) in_order(sums + r * a.head_dim + 32 * line, out + 32 * line);
+    if (item.partial < 0) {
+      finish<bfloat16>(a, out, softened[r].sum, item.start, head + r);
+    } else {
+      float* to = partials + (item.partial + r / group * item.cut.splits * group + r % group) * partial_floats(a);
+      to[0] = softened[r].maximum;
+      to[1] = softened[r].sum;
+      __builtin_memcpy(to + 16, out, sizeof out);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace KVASIR_ISA
+#endif

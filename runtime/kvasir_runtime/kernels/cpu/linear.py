@@ -1,0 +1,276 @@
+"""Weights of linear layers in the layout of linear.h, and the products with them.
+
+Called by `kernels.linear`, which decides what is packed, and by whoever computes a whole step: `Packed.struct` is what
+the C++ takes. Each builder reads its weight and leaves it alone: the caller drops it, so that it exists twice only for
+a moment.
+"""
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.cpu import structs
+from kvasir_runtime.kernels.cpu.library import Function, Library
+from kvasir_runtime.kernels.quantized import QuantizedWeight, dequantized
+
+TILE: Final = 16
+PANEL_TILES: Final = 4
+BFLOAT16_WEIGHTS: Final = 0
+QUANTISED_WEIGHTS: Final = {8: 1, 4: 2}
+_HUGE: Final = 2 << 20
+_POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class LinearStruct(ctypes.Structure):
+    """kvasir::Linear."""
+
+    _fields_ = (
+        ("weight", _POINTER),
+        ("scales", _POINTER),
+        ("minima", _POINTER),
+        ("units", _POINTER),
+        ("bias", _POINTER),
+        ("k", _COUNT),
+        ("outputs", _COUNT),
+        ("tiles", _COUNT),
+        ("group", _COUNT),
+        ("kind", _INT),
+        ("gated", _INT),
+    )
+
+
+class ProductStruct(ctypes.Structure):
+    """kvasir::Product."""
+
+    _fields_ = (("x", _POINTER), ("out", _POINTER), ("residual", _POINTER), ("rows", _COUNT), ("type", _INT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A packed weight: call it with x. struct points into the tensors of `kept`."""
+
+    struct: LinearStruct
+    kept: tuple[Tensor, ...]
+    _product: Function
+    _rows: Function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, outputs) from contiguous (tokens, k): bfloat16; quantized weights take any type."""
+        if x.dtype not in structs.TYPES:
+            return self(x.float()).to(x.dtype)
+        out = x.new_empty((x.shape[0], self.struct.outputs))
+        args = ProductStruct(x=x.data_ptr(), out=out.data_ptr(), rows=x.shape[0], type=structs.TYPES[x.dtype])
+        self._product(ctypes.byref(self.struct), ctypes.byref(args))
+        return out
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether `rows` can."""
+        return self.struct.kind == BFLOAT16_WEIGHTS and not self.struct.gated
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of a bfloat16 weight that is not gated, exactly: (count, k) of ids (count,) int64, contiguous."""
+        out = torch.empty((ids.shape[0], self.struct.k), dtype=torch.bfloat16)
+        self._rows(ctypes.byref(self.struct), ids.data_ptr(), ids.shape[0], out.data_ptr())
+        return out
+
+
+def use_amx(library: Library) -> str:
+    """Let bfloat16 products of 16 rows and more run on AMX where the processor has it, after a look at its results.
+
+    Returns what a banner adds to the variant's name: "+amx", "" without AMX, or why it is not used.
+    """
+    if not library.has("pack_bf16") or not library.handle.kvasir_amx():
+        return ""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (112, 75))
+    layer = packed(library, weight, None)
+    library.handle.kvasir_use_amx(0)
+    wanted = layer(x)
+    library.handle.kvasir_use_amx(1)
+    if torch.allclose(layer(x).float(), wanted.float(), rtol=2**-6, atol=2**-6):
+        return "+amx"
+    library.handle.kvasir_use_amx(0)
+    return " without AMX, whose products were wrong,"
+
+
+def takes(library: Library, weight: Tensor | QuantizedWeight) -> bool:
+    """Whether this processor's variant computes with such a weight."""
+    if isinstance(weight, QuantizedWeight):
+        integers = not weight.format.floating and weight.format.group % 8 == 0
+        return integers and library.has("pack_quantized")
+    return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
+
+
+def packed(
+    library: Library,
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None,
+    *,
+    gated: bool = False,
+    room: Callable[[int], Tensor] | None = None,
+) -> Packed:
+    """The product with a weight that `takes` takes: (rows, k), contiguous; bias: (rows,) or None.
+
+    gated: the first half of the rows is a gate, the second what it lets through, and calls return silu(gate) * up.
+    Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
+    formula. Their scales are kept in float16, relative to a power of two for each row.
+    room: gives so many bytes for the packed weight; `storage` if not given.
+    """
+    room = room or storage
+    if isinstance(weight, QuantizedWeight):
+        return _packed_quantized(library, weight, bias, room, gated=gated)
+    (rows, k), weight = weight.shape, weight.contiguous()
+    tiles = num_tiles(rows, gated=gated)
+    target = room(tiles * TILE * -(-k // 2) * 4)
+    types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _POINTER)
+    library.function("pack_bf16", *types)(weight.data_ptr(), rows, k, tiles, gated, target.data_ptr())
+    biases = None if bias is None else tiled(bias.float(), tiles, gated=gated)
+    struct = LinearStruct(
+        weight=target.data_ptr(),
+        bias=None if biases is None else biases.data_ptr(),
+        k=k,
+        outputs=rows // 2 if gated else rows,
+        tiles=tiles,
+        kind=BFLOAT16_WEIGHTS,
+        gated=gated,
+    )
+    return made(library, struct, (target,) if biases is None else (target, biases))
+
+
+def packed_together(
+    library: Library, weights: Sequence[Tensor | QuantizedWeight], *, gated: bool = False
+) -> tuple[Packed, ...]:
+    """Weights of the same size in one piece of memory: a system has only so many pieces for thousands of weights."""
+    slab = Slab(len(weights))
+    return tuple(packed(library, weight, None, gated=gated, room=slab.room) for weight in weights)
+
+
+class Slab:
+    """Room for so many weights of the same size, taken from the system when the first asks."""
+
+    def __init__(self, weights: int) -> None:
+        self._weights = weights
+        self._left: list[Tensor] = []
+
+    def room(self, num_bytes: int) -> Tensor:
+        """As `storage` gives it, but that large ones begin at a cache line."""
+        if not self._left:
+            each = -(-num_bytes // 64) * 64
+            self._left = list(storage(self._weights * each).split(each))[::-1]
+        return self._left.pop()[:num_bytes]
+
+
+def _packed_quantized(
+    library: Library, weight: QuantizedWeight, bias: Tensor | None, room: Callable[[int], Tensor], *, gated: bool
+) -> Packed:
+    (rows, k), bits = weight.shape, weight.format.bits
+    tiles = num_tiles(rows, gated=gated)
+    target = room(tiles * TILE * k * bits // 8)
+    types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _INT, _POINTER)
+    values = weight.values.contiguous()
+    library.function("pack_quantized", *types)(values.data_ptr(), rows, k, tiles, gated, bits, target.data_ptr())
+    units = unit(weight)
+    scales = _by_panel(tiled(weight.scales.float() / units, tiles, gated=gated))
+    minima = scales if weight.minima is None else _by_panel(tiled(weight.minima.float() / units, tiles, gated=gated))
+    by_row = tiled(units[:, 0], tiles, gated=gated)
+    biases = by_row if bias is None else tiled(bias.float(), tiles, gated=gated)
+    struct = LinearStruct(
+        weight=target.data_ptr(),
+        scales=scales.data_ptr(),
+        minima=minima.data_ptr(),
+        units=by_row.data_ptr(),
+        bias=None if bias is None else biases.data_ptr(),
+        k=k,
+        outputs=rows // 2 if gated else rows,
+        tiles=tiles,
+        group=weight.format.group,
+        kind=QUANTISED_WEIGHTS[bits],
+        gated=gated,
+    )
+    return made(library, struct, (target, scales, minima, by_row, biases))
+
+
+def unit(weight: QuantizedWeight) -> Tensor:
+    """A power of two for each row, (rows, 1), that brings its largest scale to 0.5..1 and its minima into float16."""
+    largest = weight.scales.float().abs().amax(dim=1, keepdim=True)
+    if weight.minima is not None:
+        largest = torch.maximum(largest, weight.minima.float().abs().amax(dim=1, keepdim=True) / 1024)
+    return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent), 1.0)
+
+
+def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> Tensor:
+    """What a Packed of a quantized weight computes, in float64 and plain torch: for tests and comparisons."""
+    k, group = weight.shape[1], weight.format.group
+    grouped = x.float().view(x.shape[0], -1, group)
+    largest = grouped.abs().amax(dim=2, keepdim=True)
+    rounded = (grouped * torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)).round().view(x.shape[0], k)
+    steps = (largest / 127).double().expand(-1, -1, group).reshape(x.shape[0], k)
+    units = unit(weight)
+    coarse = QuantizedWeight(
+        format=weight.format,
+        values=weight.values,
+        scales=(weight.scales.float() / units).half().float(),
+        minima=None if weight.minima is None else (weight.minima.float() / units).half().float(),
+    )
+    out = (rounded.double() * steps) @ (dequantized(coarse) * units).double().T
+    return out if bias is None else out + bias.double()
+
+
+def _by_panel(values: Tensor) -> Tensor:
+    """(tiles * 16, groups) float32 -> the panels' (groups, tiles, 16), one after another, in float16."""
+    tiles, groups = values.shape[0] // TILE, values.shape[1]
+    panels = values.half().view(tiles, TILE, groups).split(PANEL_TILES)
+    return torch.cat([panel.permute(2, 0, 1).reshape(-1) for panel in panels])
+
+
+def made(library: Library, struct: LinearStruct, kept: tuple[Tensor, ...]) -> Packed:
+    """A Packed of a filled struct."""
+    return Packed(
+        struct=struct,
+        kept=kept,
+        _product=library.function("linear", _POINTER, _POINTER),
+        _rows=library.function("linear_rows", _POINTER, _POINTER, _COUNT, _POINTER),
+    )
+
+
+def num_tiles(rows: int, *, gated: bool) -> int:
+    """Tiles of a weight, those that padding fills included."""
+    return 2 * -(-rows // (2 * TILE)) if gated else -(-rows // TILE)
+
+
+def tiled(values: Tensor, tiles: int, *, gated: bool) -> Tensor:
+    """Rows in the order of the tiles, zero where there is padding: (rows, ...) -> (tiles * 16, ...)."""
+    halves = 2 if gated else 1
+    rows, rest = values.shape[0] // halves, values.shape[1:]
+    padded = values.new_zeros(halves, tiles // halves * TILE, *rest)
+    padded[:, :rows] = values.view(halves, rows, *rest)
+    return padded.view(halves, tiles // halves, TILE, *rest).transpose(0, 1).reshape(tiles * TILE, *rest)
+
+
+def storage(num_bytes: int) -> Tensor:
+    """Room for a packed weight, aligned to a cache line; large ones are offered to the kernel for huge pages.
+
+    A stream over 4 KiB pages misses the translation cache once a page, and prefetchers stop at each border. The C
+    library keeps what lies before an aligned piece for others: a tensor that begins somewhere would waste 2 MiB each.
+    """
+    if num_bytes < _HUGE:
+        room = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        start = -room.data_ptr() % 64
+        return room[start : start + num_bytes]
+    libc = ctypes.CDLL(None)
+    libc.posix_memalign.argtypes = (_POINTER, ctypes.c_size_t, ctypes.c_size_t)
+    libc.free.argtypes = (_POINTER,)
+    address = _POINTER()
+    if libc.posix_memalign(ctypes.byref(address), _HUGE, num_bytes) or address.value is None:
+        raise MemoryError(f"no room for {num_bytes:,} bytes of a packed weight")
+    held = (ctypes.c_uint8 * num_bytes).from_address(address.value)
+    weakref.finalize(held, libc.free, address.value).atexit = False
+    libc.madvise(address, ctypes.c_size_t(num_bytes // _HUGE * _HUGE), mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(held, dtype=torch.uint8)

@@ -1,0 +1,302 @@
+// The product with a weight of 8 or 4 bits: rows are rounded to 8 bits too, group by group, and VNNI adds up integers.
+//
+//     a group g of k:  sx[m][g] = max |x[m][k]| / 127,  qx = round(x / sx)            (to nearest, ties to even)
+//     out[m][o] = unit[o] * sum_g sx[m][g] * (scale[o][g] * sum_k(qx * q) - minimum[o][g] * sum_k(qx))
+//
+// Integer sums are exact; those over groups are one chain in float32. Weights are unsigned in the instruction: for 8
+// bits, stored as q + 128, the sum begins at -128 * sum_k(qx), for 4 bits q is unsigned by itself.
+#pragma once
+
+#include "linear_groups.h"
+
+#ifdef __AVX512VNNI__
+namespace KVASIR_ISA {
+
+// Rows as the products take them.
+struct Rounded {
+  int8_t* values;  // (rows, k)
+  float* scales;   // (rows, groups)
+  int32_t* offsets;  // (rows, groups): for 8 bits where the sum begins, for 4 bits the float sx * sum_k(qx)
+};
+
+inline int64_t rounded_bytes(const Linear& w, int64_t rows) { return rows * (w.k + 8 * (w.k / w.group)) + 128; }
+
+inline Rounded rounded_in(void* memory, const Linear& w, int64_t rows) {
+  auto* bytes = static_cast<uint8_t*>(memory);
+  auto* scales = reinterpret_cast<float*>(bytes + (rows * w.k + 63) / 64 * 64);
+  return {reinterpret_cast<int8_t*>(bytes), scales, reinterpret_cast<int32_t*>(scales + rows * (w.k / w.group))};
+}
+
+template <class T>
+KVASIR_INLINE void round_row(const Linear& w, const T* x, int8_t* values, float* scales, int32_t* offsets) {
+  const __m512 zero = _mm512_setzero_ps();
+  for (int64_t g = 0; g < w.k / w.group; ++g, x += w.group, values += w.group) {
+    __m512 most = zero;
+    __mmask16 nan = 0;
+    for (int64_t i = 0; i < w.group; i += 16) {
+      const __m512 v = masked_load(first16(w.group - i), x + i);
+      most = _mm512_max_ps(most, _mm512_abs_ps(v));
+      nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    }
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 inverse = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < w.group; i += 16) {
+      const __mmask16 there = first16(w.group - i);
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(masked_load(there, x + i), inverse));
+      sum = _mm512_add_epi32(sum, q);
+      _mm_mask_storeu_epi8(values + i, there, _mm512_cvtsepi32_epi8(q));
+    }
+    const int32_t total = _mm512_reduce_add_epi32(sum);
+    scales[g] = nan ? __builtin_nanf("") : largest / 127.0f;
+    const float scaled = scales[g] * static_cast<float>(total);
+    if (w.kind == kvasir::Weights::BITS8) offsets[g] = -128 * total;
+    else __builtin_memcpy(offsets + g, &scaled, 4);
+  }
+}
+
+// round_row of groups of 32 bfloat16, all of one in a register: the largest by their bits, which for numbers without sign
+// are in order, with infinity and NaN above all others.
+KVASIR_INLINE void round_row_32(const Linear& w, const bfloat16* x, int8_t* values, float* scales, int32_t* offsets) {
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const __m256i bias = _mm256_set1_epi8(-128);
+  for (int64_t g = 0; g < w.k / GROUP; ++g, x += GROUP, values += GROUP) {
+    const __m512i all = _mm512_and_si512(_mm512_loadu_si512(x), magnitude);
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));
+    const uint32_t bits = static_cast<uint16_t>(~_mm_cvtsi128_si32(least));
+    const float largest = widen(bfloat16{static_cast<uint16_t>(bits)});
+    const __m512 inverse = _mm512_set1_ps(bits ? 127.0f / largest : 0.0f);
+    const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(whole_load(x), inverse));
+    const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(whole_load(x + TILE), inverse));
+    const __m256i q = _mm256_set_m128i(_mm512_cvtsepi32_epi8(high), _mm512_cvtsepi32_epi8(low));
+    _mm256_storeu_si256((__m256i*)values, q);
+    const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(q, bias), _mm256_setzero_si256());
+    const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    const int32_t total = _mm_cvtsi128_si32(pair) + _mm_extract_epi32(pair, 2) - 128 * static_cast<int32_t>(GROUP);
+    scales[g] = bits > 0x7f80 ? __builtin_nanf("") : largest / 127.0f;
+    const float scaled = scales[g] * static_cast<float>(total);
+    if (w.kind == kvasir::Weights::BITS8) offsets[g] = -128 * total;
+    else __builtin_memcpy(offsets + g, &scaled, 4);
+  }
+}
+
+inline void round_rows(const Linear& w, const Product& p, const Rounded& to, int64_t begin, int64_t end) {
+  const int64_t groups = w.k / w.group;
+  for (int64_t m = begin; m < end; ++m) {
+    int8_t* values = to.values + m * w.k;
+    if (p.type == kvasir::BFLOAT16 && w.group == GROUP)
+      round_row_32(w, static_cast<const bfloat16*>(p.x) + m * w.k, values, to.scales + m * groups, to.offsets + m * groups);
+    else if (p.type == kvasir::BFLOAT16)
+      round_row(w, static_cast<const bfloat16*>(p.x) + m * w.k, values, to.scales + m * groups, to.offsets + m * groups);
+    else
+      round_row(w, static_cast<const float*>(p.x) + m * w.k, values, to.scales + m * groups, to.offsets + m * groups);
+  }
+}
+
+// GCC keeps copies of the sums around the intrinsic, which costs as much as the products.
+KVASIR_INLINE void add_products(__m512i& sum, __m512i u, __m512i s) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "v"(s));
+}
+
+constexpr int STRIP_QUANTISED = 3;  // 3 x 4 sums of integers and as many of floats
+
+// How far a single strip fetches ahead; one row of 8 bits alone is read fastest by the processor's own prefetchers.
+template <int MR, bool BITS4>
+constexpr int FAR_QUANTISED = MR == 1 && !BITS4 ? 0 : 4096;
+
+// Bytes of a row of weights in a block, which stays in the first-level cache, with much of the one after it when strips
+// are few.
+KVASIR_INLINE int64_t block_bytes(int64_t strips) { return strips <= 8 ? 128 : 384; }
+
+// Groups that are computed between two looks at what to fetch.
+KVASIR_INLINE int64_t RUN(int64_t strips) { return strips <= 3 ? 1 : strips <= 6 ? 2 : 4; }
+
+// Groups [group, group + groups) of some rows times tiles of a panel.
+struct StripQuantized {
+  const Linear* weight;
+  const Product* product;
+  Rounded rows;
+  const uint8_t* lines;  // of the first group and tile
+  const uint16_t *scales, *minima;
+  int64_t step;  // lines from one value of k (four, eight) to the next: the panel's width
+  int64_t group, groups;
+  float* partial;
+  bool begins, ends;
+};
+
+template <int MR, int NR>
+KVASIR_INLINE void finish_quantized(__m512 (&acc)[MR][NR], const StripQuantized& s, int64_t m, int64_t tile) {
+  for (int j = 0; j < NR; ++j) {
+    const __m512 unit = _mm512_loadu_ps(s.weight->units + (tile + j) * TILE);
+    for (int i = 0; i < MR; ++i) acc[i][j] = _mm512_mul_ps(acc[i][j], unit);
+  }
+  if (s.product->type == kvasir::BFLOAT16) finish<bfloat16>(acc, *s.weight, *s.product, m, tile);
+  else finish<float>(acc, *s.weight, *s.product, m, tile);
+}
+
+// The groups of a whole panel in assembly, some at a time so that what is fetched ahead is asked for evenly.
+template <int MR, bool BITS4>
+void strip_groups(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+  const int64_t k = s.weight->k, groups = k / GROUP, lines = GROUP / (BITS4 ? 8 : 4), at_once = RUN(ahead.strips);
+  alignas(64) static const float zeros[MR * PANEL_TILES * TILE] = {};
+  Groups at{s.lines, s.scales, s.minima, s.rows.values + m * k + s.group * GROUP, s.rows.scales + m * groups + s.group,
+            s.rows.offsets + m * groups + s.group, k, 4 * groups};
+  for (int64_t g = 0; g < s.groups; g += at_once) {
+    const int64_t count = least(at_once, s.groups - g);
+    ahead.fetch(count * lines);
+    add_groups<MR, BITS4>(at, count, s.begins && !g ? zeros : s.partial, s.partial);
+  }
+  if (!s.ends) return;
+  __m512 acc[MR][PANEL_TILES];
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < PANEL_TILES; ++j) acc[i][j] = _mm512_loadu_ps(s.partial + (i * PANEL_TILES + j) * TILE);
+  finish_quantized(acc, s, m, tile);
+}
+
+template <int MR, int NR, bool BITS4, int FAR>
+void strip_quantized(const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+  const Linear& w = *s.weight;
+  if constexpr (MR > 1 && NR == PANEL_TILES && !FAR)
+    if (w.group == GROUP && s.step == PANEL_TILES) return strip_groups<MR, BITS4>(s, ahead, m, tile);
+  const int64_t all_groups = w.k / w.group, per_line = BITS4 ? 8 : 4;
+  __m512 acc[MR][NR];
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NR; ++j)
+      acc[i][j] = s.begins ? _mm512_setzero_ps() : _mm512_loadu_ps(s.partial + (i * NR + j) * TILE);
+  const uint8_t* line = s.lines;
+  const int8_t* x = s.rows.values + m * w.k + s.group * w.group;
+  const float* scales = s.rows.scales + m * all_groups + s.group;
+  const int32_t* offsets = s.rows.offsets + m * all_groups + s.group;
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int64_t g = 0; g < s.groups; ++g) {
+    ahead.fetch(w.group / per_line);
+    __m512i sum[MR][NR];
+    for (int i = 0; i < MR; ++i)
+      for (int j = 0; j < NR; ++j) sum[i][j] = BITS4 ? _mm512_setzero_si512() : _mm512_set1_epi32(offsets[i * all_groups + g]);
+    for (int64_t n = w.group / per_line; n > 0; --n, line += s.step * 64, x += per_line) {
+      for (int j = 0; j < NR && FAR; ++j) _mm_prefetch(line + 64 * j + FAR, _MM_HINT_T0);
+      for (int half = 0; half < (BITS4 ? 2 : 1); ++half) {
+        __m512i a[MR];
+        for (int i = 0; i < MR; ++i) {
+          int32_t four;
+          __builtin_memcpy(&four, x + i * w.k + 4 * half, 4);
+          a[i] = _mm512_set1_epi32(four);
+        }
+        for (int j = 0; j < NR; ++j) {
+          __m512i u = _mm512_loadu_si512(line + 64 * j);
+          if (BITS4) u = _mm512_and_si512(half ? _mm512_srli_epi16(u, 4) : u, low);
+          for (int i = 0; i < MR; ++i) add_products(sum[i][j], u, a[i]);
+        }
+      }
+    }
+    for (int j = 0; j < NR; ++j) {
+      const int64_t at = (g * s.step + j) * TILE;
+      const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(s.scales + at)));
+      for (int i = 0; i < MR; ++i) {
+        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[i][j]), _mm512_set1_ps(scales[i * all_groups + g]));
+        acc[i][j] = _mm512_fmadd_ps(scaled, scale, acc[i][j]);
+      }
+      if (BITS4) {
+        const __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(s.minima + at)));
+        for (int i = 0; i < MR; ++i) {
+          const __m512 total = _mm512_castsi512_ps(_mm512_set1_epi32(offsets[i * all_groups + g]));
+          acc[i][j] = _mm512_fnmadd_ps(total, minimum, acc[i][j]);
+        }
+      }
+    }
+  }
+  if (!s.ends) {
+    for (int i = 0; i < MR; ++i)
+      for (int j = 0; j < NR; ++j) _mm512_storeu_ps(s.partial + (i * NR + j) * TILE, acc[i][j]);
+    return;
+  }
+  finish_quantized(acc, s, m, tile);
+}
+
+template <int NR, bool BITS4>
+void strip_quantized_alone(int rows, const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+  switch (rows) {
+    case 1: return strip_quantized<1, NR, BITS4, FAR_QUANTISED<1, BITS4>>(s, ahead, m, tile);
+    case 2: return strip_quantized<2, NR, BITS4, FAR_QUANTISED<2, BITS4>>(s, ahead, m, tile);
+    default: return strip_quantized<3, NR, BITS4, FAR_QUANTISED<3, BITS4>>(s, ahead, m, tile);
+  }
+}
+
+template <int NR, bool BITS4>
+void strip_quantized_of(int rows, const StripQuantized& s, Ahead& ahead, int64_t m, int64_t tile) {
+  if (!ahead.width) return strip_quantized_alone<NR, BITS4>(rows, s, ahead, m, tile);
+  switch (rows) {
+    case 1: return strip_quantized<1, NR, BITS4, 0>(s, ahead, m, tile);
+    case 2: return strip_quantized<2, NR, BITS4, 0>(s, ahead, m, tile);
+    default: return strip_quantized<3, NR, BITS4, 0>(s, ahead, m, tile);
+  }
+}
+
+template <bool BITS4>
+void task_quantized(const Linear& w, const Product& p, const Rounded& x, int64_t begin, int64_t end, int64_t tile,
+                    int64_t tiles, float* partial) {
+  const int64_t per_line = BITS4 ? 8 : 4, lines = w.k / per_line, groups = w.k / w.group, panel = tile / PANEL_TILES;
+  const int64_t width = least(PANEL_TILES, w.tiles - panel * PANEL_TILES), inside = tile - panel * PANEL_TILES;
+  const uint8_t* base = w.weight + panel * PANEL_TILES * lines * 64;
+  const int64_t scales_at = (panel * PANEL_TILES * groups + inside) * TILE;
+  const uint8_t* end_of_weight = w.weight + w.tiles * lines * 64;
+  const int64_t strips = ceil_div(end - begin, STRIP_QUANTISED);
+  // Blocks of the same size, one group more or less: what is fetched ahead is as much as the block at hand.
+  const int64_t at_most = strips == 1 ? groups : most(1, block_bytes(strips) * (BITS4 ? 2 : 1) / w.group);
+  const int64_t blocks = ceil_div(groups, at_most);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t group = groups * block / blocks, count = groups * (block + 1) / blocks - group;
+    const int64_t line = group * w.group / per_line, bytes = count * w.group / per_line * width * 64;
+    const uint8_t* next = base + line * width * 64 + bytes;
+    Ahead ahead{next, next + least(bytes, end_of_weight - next), strips > 1 ? width : 0, strips, true};
+    StripQuantized s{&w, &p, x, base + (line * width + inside) * 64, w.scales + scales_at + group * width * TILE,
+                     w.minima + scales_at + group * width * TILE, width, group, count, partial, group == 0, group + count == groups};
+    for (int64_t i = 0, m = begin; i < strips; ++i) {
+      const int64_t until = begin + (end - begin) * (i + 1) / strips;
+      s.partial = partial + i * STRIP_QUANTISED * PANEL_TILES * TILE;
+      switch (tiles) {
+        case 1: strip_quantized_of<1, BITS4>(until - m, s, ahead, m, tile); break;
+        case 2: strip_quantized_of<2, BITS4>(until - m, s, ahead, m, tile); break;
+        case 3: strip_quantized_of<3, BITS4>(until - m, s, ahead, m, tile); break;
+        default: strip_quantized_of<4, BITS4>(until - m, s, ahead, m, tile); break;
+      }
+      m = until;
+    }
+  }
+}
+
+// Few rows are rounded by each thread for itself, which is quicker than waiting for one another.
+constexpr int64_t ROUNDED_ALONE = 1 << 14;
+
+inline int64_t shared_bytes(const Linear& w, int64_t rows) {
+  return rows * w.k > ROUNDED_ALONE ? rounded_bytes(w, rows) : 0;
+}
+
+inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p) {
+  const bool alone = shared_bytes(w, p.rows) == 0;
+  if (alone && kvasir::passed(tid)) return;
+  const int64_t partials = (BLOCK_ROWS + STRIP_QUANTISED) * PANEL_TILES * TILE * 4;
+  auto* own = static_cast<uint8_t*>(
+      kvasir::own_scratch(tid, kvasir::SLOT_LINEAR, partials + (alone ? rounded_bytes(w, p.rows) : 0)));
+  const Rounded x = rounded_in(alone ? own + partials : kvasir::shared_scratch(kvasir::SLOT_LINEAR), w, p.rows);
+  if (alone) {
+    round_rows(w, p, x, 0, p.rows);
+  } else {
+    for (int64_t m; (m = kvasir::claim(tid, nth, p.rows)) >= 0;) round_rows(w, p, x, m, m + 1);
+    kvasir::barrier(tid, nth);
+  }
+  const Cut c = cut(w, p.rows, nth);
+  for (int64_t task; (task = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
+    const int64_t block = task / c.parts, tile = task % c.parts * c.part_tiles;
+    const int64_t begin = p.rows * block / c.blocks, end = p.rows * (block + 1) / c.blocks;
+    const int64_t tiles = least(c.part_tiles, w.tiles - tile);
+    auto* partial = reinterpret_cast<float*>(own);
+    if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, partial);
+    else task_quantized<true>(w, p, x, begin, end, tile, tiles, partial);
+  }
+}
+
+}  // namespace KVASIR_ISA
+#endif

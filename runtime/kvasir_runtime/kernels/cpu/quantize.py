@@ -1,0 +1,64 @@
+"""Rows to 4 bits in C++: the search of `weights.quantize`, which calls it, a vector of groups at a time."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.cpu.structs import TYPES
+from kvasir_runtime.kernels.quantized import GROUP, QuantFormat, QuantizedWeight
+
+MOST_SHARES: Final = 8
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+
+
+class QuantizeArgs(ctypes.Structure):
+    """kvasir::QuantizeArgs."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("values", _POINTER),
+        ("scales", _POINTER),
+        ("minima", _POINTER),
+        ("groups", _COUNT),
+        ("least_scale", ctypes.c_float),
+        ("num_shares", _COUNT),
+        ("refinements", _COUNT),
+        ("shares", ctypes.c_float * MOST_SHARES),
+        ("type", ctypes.c_int32),
+    )
+
+
+def takes(library: Library, rows: Tensor, format: QuantFormat) -> bool:  # noqa: A002 -- its name
+    """Whether `ranged` can do it: groups of 32 with scales of 16 bits, dense, on this processor."""
+    known = rows.device.type == "cpu" and rows.dtype in TYPES and rows.dtype.is_floating_point
+    fits = format.bits == 4 and format.group == GROUP and not format.wide
+    return library.has("quantize4") and known and fits and rows.is_contiguous()
+
+
+def ranged(
+    library: Library,
+    rows: Tensor,
+    into: QuantizedWeight,
+    *,
+    shares: Sequence[float],
+    refinements: int,
+    least_scale: float,
+) -> None:
+    """(rows, columns) into the numbers, scales and minima of a dense Quantized. shares: of a range, which are tried."""
+    assert into.minima is not None
+    args = QuantizeArgs(
+        x=rows.data_ptr(),
+        values=into.values.data_ptr(),
+        scales=into.scales.data_ptr(),
+        minima=into.minima.data_ptr(),
+        groups=into.scales.numel(),
+        least_scale=least_scale,
+        num_shares=len(shares),
+        refinements=refinements,
+        shares=(ctypes.c_float * MOST_SHARES)(*shares),
+        type=TYPES[rows.dtype],
+    )
+    library.function("quantize4", ctypes.POINTER(QuantizeArgs))(ctypes.byref(args))

@@ -1,0 +1,65 @@
+// A decoder's forward pass over one ragged batch, from token ids to what the head sees, and the head, in one region.
+#pragma once
+
+#include "elementwise.h"
+#include "linear.h"
+
+namespace kvasir {
+
+// qk_norm may be null. gate_up is gated.
+struct StepLayer {
+  const void *attention_norm, *qk_norm, *mlp_norm;
+  const Linear *qkv, *output, *gate_up, *down;
+  int64_t window;
+};
+
+// embedding: (vocabulary, hidden), or null where rows of the packed `table` are taken. head: null where there is none.
+// layer_bytes, value_offset: of the cache, from layer to layer and from a key to its value.
+struct StepModel {
+  const StepLayer* layers;
+  const void* embedding;
+  const Linear *table, *head;
+  const void *norm, *cos, *sin;
+  uint8_t* cache;
+  int64_t layer_bytes, value_offset;
+  int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
+  float eps, scale;
+  Type type, cache_type;
+};
+
+// What a step spends its time on, in the order of `KINDS` in cpu/step.py.
+enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, STEP_KINDS };
+
+// rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
+// logits: (num_rows, outputs of the head), or null where the head is not asked. likeliest: (num_rows) where they are
+// largest, or null
+// ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
+struct StepBatch {
+  int64_t tokens, num_rows;
+  const int64_t *token_ids, *positions, *slots, *rows;
+  Sequences sequences;
+  void *out, *logits;
+  int64_t* likeliest;
+  int64_t* ticks;
+};
+
+// A step made of rows that the host keeps, in which every sequence draws its likeliest token.
+// chunks: (count, 3) of each sequence its row, the first position that is computed, and how many. All positions up to
+// there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks.
+// Workspace: token_ids, positions, slots of all positions that are computed, wanted and likeliest of all sequences, lens
+// (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
+struct StepRows {
+  int64_t count;
+  const int64_t* chunks;
+  int32_t* tokens;
+  int64_t token_stride;
+  const int64_t* tables;
+  int64_t table_stride;
+  int64_t *token_ids, *positions, *slots, *wanted, *likeliest;
+  int32_t* lens;
+  int64_t* blocks;
+  void *out, *logits;
+  int64_t* ticks;
+};
+
+}  // namespace kvasir

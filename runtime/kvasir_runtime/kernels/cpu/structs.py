@@ -1,0 +1,132 @@
+"""The argument structs of attention.h and elementwise.h as ctypes, and their building from tensors.
+
+Used by `table` and `step`. A pointer does not keep its tensor alive: whoever fills a struct holds the tensors.
+"""
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+
+
+class Sequences(ctypes.Structure):
+    """kvasir::Sequences."""
+
+    _fields_ = (
+        ("count", _COUNT),
+        ("query_lens", _POINTER),
+        ("kv_lens", _POINTER),
+        ("tables", _POINTER),
+        ("table_stride", _COUNT),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    """kvasir::AttentionArgs."""
+
+    _fields_ = (
+        ("query", _POINTER),
+        ("token_stride", _COUNT),
+        ("out", _POINTER),
+        ("cache", _POINTER),
+        ("value_offset", _COUNT),
+        ("sequences", ctypes.POINTER(Sequences)),
+        ("heads", _COUNT),
+        ("kv_heads", _COUNT),
+        ("head_dim", _COUNT),
+        ("block_size", _COUNT),
+        ("window", _COUNT),
+        ("scale", _FLOAT),
+        ("query_type", _TYPE),
+        ("cache_type", _TYPE),
+    )
+
+
+class NormArgs(ctypes.Structure):
+    """kvasir::NormArgs."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("residual", _POINTER),
+        ("weight", _POINTER),
+        ("total", _POINTER),
+        ("out", _POINTER),
+        ("rows", _COUNT),
+        ("dim", _COUNT),
+        ("eps", _FLOAT),
+        ("type", _TYPE),
+    )
+
+
+class SplitArgs(ctypes.Structure):
+    """kvasir::SplitArgs."""
+
+    _fields_ = (
+        ("qkv", _POINTER),
+        ("norm", _POINTER),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("cache", _POINTER),
+        ("value_offset", _COUNT),
+        ("tokens", _COUNT),
+        ("heads", _COUNT),
+        ("kv_heads", _COUNT),
+        ("head_dim", _COUNT),
+        ("eps", _FLOAT),
+        ("type", _TYPE),
+        ("cache_type", _TYPE),
+    )
+
+
+class GateArgs(ctypes.Structure):
+    """kvasir::GateArgs."""
+
+    _fields_ = (("x", _POINTER), ("out", _POINTER), ("rows", _COUNT), ("dim", _COUNT), ("type", _TYPE))
+
+
+class GatherArgs(ctypes.Structure):
+    """kvasir::GatherArgs."""
+
+    _fields_ = (("table", _POINTER), ("ids", _POINTER), ("out", _POINTER), ("rows", _COUNT), ("row_bytes", _COUNT))
+
+
+class ArgmaxArgs(ctypes.Structure):
+    """kvasir::ArgmaxArgs."""
+
+    _fields_ = (("x", _POINTER), ("ids", _POINTER), ("rows", _COUNT), ("columns", _COUNT), ("type", _TYPE))
+
+
+def sequences(attn_metadata: AttentionMetadata) -> tuple[Sequences, tuple[Any, ...]]:
+    """The attention metadata of a step as the kernels take them, once a step, and the arrays that must live as long."""
+    return attn_metadata.once("cpu", lambda: _sequences(attn_metadata))
+
+
+def _sequences(attn_metadata: AttentionMetadata) -> tuple[Sequences, tuple[Any, ...]]:
+    lens = np.array((attn_metadata.query_lens, attn_metadata.kv_lens), dtype=np.int32)
+    tables = attn_metadata.block_tables
+    if not all(attn_metadata.query_lens):  # padding
+        there = lens[0] > 0
+        lens, tables = np.ascontiguousarray(lens[:, there]), tables[torch.from_numpy(there)]
+    tables = tables.to(torch.int64).contiguous()
+    made = Sequences(
+        count=lens.shape[1],
+        query_lens=lens[0].ctypes.data,
+        kv_lens=lens[1].ctypes.data,
+        tables=tables.data_ptr(),
+        table_stride=tables.shape[1],
+    )
+    return made, (lens, tables)
+
+
+def value_offset(cache: Tensor) -> int:
+    """Bytes from a key to its value. cache: (2, ...) of one layer."""
+    return cache.stride(0) * cache.element_size()

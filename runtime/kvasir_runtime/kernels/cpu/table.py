@@ -1,0 +1,173 @@
+"""The C++ kernels as operations of the table `Ops`, beside torch's where they have none.
+
+Called by `kernels.ops` once, with the library that was loaded. A tensor whose type or shape the C++ does not take goes
+to torch's operation; the contracts are those of the operations' own files.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import attention, embedding, rms_norm, silu_mul, split_qkv
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.cpu import structs
+from kvasir_runtime.kernels.cpu.library import Function, Library
+
+TYPES: Final = (torch.float32, torch.bfloat16)
+MAX_HEAD_DIM: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernels:
+    """One C++ function per operation, on this processor's variant."""
+
+    _attention: Function
+    _norm: Function
+    _split_qkv: Function
+    _gate: Function
+    _gather: Function
+    _argmax: Function
+
+    def attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        attn_metadata: AttentionMetadata,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """kernels.attention; scores that are capped or have a sink are torch's."""
+        changed = bool(softcap) or sinks is not None
+        if changed or not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
+            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks)
+        made, kept = structs.sequences(attn_metadata)
+        tokens, heads, head_dim = query.shape
+        out = query.new_empty((tokens, heads * head_dim))
+        args = structs.AttentionArgs(
+            query=query.data_ptr(),
+            token_stride=query.stride(0),
+            out=out.data_ptr(),
+            cache=cache.data_ptr(),
+            value_offset=structs.value_offset(cache),
+            sequences=ctypes.pointer(made),
+            heads=heads,
+            kv_heads=cache.shape[3],
+            head_dim=head_dim,
+            block_size=cache.shape[2],
+            window=window,
+            scale=scale,
+            query_type=structs.TYPES[query.dtype],
+            cache_type=structs.TYPES[cache.dtype],
+        )
+        self._attention(ctypes.byref(args))
+        del kept
+        return out
+
+    def rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """kernels.rms_norm."""
+        if x.dtype not in TYPES or weight.dtype != x.dtype or weight.dim() > 1 or not x.is_contiguous():
+            return rms_norm.cpu(x, residual, weight, eps)
+        out = torch.empty_like(x)
+        residual = None if residual is None else residual.contiguous()
+        args = structs.NormArgs(
+            x=x.data_ptr(),
+            residual=None if residual is None else residual.data_ptr(),
+            weight=weight.data_ptr(),
+            total=None if residual is None else x.data_ptr(),
+            out=out.data_ptr(),
+            rows=x.numel() // x.shape[-1],
+            dim=x.shape[-1],
+            eps=eps,
+            type=structs.TYPES[x.dtype],
+        )
+        self._norm(ctypes.byref(args))
+        return out, x
+
+    def split_qkv(
+        self, qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
+    ) -> Tensor:
+        """kernels.split_qkv; queries are turned where they lie."""
+        mixed = norm is not None and norm.dtype != qkv.dtype
+        if mixed or not takes_heads(qkv.dtype, cache.dtype, qkv.shape[2]):
+            return split_qkv.cpu(qkv, norm, eps, cos, sin, cache, slots)
+        kv_heads = cache.shape[3]
+        heads = qkv.shape[1] - 2 * kv_heads
+        args = structs.SplitArgs(
+            qkv=qkv.data_ptr(),
+            norm=None if norm is None else norm.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            positions=None,
+            slots=slots.data_ptr(),
+            cache=cache.data_ptr(),
+            value_offset=structs.value_offset(cache),
+            tokens=qkv.shape[0],
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=qkv.shape[2],
+            eps=eps,
+            type=structs.TYPES[qkv.dtype],
+            cache_type=structs.TYPES[cache.dtype],
+        )
+        self._split_qkv(ctypes.byref(args))
+        return qkv[:, :heads]
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """kernels.silu_mul."""
+        if x.dtype not in TYPES:
+            return silu_mul.cpu(x)
+        rows, dim = x.shape[0], x.shape[1] // 2
+        out = x.new_empty((rows, dim))
+        args = structs.GateArgs(x=x.data_ptr(), out=out.data_ptr(), rows=rows, dim=dim, type=structs.TYPES[x.dtype])
+        self._gate(ctypes.byref(args))
+        return out
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """kernels.embedding."""
+        if not table.is_contiguous() or not ids.is_contiguous():
+            return embedding.reference(ids, table)
+        out = table.new_empty((ids.shape[0], table.shape[1]))
+        args = structs.GatherArgs(
+            table=table.data_ptr(),
+            ids=ids.data_ptr(),
+            out=out.data_ptr(),
+            rows=ids.shape[0],
+            row_bytes=table.shape[1] * table.element_size(),
+        )
+        self._gather(ctypes.byref(args))
+        return out
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """kernels.argmax."""
+        if logits.dtype not in TYPES:
+            return logits.argmax(dim=-1)
+        ids = torch.empty(logits.shape[0], dtype=torch.int64)
+        args = structs.ArgmaxArgs(
+            x=logits.data_ptr(),
+            ids=ids.data_ptr(),
+            rows=logits.shape[0],
+            columns=logits.shape[1],
+            type=structs.TYPES[logits.dtype],
+        )
+        self._argmax(ctypes.byref(args))
+        return ids
+
+
+def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
+    """Whether the C++ computes attention with these types of the model and its cache."""
+    return model in TYPES and cache in (model, torch.int8) and head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0
+
+
+def cpu_kernels(library: Library) -> CpuKernels:
+    """The functions of a library."""
+    return CpuKernels(
+        *(
+            library.function(name, ctypes.c_void_p)
+            for name in ("attention", "norm", "split_qkv", "gate", "gather", "argmax")
+        )
+    )

@@ -1,0 +1,39 @@
+"""One tensor of a checkpoint as `load` wants it, whatever the file format: where its bytes are and what they mean."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTensor:
+    """name: as a Hugging Face checkpoint calls it. start, num_bytes: its place in the file at path, row after row.
+
+    decoded: (bytes, count) -> that many rows (elements of a vector) in some floating type, where the bytes are, perhaps
+    a view of them. unit: count and the first row must be multiples of it, where rows can only be decoded in groups.
+    format: what the file holds, where that is a format of ours; kept then gives the rows in it, exactly.
+    dtype: of its numbers, where they are of a plain type. part: (first row, count) -> the same for some rows, where it
+    hangs on which they are how they are decoded; then only what it gives is asked for decoded and kept.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    path: Path
+    start: int
+    num_bytes: int
+    decoded: Callable[[Tensor, int], Tensor]
+    unit: int = 1
+    format: QuantFormat | None = None
+    kept: Callable[[Tensor, int], QuantizedWeight] | None = None
+    dtype: torch.dtype | None = None
+    part: "Callable[[int, int], CheckpointTensor] | None" = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row in the file; rows are whole blocks of bytes in every format."""
+        return self.num_bytes // self.shape[0]

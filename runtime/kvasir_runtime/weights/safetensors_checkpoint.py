@@ -1,0 +1,120 @@
+"""Checkpoints as Hugging Face lays them out: safetensors, in one file or in shards with an index. Called by `load`."""
+
+import functools
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor
+
+_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+MAX_HEADER_BYTES: Final = 100_000_000
+"""As the library has it."""
+# Stored by some exporters, recomputed or shared by everybody.
+_IGNORED = ("rotary_emb.inv_freq",)
+# A model that was saved without its head, as those for embeddings are, has names without the first part.
+_SAVED_BARE, _FIRST_PART = ("embed_tokens.", "layers.", "norm."), "model."
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def files(folder: Path) -> list[Path]:
+    """The weight files of a checkpoint, in order. Raises ModelError."""
+    if (folder / _INDEX).exists():
+        return _sharded(folder)
+    if (folder / _ONE_FILE).exists():
+        return [folder / _ONE_FILE]
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickled:
+        raise ModelError(
+            f"{folder} has only pickled weights ({pickled[0]}), which can run code; convert them to safetensors"
+        )
+    raise ModelError(f"{folder} has neither {_ONE_FILE} nor {_INDEX}")
+
+
+def stored(path: Path) -> list[CheckpointTensor]:
+    """The tensors of one file, in its order; what is wrong with it is one line that names it. Raises ModelError."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass  # the library has checked the header: its size, its ranges, that they fill the file without overlaps
+        return list(_tensors(path))
+    except (SafetensorError, OSError, msgspec.DecodeError, struct.error) as error:
+        raise ModelError(f"{path} is truncated or damaged: {error}") from error
+
+
+def header(path: Path) -> bytes:
+    """The bytes before the tensors: length and JSON. Raises OSError, or struct.error where there are none."""
+    with path.open("rb") as stream:
+        begin = stream.read(8)
+        (length,) = struct.unpack("<Q", begin)
+        if length > min(MAX_HEADER_BYTES, path.stat().st_size):
+            raise OSError(f"a header of {length:,} bytes")
+        return begin + stream.read(length)
+
+
+def _tensors(path: Path) -> Iterator[CheckpointTensor]:
+    raw = header(path)
+    size = path.stat().st_size - len(raw)
+    found = msgspec.json.decode(raw[8:], type=dict[str, msgspec.Raw])
+    found.pop("__metadata__", None)
+    entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in found.items())
+    for name, entry in sorted(entries, key=lambda pair: pair[1].data_offsets):
+        if name.endswith(_IGNORED):
+            continue
+        if entry.dtype not in _DTYPES:
+            raise ModelError(f"{path}: tensor {name} has type {entry.dtype}, expected one of {', '.join(_DTYPES)}")
+        start, end = entry.data_offsets
+        dtype = _DTYPES[entry.dtype]
+        # Once more, for these bytes: the file may have been replaced since the library looked.
+        if not 0 <= start <= end <= size or end - start != math.prod(entry.shape) * dtype.itemsize:
+            raise OSError(f"tensor {name} takes bytes {start:,} to {end:,} of {size:,}")
+        yield CheckpointTensor(
+            name=_FIRST_PART + name if name.startswith(_SAVED_BARE) else name,
+            shape=entry.shape,
+            path=path,
+            start=len(raw) + start,
+            num_bytes=end - start,
+            decoded=functools.partial(_decoded, dtype, entry.shape[1:]),
+            dtype=dtype,
+        )
+
+
+def _decoded(dtype: torch.dtype, row: tuple[int, ...], raw: Tensor, count: int) -> Tensor:
+    return raw.view(dtype).view(count, *row)
+
+
+def _sharded(folder: Path) -> list[Path]:
+    path = folder / _INDEX
+    try:
+        names = sorted(set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values()))
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{path}: {name!r} is not the name of a safetensors file in this directory")
+        if not (folder / name).exists():
+            raise ModelError(f"{folder / name}, named by the index, does not exist")
+    return [folder / name for name in names]

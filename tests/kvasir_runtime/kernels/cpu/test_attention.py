@@ -1,0 +1,93 @@
+"""Attention in C++ beyond the small cases of the table: long sequences, wide heads, windows, company in the batch."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import attention
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.cpu import build, step, structs, table
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.cpu.table import CpuKernels
+
+BATCHES = [((1, 1, 600, 33), (700, 255, 1100, 300)), ((64,), (1111,)), ((1,), (4100,)), ((1, 2, 40), (513, 256, 40))]
+HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64, 1, 16, 64), (15, 3, 128, 16)]
+WORST = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # absolute and relative: two roundings of weights and result
+
+
+@pytest.fixture(params=list(build.VARIANTS))
+def variant(request: pytest.FixtureRequest, cpu_library: Library) -> CpuKernels:
+    """Each variant that this processor can run: those up to its own."""
+    names = list(build.VARIANTS)
+    if names.index(request.param) > names.index(cpu_library.isa):
+        pytest.skip(f"this processor has no {request.param}")
+    return table.cpu_kernels(Library(isa=request.param, handle=cpu_library.handle))
+
+
+def case(heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, ...]:
+    """query and cache in float32, and tables of scattered blocks."""
+    generator = torch.Generator().manual_seed(7)
+    (num_heads, kv_heads, head_dim, block_size), (query_lens, kv_lens) = heads, batch
+    columns = -(-max(kv_lens) // block_size)
+    num_blocks = columns * len(kv_lens) + 3
+    cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator)
+    tables = torch.randperm(num_blocks, generator=generator)[:-3].view(len(kv_lens), columns)
+    return torch.randn(sum(query_lens), num_heads, head_dim, generator=generator), cache, tables
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_every_variant_agrees_and_neighbours_change_no_bit(
+    variant: CpuKernels, heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[int, ...]], window: int
+) -> None:
+    query, cache, tables = case(heads, batch)
+    scale, (query_lens, kv_lens) = heads[2] ** -0.5, batch
+    for dtype, worst in WORST.items():
+        given, kept = query.to(dtype), cache.to(dtype)
+        attn_metadata = AttentionMetadata(query_lens, kv_lens, tables, [-1] * len(kv_lens))
+        want = attention.reference(given.float(), kept.float(), attn_metadata, scale, window)
+        got = variant.attention(given, kept, attn_metadata, scale, window)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.float(), want, atol=worst, rtol=worst)
+        parts = given.split(list(query_lens))
+        for index, mine in enumerate(got.split(list(query_lens))):
+            one = slice(index, index + 1)
+            alone = AttentionMetadata(query_lens[one], kv_lens[one], tables[one], [-1])
+            assert torch.equal(variant.attention(parts[index], kept, alone, scale, window), mine)
+
+
+def test_extreme_scores_stay_finite(variant: CpuKernels) -> None:
+    query, cache, tables = case(HEADS[0], ((1, 20), (300, 20)))
+    attn_metadata = AttentionMetadata((1, 20), (300, 20), tables, (-1, -1))
+    query *= 1e4
+    got = variant.attention(query, cache, attn_metadata, 1.0, 0)
+    torch.testing.assert_close(got, attention.reference(query, cache, attn_metadata, 1.0, 0), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [0, 37])
+def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: int) -> None:
+    """Places of the last block that nobody has written, and those that a window has left, may hold anything."""
+    query, cache, tables = case(HEADS[0], BATCHES[3])
+    query, cache = query.bfloat16(), cache.bfloat16()
+    query_lens, kv_lens = BATCHES[3]
+    attn_metadata = AttentionMetadata(query_lens, kv_lens, tables, [-1] * len(kv_lens))
+    clean = variant.attention(query, cache, attn_metadata, 0.125, window)
+    places = torch.full(cache.shape[1:3], True)
+    for table_of, queries, end in zip(tables, query_lens, kv_lens, strict=True):
+        seen = torch.arange(end - queries + 1 - window if window else 0, end).clamp(min=0)
+        places[table_of[seen // 16], seen % 16] = False
+    cache[:, places] = float("nan")
+    assert torch.equal(variant.attention(query, cache, attn_metadata, 0.125, window), clean)
+
+
+def test_structs_are_as_large_as_the_headers_say(cpu_library: Library) -> None:
+    """A field that only one side has would be read as its neighbour."""
+    named = ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "GateArgs", "GatherArgs", "ArgmaxArgs")
+    of_step = {"StepLayer": step.LayerStruct, "StepModel": step.ModelStruct, "StepBatch": step.BatchStruct}
+    structs_of = {name: getattr(structs, name) for name in named} | of_step
+    for name, struct in structs_of.items():
+        size = getattr(cpu_library.handle, f"kvasir_sizeof_{name}")
+        assert size() == ctypes.sizeof(struct), name

@@ -1,0 +1,71 @@
+"""Building and loading: what is missing is said, and what is stale is not called."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from kvasir_runtime.kernels.cpu import build, library
+
+
+@pytest.fixture
+def environment():
+    """os.environ, put back afterwards: the compiler is looked for in it."""
+    kept = dict(os.environ)
+    os.environ.pop("CXX", None)
+    yield os.environ
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+def test_without_a_compiler_the_reason_is_said(environment, tmp_path):
+    environment["PATH"] = str(tmp_path)
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler: none of g\+\+, clang\+\+, c\+\+ is on the path"):
+        build.build(tmp_path / "x.so")
+
+
+def test_a_compiler_that_is_named_must_exist(environment, tmp_path):
+    environment["CXX"] = "no-such-compiler -m64"
+    with pytest.raises(build.BuildError, match="CXX=no-such-compiler -m64 is not a program"):
+        build.build(tmp_path / "x.so")
+
+
+def test_a_source_with_an_error_shows_it_and_leaves_the_library(cpu_library, tmp_path):
+    (tmp_path / "wrong.cpp").write_text("int main( {\n")
+    (tmp_path / "x.so").write_text("as it was")
+    with pytest.raises(build.BuildError, match=r"wrong\.cpp:1"):
+        build.build(tmp_path / "x.so", tmp_path)
+    assert (tmp_path / "x.so").read_text() == "as it was"
+
+
+def test_a_library_knows_its_sources(cpu_library, tmp_path):
+    for path in (build.FOLDER / "cpu.cpp", build.FOLDER / "isa.h"):
+        (tmp_path / path.name).write_text(path.read_text())
+    built = build.build(tmp_path / "x.so", tmp_path)
+    assert build.is_fresh(built, tmp_path)
+    (tmp_path / "cpu.cpp").write_text((tmp_path / "cpu.cpp").read_text() + "\n")
+    assert not build.is_fresh(built, tmp_path)
+    handle = ctypes.CDLL(str(built))
+    handle.kvasir_sources.restype = ctypes.c_char_p
+    assert handle.kvasir_sources().decode() != build.digest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"KVASIR_KERNELS": "torch"}, "KVASIR_KERNELS=torch"),
+        ({"KVASIR_KERNELS": "fast"}, "KVASIR_KERNELS=fast is neither cpp nor torch"),
+        ({"KVASIR_CPU_LIBRARY": "/nonexistent"}, "were not built"),
+        ({"KVASIR_CPU_LIBRARY": str(Path(__file__))}, "cannot be loaded"),
+    ],
+)
+def test_what_leaves_the_library_aside_is_said(environment, why):
+    with pytest.raises(library.Absent, match=why):
+        library.load(environment)
+
+
+def test_the_variant_is_one_that_was_built(cpu_library):
+    assert cpu_library.isa in build.VARIANTS
+    assert cpu_library.has("probe")
+    assert not cpu_library.has("nothing")

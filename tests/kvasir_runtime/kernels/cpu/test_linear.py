@@ -1,0 +1,131 @@
+"""Linear layers in C++: every shape against float64, and the same bits whatever the batch."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels.cpu import linear, structs
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.runner.startup import host_resources
+
+SHAPES = [(1, 1), (16, 2), (17, 3), (64, 64), (100, 33), (7, 5), (96, 48), (130, 4100), (3584, 768)]
+GATED = [(2, 4), (34, 10), (128, 64), (1000, 96)]
+ROWS = (2, 7, 13, 33, 200, 500)
+
+
+@pytest.fixture
+def library(cpu_library: Library) -> Library:
+    """A processor without these instructions takes torch's operations, which have tests of their own."""
+    if not linear.takes(cpu_library, torch.empty(0, dtype=torch.bfloat16)):
+        pytest.skip(f"{cpu_library.isa} has no bfloat16 products")
+    return cpu_library
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def with_residual(packed: linear.Packed, x: Tensor, residual: Tensor) -> Tensor:
+    out = torch.empty_like(residual)
+    pointers = {"x": x.data_ptr(), "out": out.data_ptr(), "residual": residual.data_ptr()}
+    product = linear.ProductStruct(rows=x.shape[0], type=structs.TYPES[x.dtype], **pointers)
+    packed._product(ctypes.byref(packed.struct), ctypes.byref(product))
+    return out
+
+
+def assert_rounded_once(out: Tensor, exact: Tensor, magnitude: Tensor) -> None:
+    """Half a unit of the last place, and the error of a float32 sum."""
+    error = (out.double() - exact).abs()
+    assert (error <= exact.abs() * 2**-8 + magnitude * 2**-19 + 1e-30).all()
+
+
+@pytest.mark.parametrize(("outputs", "k"), SHAPES)
+def test_it_is_the_product_rounded_once(library: Library, outputs: int, k: int) -> None:
+    weight, bias, x, residual = normal(outputs, k), normal(outputs, seed=1), normal(9, k, seed=2), normal(9, outputs)
+    magnitude = x.double().abs() @ weight.double().abs().T + 9
+    exact = x.double() @ weight.double().T
+    plain = linear.packed(library, weight.clone(), None)
+    assert_rounded_once(plain(x), exact, magnitude)
+    biased = linear.packed(library, weight.clone(), bias.clone())
+    assert_rounded_once(biased(x), exact + bias.double(), magnitude)
+    assert_rounded_once(with_residual(biased, x, residual), exact + bias.double() + residual.double(), magnitude)
+
+
+@pytest.mark.parametrize(("outputs", "k"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_row_has_the_same_bits_in_every_batch(library: Library, outputs: int, k: int, threads: int) -> None:
+    packed = linear.packed(library, normal(outputs, k), normal(outputs, seed=1))
+    x = normal(max(ROWS), k, seed=2)
+    alone = torch.cat([packed(row) for row in x[:40].split(1)])
+    library.start(threads)
+    try:
+        for rows in ROWS:
+            out = packed(x[:rows])
+            assert torch.equal(out[:40], alone[:rows])
+            assert torch.equal(packed(x[rows - 2 : rows]), out[-2:])
+    finally:
+        library.start(2)
+
+
+@pytest.mark.parametrize(("outputs", "k"), GATED)
+def test_a_gate_is_applied_before_rounding(library: Library, outputs: int, k: int) -> None:
+    weight, bias, x = normal(outputs, k), normal(outputs, seed=1), normal(9, k, seed=2)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=1)
+    out = linear.packed(library, weight, bias, gated=True)(x)
+    assert out.shape == (9, outputs // 2)
+    torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=2**-8, atol=2e-5)
+
+
+@pytest.mark.parametrize(("outputs", "k"), SHAPES)
+def test_rows_come_back_as_they_were(library: Library, outputs: int, k: int) -> None:
+    weight = normal(outputs, k)
+    packed = linear.packed(library, weight.clone(), None)
+    ids = torch.tensor([0, outputs - 1, outputs // 2, 0])
+    assert torch.equal(packed.rows(ids), weight[ids])
+
+
+def test_infinity_and_nan_reach_only_their_own_rows(library: Library) -> None:
+    packed = linear.packed(library, normal(33, 40), None)
+    x = normal(8, 40)
+    clean = packed(x)
+    x[3, 5], x[6, 39] = float("inf"), float("nan")
+    out = packed(x)
+    kept = torch.tensor([0, 1, 2, 4, 5, 7])
+    assert torch.equal(out[kept], clean[kept])
+    assert not out[3].isfinite().any()
+    assert out[6].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["LinearStruct", "ProductStruct"])
+def test_structs_are_as_large_as_those_of_the_library(cpu_library: Library, name: str) -> None:
+    size = getattr(cpu_library.handle, f"kvasir_sizeof_{name.removesuffix('Struct')}")
+    assert ctypes.sizeof(getattr(linear, name)) == size()
+
+
+def test_weights_that_are_packed_together_are_those_packed_alone(library: Library) -> None:
+    weights, x = [normal(34, 10, seed=seed) for seed in range(3)], normal(5, 10)
+    for gated in (False, True):
+        together = linear.packed_together(library, weights, gated=gated)
+        for packed, weight in zip(together, weights, strict=True):
+            assert torch.equal(packed(x), linear.packed(library, weight, None, gated=gated)(x))
+        places = {packed.kept[0].untyped_storage().data_ptr() for packed in together}
+        assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "border"), [(100, 64), ((2 << 20) - 1, 64), (2 << 20, 2 << 20), (5_000_001, 2 << 20)]
+)
+def test_room_begins_at_a_border_and_can_be_written_to_its_end(num_bytes: int, border: int) -> None:
+    room = linear.storage(num_bytes)
+    assert (room.shape, room.dtype, room.data_ptr() % border) == ((num_bytes,), torch.uint8, 0)
+    assert int(room.fill_(7)[-1]) == 7
+
+
+def test_large_room_is_given_back_with_the_last_view_of_it() -> None:
+    before = host_resources.resident_bytes()
+    for _ in range(8):
+        part = linear.storage(32 << 20).fill_(1)[5:9]
+        assert part.tolist() == [1] * 4
+    assert host_resources.resident_bytes() - before < 100 << 20

@@ -1,0 +1,111 @@
+"""Quantized linear layers in C++: their formula in float64, the same bits in every batch, what they cost in error."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.cpu import linear
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+
+CPU = torch.device("cpu")
+# rows, columns, group: one tile and less, whole and partial panels, groups from one line to the whole row, groups of 32
+# in whole panels (which are in assembly) and more of them than a block of columns holds
+SHAPES = [
+    (16, 32, 32),
+    (7, 64, 8),
+    (33, 96, 32),
+    (100, 80, 16),
+    (20, 24, 24),
+    (130, 2048, 64),
+    (1, 768, 768),
+    (130, 96, 32),
+    (64, 1056, 32),
+]
+UNIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+
+
+@pytest.fixture
+def library(cpu_library: Library) -> Library:
+    if not cpu_library.has("pack_quantized"):
+        pytest.skip(f"{cpu_library.isa} has no products of 8 bits")
+    return cpu_library
+
+
+def random_weight(rows: int, columns: int, group: int, bits: int, *, scale: float = 0.01) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(rows + columns)
+    weight = quantized.empty(QuantFormat(bits=bits, group=group, wide=True), rows, columns, CPU)
+    low, high = (-128, 128) if bits == 8 else (0, 256)
+    weight.values.copy_(torch.randint(low, high, weight.values.shape, generator=generator))
+    weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) * scale)
+    if weight.minima is not None:
+        weight.minima.copy_(weight.scales * (7 + torch.rand(weight.scales.shape, generator=generator)))
+    return weight
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def assert_close(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=UNIT[got.dtype], atol=2e-6 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", list(UNIT))
+@pytest.mark.parametrize(("rows", "columns", "group"), SHAPES)
+def test_it_is_its_formula_in_every_batch(
+    library: Library, rows: int, columns: int, group: int, bits: int, dtype: torch.dtype
+) -> None:
+    weight, bias, x = random_weight(rows, columns, group, bits), normal(rows), normal(500, columns, dtype=dtype)
+    packed = linear.packed(library, weight, bias)
+    whole = packed(x)
+    assert whole.dtype == dtype
+    assert_close(whole, linear.rounded_product(weight, bias, x))
+    for count in (1, 2, 3, 4, 7, 33, 200):
+        assert torch.equal(packed(x[:count]), whole[:count])
+        assert torch.equal(packed(x[-count:]), whole[-count:])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 32), (70, 64), (256, 96)])
+def test_a_gate_is_applied_before_rounding(library: Library, rows: int, columns: int, bits: int) -> None:
+    weight, bias, x = random_weight(rows, columns, 32, bits), normal(rows), normal(9, columns)
+    gate, up = linear.rounded_product(weight, bias, x).chunk(2, dim=1)
+    out = linear.packed(library, weight, bias, gated=True)(x)
+    torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "worst"), [(8, 0.008), (4, 0.008)])
+def test_rounding_rows_costs_less_than_a_percent(library: Library, bits: int, worst: float) -> None:
+    weight, x = random_weight(512, 768, 32, bits), normal(64, 768)
+    exact = x.double() @ quantized.dequantized(weight).double().T
+    error = linear.packed(library, weight, None)(x).double() - exact
+    assert error.norm() / exact.norm() < worst
+
+
+def test_tiny_and_huge_scales_keep_their_precision(library: Library) -> None:
+    for scale in (1e-12, 1e6):
+        weight, x = random_weight(40, 64, 32, 8, scale=scale), normal(5, 64)
+        assert_close(linear.packed(library, weight, None)(x), linear.rounded_product(weight, None, x))
+
+
+def test_float16_rows_are_taken_too(library: Library) -> None:
+    weight, x = random_weight(40, 64, 32, 8), normal(5, 64, dtype=torch.float16)
+    packed = linear.packed(library, weight, None)
+    assert torch.equal(packed(x), packed(x.float()).half())
+
+
+@pytest.mark.parametrize("dtype", list(UNIT))
+def test_infinity_and_nan_reach_only_their_own_rows(library: Library, dtype: torch.dtype) -> None:
+    packed = linear.packed(library, random_weight(33, 64, 32, 8), None)
+    x = normal(8, 64, dtype=dtype)
+    clean = packed(x)
+    x[3, 5], x[6, 63] = float("inf"), float("nan")
+    out = packed(x)
+    kept = torch.tensor([0, 1, 2, 4, 5, 7])
+    assert torch.equal(out[kept], clean[kept])
+    assert not out[3].isfinite().any()
+    assert out[6].isnan().all()
+    assert torch.equal(packed(torch.zeros(1, 64, dtype=dtype)), torch.zeros(1, 33, dtype=dtype))

@@ -1,0 +1,162 @@
+"""Every operation of every table agrees with the reference on all its cases, and the references with their formulas.
+
+Without a card the Triton kernels are a table only where TRITON_INTERPRET=1: `test_interpreted.py` runs this file so.
+"""
+
+import copy
+import math
+import os
+from dataclasses import fields, replace
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops, cpu_ops, ops_for
+from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+from kvasir_runtime.kernels.sample import Draws
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CPP = cpu_ops()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+OPERATIONS = [field.name for field in fields(Ops) if field.name not in ("name", "fallback")]
+TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
+IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask", "append_ids"}
+# Seconds each when interpreted; the same paths are taken by smaller tiles in gpu/interpreted/test_attention.py.
+MANY_TOKENS = 50
+MANY_NUMBERS = 60_000
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("table", [CPU, CPP, ops_for(DEVICE)], ids=lambda table: table.name)
+def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None:
+    module = import_module(f"kvasir_runtime.kernels.{operation}")
+    cases = list(module.cases(torch.Generator().manual_seed(0)))
+    assert cases
+    device = torch.device("cpu") if table in (CPU, CPP) else DEVICE
+    for case in cases:
+        if table in (CPU, CPP) or not INTERPRETED or can_be_interpreted(case):
+            wanted, got = outcome(REFERENCE, operation, case), outcome(table, operation, moved(case, device))
+            if rounds(table, case):
+                products = 2 if operation == "moe" else 1  # one after the other
+                atol = 0.01 * products * float(wanted[0].abs().max())
+                torch.testing.assert_close(got[0], wanted[0], atol=atol, rtol=0)
+            else:
+                assert_same(wanted, got)
+
+
+def rounds(table: Ops, case: tuple[object, ...]) -> bool:
+    """Whether a table rounds more than the result: x to 8 bits on processors, on cards scales that need 32."""
+    weights = [arg for arg in case if isinstance(arg, QuantizedWeight)]
+    if table.name == CPP.name:
+        return bool(weights)
+    return table.name.startswith("triton") and any(
+        weight.format == QuantFormat(bits=4, wide=True) for weight in weights
+    )
+
+
+def can_be_interpreted(case: tuple[object, ...]) -> bool:
+    """The interpreter's bfloat16 is wrong without a word."""
+    tensors = [arg for arg in case if isinstance(arg, Tensor)]
+    if any(isinstance(arg, QuantizedWeight) and math.prod(arg.shape) > MANY_NUMBERS for arg in case):
+        return False
+    return not any(tensor.dtype == torch.bfloat16 or tensor.shape[0] > MANY_TOKENS for tensor in tensors)
+
+
+def moved(case: tuple[object, ...], device: torch.device) -> tuple[object, ...]:
+    """A copy of the arguments on the device."""
+
+    def move(arg: object) -> object:
+        if isinstance(arg, Tensor):
+            return arg.to(device)
+        if isinstance(arg, AttentionMetadata | QuantizedWeight):
+            return arg.moved(device)
+        if isinstance(arg, Draws):
+            names = [field.name for field in fields(Draws) if isinstance(getattr(arg, field.name), Tensor)]
+            return replace(arg, **{name: getattr(arg, name).to(device) for name in names})
+        return arg
+
+    return tuple(move(arg) for arg in case)
+
+
+def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor]:
+    """All tensors that an operation returns or may have changed, on the CPU, from its own copy of the arguments."""
+    args = copy.deepcopy(case)
+    if operation in ("linear", "gated", "moe"):
+        *weights, x = args
+        return [getattr(table, operation)(*weights)(x).cpu()]
+    result = getattr(table, operation)(*args)
+    if operation == "attention":
+        result = result[: sum(case[2].query_lens)]  # rows of padding may be anything
+    kept = args[1:] if operation == "split_qkv" else args  # which may consume its first argument
+    changed = [arg for arg in kept if isinstance(arg, Tensor)] if operation in IN_PLACE else []
+    returned = list(result) if isinstance(result, tuple) else [result]
+    return [tensor.cpu() for tensor in (*returned, *changed) if tensor is not None]
+
+
+def assert_same(wanted: list[Tensor], got: list[Tensor]) -> None:
+    assert len(wanted) == len(got)
+    for want, have in zip(wanted, got, strict=True):
+        assert want.shape == have.shape
+        assert want.dtype == have.dtype
+        if want.element_size() == 1:  # a cache in 8 bits: a number at the edge may round either way
+            atol, rtol = (8e-2, 2e-2) if want.dtype == torch.int8 else (2e-2, 0.13)
+            torch.testing.assert_close(kv_quant.numbers(have), kv_quant.numbers(want), atol=atol, rtol=rtol)
+        elif want.is_floating_point():
+            atol, rtol = TOLERANCE[want.dtype]
+            torch.testing.assert_close(have, want, atol=atol, rtol=rtol)
+        else:
+            assert want.tolist() == have.tolist()
+
+
+def test_attention_is_its_formula() -> None:
+    generator = torch.Generator().manual_seed(1)
+    cache = torch.randn(2, 6, 4, 2, 8, generator=generator)
+    query = torch.randn(4, 4, 8, generator=generator)
+    tables, query_lens, kv_lens = [[5, 0, 2], [3, 3, 3]], (3, 1), (9, 2)
+    attn_metadata = AttentionMetadata(query_lens, kv_lens, torch.tensor(tables), (-1, 3))
+    for window in (0, 4):
+        for table in (REFERENCE, CPU, CPP):
+            out = table.attention(query, cache, attn_metadata, 0.3, window).view(4, 4, 8)
+            token = 0
+            for sequence, (num_queries, end) in enumerate(zip(query_lens, kv_lens, strict=True)):
+                for position in range(end - num_queries, end):
+                    first = max(0, position - window + 1) if window else 0
+                    for head in range(4):
+                        keys, values = (
+                            [cache[i, tables[sequence][j // 4], j % 4, head // 2] for j in range(first, position + 1)]
+                            for i in (0, 1)
+                        )
+                        scores = [0.3 * float(query[token, head] @ key) for key in keys]
+                        weights = [math.exp(score) for score in scores]
+                        want = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+                        torch.testing.assert_close(out[token, head], want, atol=2e-6, rtol=1e-5)
+                    token += 1
+
+
+def test_rms_norm_is_its_formula() -> None:
+    x, residual, weight = [3.0, -4.0], [0.0, 8.0], [2.0, 0.5]
+    normed, total = REFERENCE.rms_norm(torch.tensor([x]), torch.tensor([residual]), torch.tensor(weight), 0.5)
+    scale = 1 / math.sqrt((9 + 16) / 2 + 0.5)
+    assert total.tolist() == [[3.0, 4.0]]
+    torch.testing.assert_close(normed, torch.tensor([[3 * scale * 2, 4 * scale * 0.5]]))
+
+
+def test_rope_turns_by_its_angle() -> None:
+    angle = torch.tensor([0.1, 2.0])
+    cos, sin = torch.cat((angle.cos(), angle.cos())), torch.cat((-angle.sin(), angle.sin()))
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for table in (REFERENCE, CPU, CPP):
+        out = table.rope(x.view(1, 1, 4), cos.view(1, 1, 4), sin.view(1, 1, 4)).flatten()
+        for i in (0, 1):
+            turned = complex(x[i], x[i + 2]) * complex(angle[i].cos(), angle[i].sin())
+            assert complex(out[i], out[i + 2]) == pytest.approx(turned, abs=1e-6)
+
+
+def test_silu_mul_is_its_formula() -> None:
+    for table in (REFERENCE, CPU, CPP):
+        out = table.silu_mul(torch.tensor([[1.0, -2.0, 3.0, 5.0]]))
+        torch.testing.assert_close(out, torch.tensor([[3 / (1 + math.exp(-1)), -10 / (1 + math.exp(2))]]))
