@@ -16,7 +16,7 @@ from kvasir_runtime.server.api.ollama import protocol as ollama
 from kvasir_runtime.server.api.openai import tokenize
 from kvasir_runtime.server.api.responses import protocol as responses
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text()
 NAMED = set(re.findall(r"`([a-z_.0-9]+)`", PAGE))
 

@@ -144,5 +144,5 @@ def test_every_field_is_changed_on_a_cluster() -> None:
 @pytest.mark.parametrize(("field", "where"), ELSEWHERE.items())
 def test_what_needs_a_story_has_one(field: str, where: str) -> None:
     path, name = where.split("::")
-    found = (Path(__file__).parents[2] / path).read_text().partition(f"def {name}(")[2].partition("\nasync def ")[0]
+    found = (Path(__file__).parents[3] / path).read_text().partition(f"def {name}(")[2].partition("\nasync def ")[0]
     assert f'"{field.rsplit(".", maxsplit=1)[-1]}"' in found

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvasir_runtime.__main__ import main
 from kvasir_runtime.commands.conversation import HELP
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 
 def test_every_command_is_on_the_page():

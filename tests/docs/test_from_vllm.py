@@ -6,7 +6,7 @@ from pathlib import Path
 from kvasir_api.options import ServeOptions, flag
 from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "from-vllm.md").read_text()
 FIELDS = {
     *generation.CompletionBody.model_fields,
@@ -48,7 +48,7 @@ def test_every_option_of_theirs_is_told_what_to_write_or_why_not():
 def test_every_field_that_differs_is_named_and_none_that_does_not_exist():
     named = {name for field, _ in rows("Fields of requests") for name in re.findall(r"`([a-z_]+)`", field)}
     assert named - FIELDS == set()
-    vllm = (Path(__file__).parent / "test_vllm_fields.py").read_text()
+    vllm = (ROOT / "tests/kvasir_runtime/frontend/protocol/test_generation_vllm_fields.py").read_text()
     restricted = {*ignored_fields.COMPLETION, *ignored_fields.CHAT, *ignored_fields.LABELS} & set(
         re.findall(r"\w+", vllm)
     )
