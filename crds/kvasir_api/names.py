@@ -69,6 +69,8 @@ KEYS_MOUNT: Final = "/keys"
 PATH_TERMINATION_LOG: Final = "/dev/termination-log"
 ENV_MEMORY_LIMIT: Final = "KVASIR_MEMORY_LIMIT_BYTES"
 """The container's memory limit, where no control group enforces it."""
+ENV_MODEL_URI: Final = "KVASIR_MODEL_URI"
+"""The model's uri as the service names it; messages show it in place of the directory where the model is mounted."""
 
 HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
 HEADER_CLUSTER: Final = "x-kvasir-cluster"

@@ -6,8 +6,10 @@ not look into the files: `models` and `weights` do.
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
+from kvasir_api import names
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 
@@ -40,6 +42,15 @@ def resolve(model: str) -> Path:
 def name_of(model: str) -> str:
     """What a model is called where nobody gave it a name: the last part of a directory, a file or a hub name."""
     return Path(model).expanduser().resolve().name.removesuffix(gguf.SUFFIX)
+
+
+def with_user_name(message: str, model: str, environment: Mapping[str, str] = os.environ) -> str:
+    """A message in which paths below the model's directory begin with the uri that the user gave to the service.
+
+    model: as it was given to resolve(). Outside a pod of the operator there is no such uri, and the message stays.
+    """
+    uri = environment.get(names.ENV_MODEL_URI, "").rstrip("/")
+    return re.sub(rf"(?<![\w./]){re.escape(model)}(?![\w-])", lambda _: uri, message) if uri and model else message
 
 
 def _lone_file(folder: Path) -> Path:

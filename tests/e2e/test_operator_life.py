@@ -155,9 +155,9 @@ async def test_refused_model_stalls_with_its_own_words(rig):
     assert missing["message"] == f"spec.model.uri: there is no PersistentVolumeClaim {rig.namespace}/models"
     await rig.claim()
     stalled = await rig.until_condition("Stalled", reason="ModelLoadFailed")
-    assert stalled["message"] == "/models/broken has no config.json"
+    assert stalled["message"] == "pvc://models/broken has no config.json"
     assert len(rig.kubelet.of()) == 2  # the old revision goes on serving
-    assert await rig.events("ModelLoadFailed") == ["/models/broken has no config.json"]
+    assert await rig.events("ModelLoadFailed") == ["pvc://models/broken has no config.json"]
     await rig.apply(model={"uri": "file:///srv/x"})
     await rig.until_condition("Ready")
     await rig.until_pods(1)

@@ -31,7 +31,7 @@ async def refused_and_mended(life: Life) -> None:
     life.apply(uri="pvc://kvasir-tiny/absent")
     stalled = await life.until(lambda: life.condition("Stalled"), "Stalled")
     assert stalled["reason"] == "ModelLoadFailed"
-    assert stalled["message"] == "model directory /models/absent does not exist"
+    assert stalled["message"] == "model directory pvc://kvasir-tiny/absent does not exist"
     life.apply(uri="pvc://kvasir-tiny/tiny")
     await life.until_ready()
 

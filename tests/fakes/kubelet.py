@@ -32,7 +32,10 @@ class StubPod(StubRuntime):
     def __init__(self, pod: Json, ip: str) -> None:
         super().__init__(pod["metadata"]["name"])
         self.uid, self.ip = uid(pod), ip
-        self.args: list[str] = pod["spec"]["containers"][0].get("args") or []
+        container = pod["spec"]["containers"][0]
+        self.args: list[str] = container.get("args") or []
+        variables = {variable["name"]: variable.get("value", "") for variable in container.get("env") or ()}
+        self.model_uri = variables.get(names.ENV_MODEL_URI, "")
         self.revision = (pod["metadata"].get("labels") or {}).get(names.LABEL_REVISION, "")
         self.refused = self.broken = ""
         self.terminating = False
@@ -164,7 +167,7 @@ class FakeKubelet:
         stub.set_state(kv_pinned=0, device="cpu", kernels="stub", phase="loading" if self.hold else "ready")
         stub.set_state(**self.first_words)
         if self._refuse in stub.args[0]:
-            stub.refused = f"{names.REFUSAL_PREFIX}{stub.args[0]} has no config.json"
+            stub.refused = f"{names.REFUSAL_PREFIX}{stub.model_uri} has no config.json"
         self.pods[stub.name] = stub
         stub.on_drain = lambda: self._dirty.put_nowait(key(pod))
         await stub.start_ops(stub.ip, names.PORT_OPS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvasir_api import names
 from kvasir_runtime import source
 from kvasir_runtime.errors import ModelError
 
@@ -19,6 +20,29 @@ def test_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_path_that_is_not_there_is_said_to_be_one(model: str) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         source.resolve(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "uri", "message", "shown"),
+    [
+        ("/models/a", "pvc://c/a", "model directory /models/a is absent", "model directory pvc://c/a is absent"),
+        (
+            "/models",
+            "file:///x/",
+            "/models holds two, such as /models/b.gguf",
+            "file:///x holds two, such as file:///x/b.gguf",
+        ),
+        (
+            "/models/a",
+            "pvc://c/a",
+            "/models/ab and /srv/models/a are others",
+            "/models/ab and /srv/models/a are others",
+        ),
+        ("/models/a", "", "/models/a has no config.json", "/models/a has no config.json"),
+    ],
+)
+def test_a_message_names_the_model_as_the_service_does(model: str, uri: str, message: str, shown: str) -> None:
+    assert source.with_user_name(message, model, {names.ENV_MODEL_URI: uri}) == shown
 
 
 def test_file_is_a_model_if_it_is_gguf(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kvasir_api.inspection import MAX_BYTES, decode
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import chosen, forecast
 from kvasir_operator.desired.fit import inspected
-from kvasir_operator.desired.source import Source, source
+from kvasir_operator.desired.source import Source, source, variable
 from kvasir_operator.desired.template import SCRATCH, container_security, owner, pod_security, volume
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.replica import epoch
@@ -157,7 +157,7 @@ def _pod(seen: Observed, name: str, settings: Settings) -> Json:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(),
-        "containers": [_container(where, settings)],
+        "containers": [_container(seen, where, settings)],
         "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}],
     }
     if seen.spec.pod.image_pull_secrets:
@@ -170,14 +170,14 @@ def _pod(seen: Observed, name: str, settings: Settings) -> Json:
     }
 
 
-def _container(where: Source, settings: Settings) -> Json:
+def _container(seen: Observed, where: Source, settings: Settings) -> Json:
     """The image for processors is the smaller one, and its version is the operator's own."""
     return {
         "name": names.COMPONENT_INSPECT,
         "image": settings.runtime_image_cpu,
         "command": ["kvasir", "plan"],
         "args": [where.path, "--facts", names.PATH_TERMINATION_LOG],
-        "env": [{"name": "HOME", "value": SCRATCH}],
+        "env": [{"name": "HOME", "value": SCRATCH}, variable(seen.spec.model.uri)],
         "resources": RESOURCES,
         "volumeMounts": [
             {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},

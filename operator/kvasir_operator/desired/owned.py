@@ -11,7 +11,7 @@ from kvasir_api import names
 
 Json = dict[str, Any]
 
-VARIABLES: Final = ("POD_IP", names.ENV_MEMORY_LIMIT)
+VARIABLES: Final = ("POD_IP", names.ENV_MEMORY_LIMIT, names.ENV_MODEL_URI)
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 SCRATCH: Final = "scratch"
 """A volume that may be of another kind, such as memory, as long as it is there."""

@@ -29,6 +29,11 @@ def source(uri: str) -> Source:
     raise ValueError(f"model.uri {uri} is neither pvc://CLAIM/PATH nor file:///PATH")
 
 
+def variable(uri: str) -> dict[str, str]:
+    """The environment variable with which a container names the model in its messages; $(…) is not expanded."""
+    return {"name": names.ENV_MODEL_URI, "value": uri.replace("$", "$$")}
+
+
 def allowed(directory: str, roots: tuple[str, ...]) -> bool:
     """Whether an absolute, normalised directory is one of the roots or lies below one."""
     return any(directory == root or directory.startswith(f"{root.rstrip('/')}/") for root in map(normpath, roots))

@@ -12,7 +12,7 @@ from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import Patched, patched
 from kvasir_operator.desired.probes import model_bytes, probes
-from kvasir_operator.desired.source import Source, source
+from kvasir_operator.desired.source import Source, source, variable
 from kvasir_operator.observed.settings import Settings
 from kvasir_operator.observed.world import Observed
 
@@ -161,6 +161,7 @@ def _env(seen: Observed) -> list[Json]:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
+        variable(seen.spec.model.uri),
     ]
     if not on_accelerator(seen.spec):
         limit = {"resourceFieldRef": {"resource": "limits.memory"}}

@@ -240,7 +240,7 @@ def _plan(
         options = RuntimeOptions(**values)
         plan = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(source.with_user_name(str(error), model)) from error
     if as_json:
         document = {**asdict(plan), "fitting_context": plan.fitting_context}
         click.echo(json.dumps(document, indent=2))

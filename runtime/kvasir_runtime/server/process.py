@@ -99,10 +99,11 @@ class ServeProcess:
         try:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
         except (ModelError, EngineDeadError) as error:
+            message = source.with_user_name(str(error), self._options.model)
             if isinstance(error, ModelError) or error.refusal:
-                self._console.refused(str(error))
+                self._console.refused(message)
                 return names.EXIT_REFUSED
-            return self._console.failed(str(error))
+            return self._console.failed(message)
         if not started:
             return 0  # told to stop while loading: nothing is running
         leave = asyncio.create_task(self._leave.wait())

@@ -143,6 +143,11 @@ def test_arguments_are_said_and_not_defaulted():
     ]  # fmt: skip
 
 
+def test_the_container_knows_the_name_that_the_service_gives_to_its_model():
+    runtime = container(service(model={"uri": "file:///srv/models/$(POD_IP)"}))
+    assert {"name": "KVASIR_MODEL_URI", "value": "file:///srv/models/$$(POD_IP)"} in runtime["env"]
+
+
 def test_accelerators_choose_image_device_and_limits():
     runtime = container(service(resources={"accelerator": {"count": 1}, "cpu": "500m", "memory": "8Gi"}))
     assert runtime["image"] == "gpu:1"

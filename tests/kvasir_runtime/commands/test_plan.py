@@ -104,6 +104,12 @@ def test_what_cannot_be_judged_is_one_line(model, tmp_path, arguments, words):
     assert "Traceback" not in result.output
 
 
+def test_a_pod_of_the_operator_names_the_model_as_the_service_does(tmp_path, monkeypatch):
+    monkeypatch.setenv(names.ENV_MODEL_URI, "pvc://models/absent")
+    result = run(tmp_path / "absent", "--facts", "-")
+    assert "model directory pvc://models/absent does not exist" in result.output
+
+
 def test_an_unknown_architecture_is_told_apart_from_one_that_does_not_fit():
     config = {**LLAMA_8B, "architectures": ["NoSuchModel"]}
     judged = fit_report("m", config, memory_bytes=2**37, device="cuda", options=RuntimeOptions())
