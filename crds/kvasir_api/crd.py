@@ -112,7 +112,9 @@ def _columns() -> list[dict[str, Any]]:
         _column("GPU", "integer", ".spec.resources.accelerator.count", "GPUs of one replica."),
         _column("Reason", "string", f"{ready}.reason", "Why it is ready or not."),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
-        _column("Law", "string", ".status.autoscaling.bindingLaw", "Law behind the number of replicas.", wide=True),
+        _column(
+            "Signal", "string", ".status.autoscaling.bindingSignal", "Signal behind the number of replicas.", wide=True
+        ),
         _column("Device", "string", ".status.capacity.device", "Device and kernels that serve.", wide=True),
         _column("URL", "string", ".status.address.url", "Base URL for clients.", wide=True),
     ]

@@ -252,7 +252,7 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_operator_listed_seconds_ago",
         kind="gauge",
-        help="Seconds since everything was listed, which is what finds a watch that has gone deaf.",
+        help="Seconds since everything was listed, which is what finds a stale watch.",
     ),
     Metric(
         name="kvasir_operator_watch_failures_total",
@@ -265,14 +265,14 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_service_demand_replicas",
         kind="gauge",
-        help="Replicas each law asks for.",
-        labels=(*_SERVICE, "law"),
+        help="Replicas each signal asks for.",
+        labels=(*_SERVICE, "signal"),
     ),
     Metric(
         name="kvasir_service_decisions_total",
         kind="counter",
-        help="Changes of the wanted replicas, by law.",
-        labels=(*_SERVICE, "law"),
+        help="Changes of the wanted replicas, by signal.",
+        labels=(*_SERVICE, "signal"),
     ),
 )
 

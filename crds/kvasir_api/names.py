@@ -40,7 +40,7 @@ LABEL_SERVICE: Final = f"{GROUP}/service"
 LABEL_REVISION: Final = f"{GROUP}/revision"
 LABEL_ROLE: Final = f"{GROUP}/role"
 ROLE_SERVE: Final = "serve"
-ROLE_ASIDE: Final = "aside"
+ROLE_QUARANTINE: Final = "quarantine"
 """A pod whose device failed, which keeps it from others while another replica takes its place."""
 COMPONENT_INSPECT: Final = "inspect"
 LABEL_INSPECTS: Final = f"{GROUP}/inspects"
@@ -48,8 +48,8 @@ LABEL_INSPECTS: Final = f"{GROUP}/inspects"
 USER_PREFIX: Final = f"user.{GROUP}/"
 """Of labels and annotations that a service's author gave the pods."""
 ANNOTATION_DRAIN: Final = f"{GROUP}/draining"
-ANNOTATION_ASIDE: Final = f"{GROUP}/aside"
-"""When a pod was set aside last."""
+ANNOTATION_QUARANTINED_AT: Final = f"{GROUP}/quarantined-at"
+"""When a pod was quarantined last."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 CONTAINER_RUNTIME: Final = "runtime"
@@ -116,28 +116,28 @@ REASONS: Final = {
     "MaximumReached": "The load asks for more replicas than spec.autoscaling.maxReplicas allows.",
     "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
     "ReplicasFailing": "Some replicas fail while others serve.",
-    "DeviceFailed": "The device of a replica failed; the message has the Xid or CUDA's words, the node, and whether the pod is set aside with its device.",
+    "DeviceFailed": "The device of a replica failed; the message has the Xid or CUDA's words, the node, and whether the pod is quarantined with its device.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",
     "SlowDecode": "Replicas decode slower than the declared share of what their AcceleratorClass allows; the message has the numbers.",
 }
 """Reasons that conditions may carry, each with the sentence that explains it in the documentation."""
 
 EVENTS: Final = {
-    "ScaledUp": "The number of wanted replicas rose; the note says by which law and from which numbers.",
-    "ScaledDown": "The number of wanted replicas fell; the note says by which law and from which numbers.",
+    "ScaledUp": "The number of wanted replicas rose; the note says by which signal and from which numbers.",
+    "ScaledDown": "The number of wanted replicas fell; the note says by which signal and from which numbers.",
     "ScalingHeld": "A change of replicas was held back because readings are missing.",
     "RevisionCreated": "The spec asks for new pods; the note names the revision.",
     "CanaryStep": "A step of the canary has its replicas, or ended; the note says which.",
     "RollingInPlace": "No accelerator could be spared for a new replica, so that old ones leave first although the strategy is Surge.",
     "RolledBack": "The spec's revision was given up for the last good one; the note says why.",
-    "ClassPassedOver": "An accelerator class found no node for any replica in time, so that the next one is tried.",
+    "AcceleratorClassFallback": "An accelerator class found no node for any replica in time, so that the next one is tried.",
     "RolloutComplete": "Every replica runs the current revision.",
     "DrainStarted": "A replica was asked to finish its work before it leaves.",
     "Drained": "A replica finished its work, or its drain deadline passed.",
     "ReplicaFailed": "A replica failed; the note quotes its last words.",
-    "DeviceFailed": "The device of a replica failed; the pod is set aside with it for a while, and another one takes its place.",
-    "BroughtBack": "A pod that was set aside with its device is a replica again, since there is no room for another.",
-    "AsideEnded": "A pod that was set aside with its device is deleted, so that the device is free again.",
+    "DeviceFailed": "The device of a replica failed; the pod is quarantined with it for a while, and another one takes its place.",
+    "QuarantinedPodRestored": "A pod that was quarantined with its device is a replica again, since there is no room for another.",
+    "QuarantinedPodDeleted": "A pod that was quarantined with its device is deleted, so that the device is free again.",
     "InvalidSpec": "A field of the spec cannot be honoured.",
     "ModelInspected": "The model's config was read before replicas start; the note has the forecast.",
     "ForecastUnknown": "The model's config could not be read before replicas start, or says too little; they start all the same.",

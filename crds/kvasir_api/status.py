@@ -54,7 +54,7 @@ class ScalingChange(CrdObject):
     time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
     from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0, le=MOST_REPLICAS)
     to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0, le=MOST_REPLICAS)
-    law: str = option(..., "The law that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
+    signal: str = option(..., "The signal that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
     reason: str = option(..., "The sentence with the numbers.", max_length=1024)
 
 
@@ -65,7 +65,7 @@ class AutoscalingStatus(CrdObject):
     raw_replicas: int = option(
         0, "Replicas demanded before windows, rate limits and bounds.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
-    binding_law: str = option("", "The law that gave rawReplicas.", max_length=64)
+    binding_signal: str = option("", "The signal that gave rawReplicas.", max_length=64)
     limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)
     message: str = option("", "The last decision in one sentence.", max_length=1024)
     decisions: list[ScalingChange] = option([], "The last changes, newest first.", max_length=10)
@@ -185,10 +185,10 @@ class RolloutStatus(CrdObject):
 
     current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
-    full_classes: list[Name] = option(
+    unavailable_classes: list[Name] = option(
         [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8
     )
-    full_for: str = option("", "Hash of the pods that fullClasses is about.", max_length=64)
+    pod_hash: str = option("", "Hash of the pods that unavailableClasses is about.", max_length=64)
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0, le=MOST_REPLICAS)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
     history: list[RevisionStatus] = Field(

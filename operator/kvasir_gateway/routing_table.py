@@ -77,9 +77,9 @@ def build(services: Iterable[Json], pods: Iterable[Json]) -> RoutingTable:
     for pod in pods:
         metadata = pod.get("metadata") or {}
         marks = metadata.get("labels") or {}
-        owner, aside = marks.get(names.LABEL_SERVICE), marks.get(names.LABEL_ROLE) == names.ROLE_ASIDE
+        owner, quarantined = marks.get(names.LABEL_SERVICE), marks.get(names.LABEL_ROLE) == names.ROLE_QUARANTINE
         endpoint = endpoint_of(pod)
-        if owner and endpoint and not aside:
+        if owner and endpoint and not quarantined:
             by_service.setdefault((metadata.get("namespace", ""), owner), []).append(endpoint)
     resources = list(services)
     found = {

@@ -27,7 +27,7 @@ from kvasir_operator.loop.leader import Leader
 from kvasir_operator.loop.operator import Operator
 from kvasir_operator.loop.resync import INTERVAL_S
 from kvasir_operator.loop.watches import Watches
-from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.settings import OperatorSettings
 
 LOG: Final = logging.getLogger("kvasir_operator")
 STOP_S: Final = 5.0
@@ -147,7 +147,7 @@ async def _run(
     lease_namespace: str,
     kubeconfig: str,
 ) -> None:
-    settings = Settings(
+    settings = OperatorSettings(
         runtime_image=runtime_image,
         runtime_image_cpu=runtime_image_cpu,
         model_dirs=allow_model_dir,
@@ -199,7 +199,7 @@ async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], A
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop.set)
-    take = handlers.into(parts.store, parts.dirty, parts.resync)
+    take = handlers.into(parts.store, parts.workqueue, parts.resync)
 
     def seen(kind: Kind, verb: str, obj: Json) -> None:
         loop.call_soon_threadsafe(take, kind, verb, obj)

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final, Literal
 
 from kvasir_api.quantity import parse
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 Json = dict[str, Any]
 QUANTITY_PARENTS: Final = ("requests", "limits")

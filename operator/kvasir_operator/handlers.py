@@ -19,9 +19,9 @@ from kvasir_api import names
 from kvasir_kube.client import Access
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import Json, Kind, key, resource_version, uid
-from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.resync import WATCHED, Resync
 from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.workqueue import Workqueue
 
 SERVER_TIMEOUT_S: Final = 240  # written into the URL, where the API server takes whole seconds only
 CLIENT_TIMEOUT_S: Final = 270.0
@@ -86,7 +86,7 @@ def _death(watchers: set[asyncio.Task[Any]], *, age_s: float) -> KubeError | Non
     return None
 
 
-def into(store: Store, dirty: Dirty, resync: Resync) -> Seen:
+def into(store: Store, workqueue: Workqueue, resync: Resync) -> Seen:
     """What the operator does with an event; to be called in the operator's own event loop."""
 
     def seen(kind: Kind, verb: str, obj: Json) -> None:
@@ -98,7 +98,7 @@ def into(store: Store, dirty: Dirty, resync: Resync) -> Seen:
         else:
             store.put(kind, obj)
         for service in store.touched(kind, obj):
-            dirty.mark(service)
+            workqueue.mark(service)
 
     return seen
 

@@ -83,8 +83,8 @@ async def test_a_full_class_is_passed_over(rig):
     await rig.apply(model=model, resources={"accelerator": {**accelerator, "fallbackSeconds": 1}})
     await rig.until_condition("Ready", reason="AllReplicasReady")
     rollout = (await rig.status())["rollout"]
-    assert (rollout["acceleratorClass"], rollout["fullClasses"]) == (there, [full])
-    assert await rig.events("ClassPassedOver") == [
+    assert (rollout["acceleratorClass"], rollout["unavailableClasses"]) == (there, [full])
+    assert await rig.events("AcceleratorClassFallback") == [
         f"{full} found no node for any replica in 1 s; the next class is tried"
     ]
     await rig.apply(model=model, replicas=2, resources={"accelerator": {**accelerator, "fallbackSeconds": 1}})

@@ -15,7 +15,7 @@ def selects(selector, pod):
     return selector.items() <= pod["metadata"]["labels"].items()
 
 
-async def test_a_pod_whose_device_failed_is_set_aside_and_comes_back_or_is_replaced(rig):
+async def test_a_pod_whose_device_failed_is_quarantined_and_comes_back_or_is_replaced(rig):
     gpu = {"accelerator": {"count": 1}, "cpu": "1", "memory": "1Gi"}
     await rig.apply(replicas=GPUS_OF_A_NODE, model={"uri": "file:///srv/tiny", "inspect": "Never"}, resources=gpu)
     await rig.until_condition("Ready", reason="AllReplicasReady")
@@ -40,7 +40,7 @@ async def comes_back(rig, victim, before):
         return len(await rig.pod_uids() - before) == 1 and (await rig.status()).get("readyReplicas") == 3
 
     await rig.until(waits, lambda: rig.dump("tiny"))
-    assert await role(rig, victim) == names.ROLE_ASIDE
+    assert await role(rig, victim) == names.ROLE_QUARANTINE
     await rig.kubelet.ready(victim.name)
 
     async def back():
@@ -49,7 +49,7 @@ async def comes_back(rig, victim, before):
     await rig.until(back, lambda: rig.dump("tiny"))
     held = await rig.client.get(POD, rig.namespace, victim.name)
     assert [owner["kind"] for owner in held["metadata"]["ownerReferences"]] == ["ReplicaSet"]
-    assert await rig.events("BroughtBack") == [f"{victim.name}: it is ready again before another replica"]
+    assert await rig.events("QuarantinedPodRestored") == [f"{victim.name}: it is ready again before another replica"]
 
 
 async def is_replaced(rig, victim, before, other):
@@ -61,14 +61,14 @@ async def is_replaced(rig, victim, before, other):
 
     await rig.until(replaced, lambda: rig.dump("tiny"))
     held = await rig.client.get(POD, rig.namespace, victim.name)
-    assert (held["metadata"]["uid"], await role(rig, victim)) == (victim.uid, names.ROLE_ASIDE)
+    assert (held["metadata"]["uid"], await role(rig, victim)) == (victim.uid, names.ROLE_QUARANTINE)
     assert [owner["kind"] for owner in held["metadata"]["ownerReferences"]] == [names.KIND]
     assert len(await rig.pod_uids() - before) == 1, "no other replica was touched"
     (svc,), (guard,) = await rig.all(SERVICE), await rig.all(NETWORK_POLICY)
     assert not selects(svc["spec"]["selector"], held)
     assert selects(guard["spec"]["podSelector"]["matchLabels"], held), "its ops port is guarded as before"
     degraded = await rig.until_condition("Degraded", reason="DeviceFailed")
-    assert degraded["message"] == f"{victim.name} on node {rig.namespace} is set aside with its device: {WORDS}"
+    assert degraded["message"] == f"{victim.name} on node {rig.namespace} is quarantined with its device: {WORDS}"
     assert f"{victim.name}: on node {rig.namespace}: {WORDS}" in await rig.events("DeviceFailed")
     assert (await rig.until_condition("Ready"))["reason"] == "AllReplicasReady"
 

@@ -15,13 +15,13 @@ from fakes.operator_rig import kubectl
 from kvasir_api import names
 from kvasir_kube.kinds import DEPLOYMENT
 from kvasir_operator.desired.template import template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 COLLECTOR = "http://collector:4318"
 FLAGS = ("--allow-model-dir=/srv", f"--otlp-traces-endpoint={COLLECTOR}")
-SETTINGS = Settings(model_dirs=("/srv",), otlp_traces_endpoint=COLLECTOR)
+SETTINGS = OperatorSettings(model_dirs=("/srv",), otlp_traces_endpoint=COLLECTOR)
 OF_CLASSES = ("resources.accelerator.classes", "resources.accelerator.minMemory", "resources.accelerator.spot")
 """Shown by the tests of classes; model.uri is that of every test."""
 

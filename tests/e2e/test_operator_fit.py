@@ -79,9 +79,9 @@ async def test_a_model_that_cannot_be_read_is_served_all_the_same(rig, classes):
 
 def test_the_pod_that_looks_is_admitted_where_pods_are_restricted(control):
     """The same rules that Pod Security asks of pods of a namespace that it restricts."""
-    from kvasir_operator.desired.inspection import look
-    from kvasir_operator.observed.settings import Settings
-    from kvasir_operator.observed.world import observed
+    from kvasir_operator.desired.inspection import inspection_plan
+    from kvasir_operator.observed.service import observed
+    from kvasir_operator.observed.settings import OperatorSettings
 
     label = "pod-security.kubernetes.io/enforce"
     body = {
@@ -93,7 +93,7 @@ def test_the_pod_that_looks_is_admitted_where_pods_are_restricted(control):
     metadata = {"name": "tiny", "namespace": "restricted", "uid": "0", "generation": 1}
     service = {"metadata": metadata, "spec": {"model": {"uri": "pvc://models/tiny", "inspect": "Always"}}}
     seen = observed(service, revisions=(), deployments=(), replicas=(), svc=None)
-    pod = look(seen, Settings(), wanted=1, waited_s=0.0, now=0.0, time="").create
+    pod = inspection_plan(seen, OperatorSettings(), wanted=1, waited_s=0.0, now=0.0, time="").create
     assert pod is not None
     del pod["metadata"]["ownerReferences"]
     assert "created" in kubectl(control, "create", "--dry-run=server", "-f", "-", text=json.dumps(pod))

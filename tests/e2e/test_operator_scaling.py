@@ -20,9 +20,9 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     first.set_state(kv_pinned=950, running=8)
     await rig.until_pods(2)
     status = await rig.until(lambda: desired(rig, 2), lambda: rig.dump("tiny"))
-    assert status["autoscaling"]["bindingLaw"] == "kv"
+    assert status["autoscaling"]["bindingSignal"] == "kv"
     (decision,) = status["autoscaling"]["decisions"]
-    assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "kv")
+    assert (decision["from"], decision["to"], decision["signal"]) == (1, 2, "kv")
     assert "pinned, a replica holds 765 at 85%; 0 waiting with 0 tokens" in decision["reason"]
     assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas, kv rules: kv asks for 1.")
     assert (await rig.service())["spec"].get("replicas") == 1  # the spec is the user's
@@ -94,7 +94,7 @@ async def test_bounds_are_followed_and_scale_is_refused(rig):
         return (await rig.status()).get("autoscaling", {}).get("decisions") or None
 
     (decision,) = await rig.until(decided, lambda: rig.dump("tiny"))
-    assert (decision["from"], decision["to"], decision["law"]) == (1, 2, "floor")
+    assert (decision["from"], decision["to"], decision["signal"]) == (1, 2, "floor")
     for pod in await rig.until_pods(2):
         pod.set_state(kv_pinned=1000)
     await rig.apply(autoscaling={**ELASTIC, "minReplicas": 2, "maxReplicas": 2})

@@ -10,7 +10,7 @@ from kvasir_api import names
 from kvasir_api.state import KvState, RuntimeState
 from kvasir_kube.kinds import DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
 from kvasir_operator.loop.operator import Operator
-from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.settings import OperatorSettings
 
 KEY = ("default", "tiny")
 FILE = {"model": {"uri": "file:///srv/tiny"}}
@@ -27,7 +27,7 @@ class Bench:
         return Operator(
             self.cluster,
             self.reader,  # type: ignore[arg-type]  # what the operator asks of one
-            settings=Settings(model_dirs=("/srv",), gateway_url="http://gw"),
+            settings=OperatorSettings(model_dirs=("/srv",), gateway_url="http://gw"),
             namespace="",
             interval_s=2.0,
             instance="test",

@@ -8,10 +8,10 @@ from fakes.manifests import service
 from kvasir_api.inspection import Prediction
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import AutoscalingStatus, ClassForecast
-from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.observed.service import observed
+from kvasir_operator.status.inputs import StatusInputs
 
 NOW = "2026-01-01T12:00:00Z"
 ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
@@ -31,11 +31,11 @@ FORECASTS = (
 SCALINGS = (None, *(AutoscalingStatus(desired_replicas=4, raw_replicas=raw) for raw in (3, 4, 5)))
 COURSES = (
     None,
-    Course(target="new", phase="Progressing"),
-    Course(target="new", phase="Canary", step=1, since=1.0, why="waits"),
-    Course(target="new", phase="Held", why="worse"),
-    Course(target="new", phase="Paused"),
-    Course(target="old", phase="RolledBack", rolled_back="new", why="given up"),
+    RolloutTarget(revision="new", phase="Progressing"),
+    RolloutTarget(revision="new", phase="Canary", step=1, since=1.0, why="waits"),
+    RolloutTarget(revision="new", phase="Held", why="worse"),
+    RolloutTarget(revision="new", phase="Paused"),
+    RolloutTarget(revision="old", phase="RolledBack", rolled_back="new", why="given up"),
 )
 
 
@@ -44,14 +44,14 @@ def replica(phase: Any, *, revision: str = "new", name: str = "pod", **fields: A
     return Replica(name=name, revision=revision, phase=phase, **fields)
 
 
-def findings(*replicas: Replica, obj: Any = None, now: str = NOW, **fields: Any) -> Findings:
+def findings(*replicas: Replica, obj: Any = None, now: str = NOW, **fields: Any) -> StatusInputs:
     """A service of generation 3 with these pods, of which one is wanted."""
     seen = observed(obj or service(generation=3), revisions=(), deployments=(), replicas=replicas, svc=None)
-    return Findings(**{"seen": seen, "now": now, "current": "new", "wanted": 1, **fields})
+    return StatusInputs(**{"seen": seen, "now": now, "current": "new", "wanted": 1, **fields})
 
 
 @st.composite
-def situations(draw: Any) -> Findings:
+def situations(draw: Any) -> StatusInputs:
     """Any of them."""
     replicas = [
         Replica(
@@ -72,7 +72,7 @@ def situations(draw: Any) -> Findings:
         wanted=draw(st.integers(0, 3)),
         fault_reason=fault,
         fault_message=fault and "spec.model.uri cannot be",
-        course=None if fault else draw(st.sampled_from(COURSES)),
+        rollout=None if fault else draw(st.sampled_from(COURSES)),
         trouble=draw(st.sampled_from(["", "", "the API server refused: quota"])),
         waiting=draw(st.sampled_from(["", "", "a pod reads the model's config"])),
         forecast=draw(st.sampled_from(FORECASTS)),

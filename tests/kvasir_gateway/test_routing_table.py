@@ -57,10 +57,12 @@ def test_pods_belong_to_the_service_of_their_namespace():
     assert {s.key: [e.pod for e in s.endpoints] for s in found.services} == {"a.s": ["one"], "b.s": ["two"]}
 
 
-def test_a_pod_that_is_set_aside_is_no_endpoint_although_it_is_ready():
-    aside = pod("s", "one", namespace="a")
-    aside["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_ASIDE
-    (found,) = routing_table.build([service("s", namespace="a")], [aside, pod("s", "two", namespace="a")]).services
+def test_a_pod_that_is_quarantined_is_no_endpoint_although_it_is_ready():
+    quarantined = pod("s", "one", namespace="a")
+    quarantined["metadata"]["labels"][names.LABEL_ROLE] = names.ROLE_QUARANTINE
+    (found,) = routing_table.build(
+        [service("s", namespace="a")], [quarantined, pod("s", "two", namespace="a")]
+    ).services
     assert [endpoint.pod for endpoint in found.endpoints] == ["two"]
 
 

@@ -8,8 +8,8 @@ from fakes.manifests import service
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.diff import contains, diff
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 
 def world(obj=None, made=()):
@@ -32,8 +32,8 @@ def world(obj=None, made=()):
 
 
 def wanted(seen, count=1):
-    current = current_revision(seen, Settings())
-    return children(seen, current, {current.id: count}, Settings())
+    current = current_revision(seen, OperatorSettings())
+    return children(seen, current, {current.id: count}, OperatorSettings())
 
 
 def acts(writes):

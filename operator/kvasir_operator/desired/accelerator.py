@@ -11,12 +11,12 @@ from kvasir_api.roofline import Roofline
 from kvasir_api.service import Accelerator
 from kvasir_api.status import ClassForecast, two_digits
 from kvasir_operator.desired import fallback, fit
-from kvasir_operator.desired.ability import Lack, lack
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.desired.capability import MissingCapability, missing_capability
+from kvasir_operator.observed.service import Observed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ClassChoice:
     """name: the class, empty when none was asked for or none fits. why: a sentence; empty when none was asked for.
 
     too_small: a class was passed over since the model does not fit it. lacking: path of the field that asked for more
@@ -31,11 +31,11 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Barred:
+class UnsuitableClasses:
     """Classes that cannot serve the model, by name. too_small: with the numbers. lacking: with what they cannot do."""
 
     too_small: Mapping[str, str] = field(default_factory=dict)
-    lacking: Mapping[str, Lack] = field(default_factory=dict)
+    lacking: Mapping[str, MissingCapability] = field(default_factory=dict)
 
     def why(self, name: str) -> str:
         """A sentence for a class that is barred, empty for any other."""
@@ -43,7 +43,7 @@ class Barred:
             return f"{name}: {self.lacking[name].why}"
         return f"{name} is too small: {self.too_small[name]}" if name in self.too_small else ""
 
-    def told(self, found: Choice, passed: Sequence[str]) -> Choice:
+    def told(self, found: ClassChoice, passed: Sequence[str]) -> ClassChoice:
         """The choice with what it means that these classes, which are barred, were passed over."""
         fields = [self.lacking[name].field for name in passed if name in self.lacking]
         return replace(found, too_small=len(fields) < len(passed), lacking=fields[0] if fields else "")
@@ -54,10 +54,10 @@ def chosen(seen: Observed) -> AcceleratorClassSpec | None:
     return seen.classes.get(choice(seen).name)
 
 
-def choice(seen: Observed) -> Choice:
+def choice(seen: Observed) -> ClassChoice:
     """The class of a service, given what is known of its model, and which classes found no node for it."""
     wished, full = seen.spec.resources.accelerator, fallback.passed(seen)
-    barred = Barred(too_small=fit.too_small(seen), lacking=_lacking(seen))
+    barred = UnsuitableClasses(too_small=fit.too_small(seen), lacking=_lacking(seen))
     first = choose(wished, seen.classes, barred)
     if not full:
         return first
@@ -105,17 +105,19 @@ def forecasts(seen: Observed) -> tuple[ClassForecast, ...]:
     )
 
 
-def _lacking(seen: Observed) -> dict[str, Lack]:
-    found = {name: lack(seen, spec) for name, spec in seen.classes.items()}
+def _lacking(seen: Observed) -> dict[str, MissingCapability]:
+    found = {name: missing_capability(seen, spec) for name, spec in seen.classes.items()}
     return {name: said for name, said in found.items() if said is not None}
 
 
-def choose(asked: Accelerator, known: Mapping[str, AcceleratorClassSpec], barred: Barred | None = None) -> Choice:
+def choose(
+    asked: Accelerator, known: Mapping[str, AcceleratorClassSpec], barred: UnsuitableClasses | None = None
+) -> ClassChoice:
     """The class for a service. Nothing is asked for by a count of 0, or with neither classes nor minMemory."""
     if not asked.count or not (asked.classes or asked.min_memory):
-        return Choice()
+        return ClassChoice()
     least = parse(asked.min_memory) if asked.min_memory else Decimal(0)
-    bars = barred or Barred()
+    bars = barred or UnsuitableClasses()
     if asked.classes:
         return _listed(asked.classes, known, least, bars)
     fitting = sorted(
@@ -126,18 +128,20 @@ def choose(asked: Accelerator, known: Mapping[str, AcceleratorClassSpec], barred
     considered = tuple(name for _, name in fitting)
     if not fitting:
         kinds = "" if asked.spot else " that is not spot"
-        return Choice(why=f"no AcceleratorClass{kinds} has {asked.min_memory} of memory ({_names(known)})")
+        return ClassChoice(why=f"no AcceleratorClass{kinds} has {asked.min_memory} of memory ({_names(known)})")
     passed: list[str] = []
     for price, name in fitting:
         if not (bar := bars.why(name)):
             why = f"the cheapest with {asked.min_memory} of memory, {price} per hour"
-            found = Choice(name=name, why="; ".join([*passed, why]), considered=considered)
+            found = ClassChoice(name=name, why="; ".join([*passed, why]), considered=considered)
             return bars.told(found, considered[: len(passed)])
         passed.append(bar)
-    return bars.told(Choice(why="; ".join(passed), considered=considered), considered)
+    return bars.told(ClassChoice(why="; ".join(passed), considered=considered), considered)
 
 
-def _listed(classes: Iterable[str], known: Mapping[str, AcceleratorClassSpec], least: Decimal, bars: Barred) -> Choice:
+def _listed(
+    classes: Iterable[str], known: Mapping[str, AcceleratorClassSpec], least: Decimal, bars: UnsuitableClasses
+) -> ClassChoice:
     passed: list[str] = []
     barred: list[str] = []
     considered = tuple(classes)
@@ -152,8 +156,8 @@ def _listed(classes: Iterable[str], known: Mapping[str, AcceleratorClassSpec], l
             passed.append(bar)
         else:
             why = "; ".join([*passed, f"{name} is there"])
-            return bars.told(Choice(name=name, why=why, considered=considered), barred)
-    return bars.told(Choice(why="; ".join(passed), considered=considered), barred)
+            return bars.told(ClassChoice(name=name, why=why, considered=considered), barred)
+    return bars.told(ClassChoice(why="; ".join(passed), considered=considered), barred)
 
 
 def _names(known: Mapping[str, AcceleratorClassSpec]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from kvasir_api import names
 from kvasir_operator.desired.template import owner, pod_labels, selector
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.observed.service import Observed, Revision
+from kvasir_operator.observed.settings import OperatorSettings
 
 Json = dict[str, Any]
 
@@ -81,7 +81,7 @@ def disruption_budget(seen: Observed) -> Json:
     }
 
 
-def network_policy(seen: Observed, settings: Settings) -> Json:
+def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
     """Clients reach the http port. The ops port, which can stop work and shows what is cached, is for operator and
     gateway; the kubelet's probes come from the node, which no policy can shut out."""
     ours = {
@@ -93,7 +93,7 @@ def network_policy(seen: Observed, settings: Settings) -> Json:
         "kind": "NetworkPolicy",
         "metadata": _metadata(seen, seen.name, ""),
         "spec": {
-            # Pods that were set aside as well.
+            # Pods that were quarantined as well.
             "podSelector": {"matchLabels": {names.LABEL_SERVICE: seen.name}},
             "policyTypes": ["Ingress"],
             "ingress": [
@@ -104,7 +104,9 @@ def network_policy(seen: Observed, settings: Settings) -> Json:
     }
 
 
-def children(seen: Observed, current: Revision, counts: Mapping[str, int], settings: Settings) -> tuple[Json, ...]:
+def children(
+    seen: Observed, current: Revision, counts: Mapping[str, int], settings: OperatorSettings
+) -> tuple[Json, ...]:
     """All manifests that ought to exist. counts: replicas by revision; the current one's workload exists even with
     none."""
     workloads = []

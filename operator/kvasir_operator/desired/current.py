@@ -5,11 +5,11 @@ from dataclasses import replace
 from kvasir_operator.desired.children import child_name
 from kvasir_operator.desired.revision import inputs, revision_id
 from kvasir_operator.desired.template import patches, template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.observed.service import Observed, Revision
+from kvasir_operator.observed.settings import OperatorSettings
 
 
-def current_revision(seen: Observed, settings: Settings) -> Revision:
+def current_revision(seen: Observed, settings: OperatorSettings) -> Revision:
     """The revision of the present spec. Its number is the highest of all, also when an old one is asked for again."""
     parts = inputs(seen, patches(seen, settings).effective)
     id_ = revision_id(parts)

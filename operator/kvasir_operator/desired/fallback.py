@@ -10,7 +10,7 @@ import json
 from typing import Final
 
 from kvasir_api.accelerator import OF_PODS
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 PARTS: Final = {"model", "resources", "runtime", "pod"}
 
@@ -25,7 +25,7 @@ def asked(seen: Observed) -> str:
 def passed(seen: Observed) -> tuple[str, ...]:
     """Classes that are passed over for the present spec, in the order in which they were tried."""
     before = seen.status.rollout
-    return tuple(before.full_classes) if before.full_for and before.full_for == asked(seen) else ()
+    return tuple(before.unavailable_classes) if before.pod_hash and before.pod_hash == asked(seen) else ()
 
 
 def passed_now(seen: Observed, *, revision: str, name: str, considered: tuple[str, ...], now: float) -> tuple[str, ...]:

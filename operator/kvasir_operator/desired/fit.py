@@ -11,7 +11,7 @@ from kvasir_api.quantity import parse
 from kvasir_api.roofline import Card, Roofline
 from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 
 def on_accelerator(spec: InferenceServiceSpec) -> bool:

@@ -13,12 +13,12 @@ from kvasir_api.inspection import MAX_BYTES, decode
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import chosen, forecast
 from kvasir_operator.desired.fit import inspected
-from kvasir_operator.desired.source import Source, source, variable
+from kvasir_operator.desired.source import ModelSource, model_source, variable
 from kvasir_operator.desired.template import SCRATCH, container_security, owner, pod_security, volume
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.replica import epoch
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 Json = dict[str, Any]
 
@@ -39,7 +39,7 @@ RESOURCES: Final[Json] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class InspectionPlan:
     """What to do about the model before replicas are thought of.
 
     found: what is known of it now, for the status. create: the pod to start. delete: pods that are of no use any more.
@@ -52,29 +52,31 @@ class Look:
     waiting: str = ""
 
 
-def look(seen: Observed, settings: Settings, *, wanted: int, waited_s: float, now: float, time: str) -> Look:
+def inspection_plan(
+    seen: Observed, settings: OperatorSettings, *, wanted: int, waited_s: float, now: float, time: str
+) -> InspectionPlan:
     """The next step. wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339."""
     spec, known = seen.spec, seen.model
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     if not inspected(spec):
-        return Look(delete=everything)
+        return InspectionPlan(delete=everything)
     if known is not None and known.uri != spec.model.uri:
         known = None
     if known is not None and not _to_be_looked_at_again(seen, now):
-        return Look(found=known, delete=everything)
+        return InspectionPlan(found=known, delete=everything)
     if not wanted or _served(seen):
-        return Look(found=known, delete=everything)
+        return InspectionPlan(found=known, delete=everything)
     name = pod_name(seen)
     mine = next((pod for pod in seen.inspections if pod.name == name), None)
     others = tuple(pod for pod in everything if pod.name != name)
     if mine is not None and mine.ended and not mine.leaving:
-        return Look(found=_read(seen, mine, known, time), delete=others)
+        return InspectionPlan(found=_read(seen, mine, known, time), delete=others)
     why = _trouble(seen, mine, waited_s)
     if why:
-        return Look(found=_unknown(seen, known, why, time), delete=everything)
+        return InspectionPlan(found=_unknown(seen, known, why, time), delete=everything)
     held = "" if known else _held(seen, mine)
     create = _pod(seen, name, settings) if mine is None and seen.claim_bound else None
-    return Look(found=known, create=create, delete=others, waiting=held)
+    return InspectionPlan(found=known, create=create, delete=others, waiting=held)
 
 
 def refused(seen: Observed, why: str, time: str) -> ModelStatus:
@@ -148,8 +150,8 @@ def _unknown(seen: Observed, known: ModelStatus | None, why: str, time: str) -> 
     return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, message=why[:1024])
 
 
-def _pod(seen: Observed, name: str, settings: Settings) -> Json:
-    where = source(seen.spec.model.uri)
+def _pod(seen: Observed, name: str, settings: OperatorSettings) -> Json:
+    where = model_source(seen.spec.model.uri)
     pod: Json = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": DEADLINE_S,
@@ -170,7 +172,7 @@ def _pod(seen: Observed, name: str, settings: Settings) -> Json:
     }
 
 
-def _container(seen: Observed, where: Source, settings: Settings) -> Json:
+def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -> Json:
     """The image for processors is the smaller one, and its version is the operator's own."""
     return {
         "name": names.COMPONENT_INSPECT,
@@ -189,7 +191,7 @@ def _container(seen: Observed, where: Source, settings: Settings) -> Json:
     }
 
 
-def _place(seen: Observed, where: Source) -> Json:
+def _place(seen: Observed, where: ModelSource) -> Json:
     """Where the model is: a directory lies on the class's nodes, while a claim's volume draws the pod to itself.
 
     Taints are borne, so that it may run there; for a claim no node with an accelerator is asked for.

@@ -13,7 +13,7 @@ import jsonpatch
 from jsonpointer import JsonPointerException
 
 from kvasir_api.accelerator import PodPatch
-from kvasir_operator.desired.owned import breach
+from kvasir_operator.desired.protected_fields import breach
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ PARENTS: Final[Mapping[str, tuple[tuple[str, type], ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patched:
+class PatchedTemplate:
     """template: what came out. effective: operations that changed something. trouble: why it must not be used, with the
     number of the operation, empty when it may."""
 
@@ -44,7 +44,7 @@ class Patched:
     trouble: str = ""
 
 
-def patched(template: Json, patches: Sequence[PodPatch]) -> Patched:
+def patched(template: Json, patches: Sequence[PodPatch]) -> PatchedTemplate:
     """The template with all operations applied, which is left as it was itself."""
     now, effective = _with_parents(template), []
     broken: tuple[int, str] | None = None
@@ -52,7 +52,7 @@ def patched(template: Json, patches: Sequence[PodPatch]) -> Patched:
         try:
             after = _applied(now, patch)
         except ValueError as error:
-            return Patched(template=template, trouble=_said(number, patch, str(error)))
+            return PatchedTemplate(template=template, trouble=_said(number, patch, str(error)))
         if after == now:
             continue
         effective.append(patch)
@@ -62,8 +62,8 @@ def patched(template: Json, patches: Sequence[PodPatch]) -> Patched:
         broken = (broken or (number, why)) if why else None
     if broken:
         number, why = broken
-        return Patched(template=template, trouble=_said(number, patches[number], why))
-    return Patched(template=_without_empty(now, template), effective=tuple(effective))
+        return PatchedTemplate(template=template, trouble=_said(number, patches[number], why))
+    return PatchedTemplate(template=_without_empty(now, template), effective=tuple(effective))
 
 
 def _applied(document: Json, patch: PodPatch) -> Json:

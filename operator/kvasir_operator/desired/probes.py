@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvasir_api import names
 from kvasir_api.quantity import parse
 from kvasir_operator.desired.accelerator import chosen, forecast
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 Json = dict[str, Any]
 

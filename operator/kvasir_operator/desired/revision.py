@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvasir_api.accelerator import OF_PODS, PodPatch
 from kvasir_operator.desired.accelerator import chosen
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 Json = dict[str, Any]
 PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}

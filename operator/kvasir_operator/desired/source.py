@@ -11,7 +11,7 @@ FILE_SCHEME = "file://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ModelSource:
     """kind pvc: volume is the claim's name. kind file: volume is a directory of the node. path: in the container."""
 
     kind: Literal["pvc", "file"]
@@ -19,13 +19,13 @@ class Source:
     path: str
 
 
-def source(uri: str) -> Source:
+def model_source(uri: str) -> ModelSource:
     """Parse a uri that the CRD's rules let pass. Raises ValueError for any other."""
     if uri.startswith(CLAIM_SCHEME):
         claim, _, path = uri.removeprefix(CLAIM_SCHEME).strip("/").partition("/")
-        return Source(kind="pvc", volume=claim, path=f"{names.MODEL_MOUNT}/{path}".rstrip("/"))
+        return ModelSource(kind="pvc", volume=claim, path=f"{names.MODEL_MOUNT}/{path}".rstrip("/"))
     if uri.startswith(FILE_SCHEME + "/"):
-        return Source(kind="file", volume=normpath(uri.removeprefix(FILE_SCHEME)), path=names.MODEL_MOUNT)
+        return ModelSource(kind="file", volume=normpath(uri.removeprefix(FILE_SCHEME)), path=names.MODEL_MOUNT)
     raise ValueError(f"model.uri {uri} is neither pvc://CLAIM/PATH nor file:///PATH")
 
 

@@ -10,11 +10,11 @@ from kvasir_api.options import arguments, flag
 from kvasir_api.service import TopologySpread
 from kvasir_operator.desired.accelerator import chosen
 from kvasir_operator.desired.fit import on_accelerator
-from kvasir_operator.desired.patches import Patched, patched
+from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
-from kvasir_operator.desired.source import Source, source, variable
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.desired.source import ModelSource, model_source, variable
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ def selector(service: str, revision: str) -> dict[str, str]:
     return {names.LABEL_SERVICE: service, names.LABEL_REVISION: revision, names.LABEL_ROLE: names.ROLE_SERVE}
 
 
-def template(seen: Observed, revision: str, settings: Settings) -> Json:
+def template(seen: Observed, revision: str, settings: OperatorSettings) -> Json:
     """The whole PodTemplateSpec; fits Pod Security `restricted`, except that a file:// model needs a hostPath, and
     unless the class's patches say otherwise.
 
@@ -53,12 +53,12 @@ def template(seen: Observed, revision: str, settings: Settings) -> Json:
     return found.template if found is not None else _plain(seen, revision, settings)
 
 
-def patches(seen: Observed, settings: Settings) -> Patched:
+def patches(seen: Observed, settings: OperatorSettings) -> PatchedTemplate:
     """What comes of the patches of the service's class, whatever the revision will be called."""
-    return _patched(seen, "", settings) or Patched(template={})
+    return _patched(seen, "", settings) or PatchedTemplate(template={})
 
 
-def _patched(seen: Observed, revision: str, settings: Settings) -> Patched | None:
+def _patched(seen: Observed, revision: str, settings: OperatorSettings) -> PatchedTemplate | None:
     """None where there are none."""
     of_class = chosen(seen)
     if of_class is None or not of_class.pod_patches:
@@ -66,9 +66,9 @@ def _patched(seen: Observed, revision: str, settings: Settings) -> Patched | Non
     return patched(_plain(seen, revision, settings), of_class.pod_patches)
 
 
-def _plain(seen: Observed, revision: str, settings: Settings) -> Json:
+def _plain(seen: Observed, revision: str, settings: OperatorSettings) -> Json:
     spec = seen.spec
-    where = source(spec.model.uri)
+    where = model_source(spec.model.uri)
     pod: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -98,7 +98,7 @@ def _plain(seen: Observed, revision: str, settings: Settings) -> Json:
     return {"metadata": metadata, "spec": pod}
 
 
-def _container(seen: Observed, revision: str, where: Source, settings: Settings) -> Json:
+def _container(seen: Observed, revision: str, where: ModelSource, settings: OperatorSettings) -> Json:
     return {
         "name": names.CONTAINER_RUNTIME,
         "image": _image(seen, settings),
@@ -121,14 +121,14 @@ def _container(seen: Observed, revision: str, where: Source, settings: Settings)
     }
 
 
-def _image(seen: Observed, settings: Settings) -> str:
+def _image(seen: Observed, settings: OperatorSettings) -> str:
     if not on_accelerator(seen.spec):
         return settings.runtime_image_cpu
     found = chosen(seen)
     return (found and found.runtime_image) or settings.runtime_image
 
 
-def _args(seen: Observed, revision: str, where: Source, settings: Settings) -> tuple[str, ...]:
+def _args(seen: Observed, revision: str, where: ModelSource, settings: OperatorSettings) -> tuple[str, ...]:
     """Arguments behind the image's entry point `kvasir serve`; everything the pod relies on is said, not defaulted."""
     device = "cuda" if on_accelerator(seen.spec) else "cpu"
     given = {
@@ -148,7 +148,7 @@ def _args(seen: Observed, revision: str, where: Source, settings: Settings) -> t
     return (where.path, *flags, *aliases, *_tracing(seen, settings), *arguments(seen.spec.runtime))
 
 
-def _tracing(seen: Observed, settings: Settings) -> tuple[str, ...]:
+def _tracing(seen: Observed, settings: OperatorSettings) -> tuple[str, ...]:
     """Nothing where nobody wants spans, or where the installation has no collector for them."""
     percent = seen.spec.observability.trace_sample_percent
     if not percent or not settings.otlp_traces_endpoint:
@@ -231,7 +231,7 @@ def _keys(seen: Observed) -> list[Json]:
     return [{"name": "keys", "secret": {"secretName": secret, "optional": True}}] if secret else []
 
 
-def volume(where: Source) -> Json:
+def volume(where: ModelSource) -> Json:
     """The model, read-only where the kind of volume can say so."""
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}

@@ -18,7 +18,7 @@ Verb = Literal["create", "take", "renew", "wait"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """What a Lease says. holder: empty when it was given back. version: changes with every write of anybody."""
 
     holder: str
@@ -28,25 +28,25 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
+class LeaseAction:
     """What to do, and why in words for the log."""
 
     verb: Verb
     why: str
 
 
-def decide(record: Record | None, *, me: str, unchanged_s: float) -> Next:
+def decide(record: LeaseRecord | None, *, me: str, unchanged_s: float) -> LeaseAction:
     """What the candidate `me` does now. record: None when there is no Lease. unchanged_s: since we first saw this
     version of it."""
     if record is None:
-        return Next(verb="create", why="there is no Lease yet")
+        return LeaseAction(verb="create", why="there is no Lease yet")
     if record.holder == me:
-        return Next(verb="renew", why="it is ours")
+        return LeaseAction(verb="renew", why="it is ours")
     if not record.holder:
-        return Next(verb="take", why="it was given back")
+        return LeaseAction(verb="take", why="it was given back")
     if unchanged_s >= record.duration_s:
-        return Next(verb="take", why=f"{record.holder} has not renewed it for {unchanged_s:.0f} s")
-    return Next(verb="wait", why=f"{record.holder} holds it")
+        return LeaseAction(verb="take", why=f"{record.holder} has not renewed it for {unchanged_s:.0f} s")
+    return LeaseAction(verb="wait", why=f"{record.holder} holds it")
 
 
 def valid(now: float, renewed: float | None) -> bool:

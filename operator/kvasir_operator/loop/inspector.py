@@ -12,13 +12,13 @@ from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import POD, Json, Key
 from kvasir_operator.desired.accelerator import forecast
-from kvasir_operator.desired.inspection import Look, look, refused
+from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, refused
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.status.refusals import without_pod_name
 
 GRACE_S: Final = 0
@@ -26,7 +26,7 @@ GRACE_S: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class InspectionWait:
     """Since when (steady clock) a service is held up for the look at one model."""
 
     uid: str
@@ -44,20 +44,22 @@ class Inspector:
         recorder: Recorder,
         telemetry: Telemetry,
         *,
-        settings: Settings,
+        settings: OperatorSettings,
         clock: Clock,
     ) -> None:
         self._cluster, self._store, self._recorder = cluster, store, recorder
         self._telemetry, self._settings, self._clock = telemetry, settings, clock
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, InspectionWait] = {}
 
-    async def look(self, seen: Observed, service: Json, *, wanted: int) -> tuple[Observed, str]:
+    async def inspect(self, seen: Observed, service: Json, *, wanted: int) -> tuple[Observed, str]:
         """What is seen with what is known of the model now, and why no replica may start yet, empty when one may.
 
         Raises KubeError that a retry may cure.
         """
         time = rfc3339(self._clock.wall())
-        step = look(seen, self._settings, wanted=wanted, waited_s=self._waited(seen), now=self._clock.wall(), time=time)
+        step = inspection_plan(
+            seen, self._settings, wanted=wanted, waited_s=self._waited(seen), now=self._clock.wall(), time=time
+        )
         step = await self._create(seen, step, time)
         for pod in step.delete:
             await self._cluster.delete(POD, seen.namespace, pod.name, uid=pod.uid, grace_s=GRACE_S)
@@ -77,10 +79,10 @@ class Inspector:
         name, now = (seen.namespace, seen.name), self._clock.steady()
         held = self._held.get(name)
         if held is None or (held.uid, held.uri) != (seen.uid, seen.spec.model.uri):
-            held = self._held[name] = Held(uid=seen.uid, uri=seen.spec.model.uri, since=now)
+            held = self._held[name] = InspectionWait(uid=seen.uid, uri=seen.spec.model.uri, since=now)
         return now - held.since
 
-    async def _create(self, seen: Observed, step: Look, time: str) -> Look:
+    async def _create(self, seen: Observed, step: InspectionPlan, time: str) -> InspectionPlan:
         if step.create is None:
             return step
         try:
@@ -91,7 +93,9 @@ class Inspector:
         except KubeError as error:
             if not error.permanent or step.found is not None:
                 raise
-            return Look(found=refused(seen, without_pod_name(str(error), "that pod"), time), delete=step.delete)
+            return InspectionPlan(
+                found=refused(seen, without_pod_name(str(error), "that pod"), time), delete=step.delete
+            )
         self._telemetry.wrote(POD.kind)
         return step
 
@@ -100,11 +104,11 @@ class Inspector:
         if found is None or (before is not None and _same(before, found)):
             return
         if not found.facts:
-            await self._recorder.say(service, "ForecastUnknown", found.message, kind="Warning")
+            await self._recorder.event(service, "ForecastUnknown", found.message, kind="Warning")
             return
         judged = forecast(after)
         note = f"{found.architecture}, {found.parameters} parameters"
-        await self._recorder.say(service, "ModelInspected", f"{note}; {judged.message}" if judged else note)
+        await self._recorder.event(service, "ModelInspected", f"{note}; {judged.message}" if judged else note)
 
 
 def _same(before: ModelStatus, after: ModelStatus) -> bool:

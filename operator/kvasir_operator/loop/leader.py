@@ -13,7 +13,7 @@ from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
 from kvasir_kube.interceptor import ClusterInterceptor
 from kvasir_kube.kinds import LEASE, Json
-from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Record, decide, valid
+from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, RETRY_S, LeaseRecord, decide, valid
 from kvasir_operator.loop.clock import Clock, rfc3339_micro
 
 LOG: Final = logging.getLogger(__name__)
@@ -91,14 +91,14 @@ class Leader:
         self._renewed = None if found.verb == "wait" else begun
         return found.why
 
-    async def _read(self) -> Record | None:
+    async def _read(self) -> LeaseRecord | None:
         try:
             obj = await self._cluster.get(LEASE, self._namespace, self._name)
         except NotFoundError:
             return None
         self._see(obj)
         spec = obj.get("spec") or {}
-        return Record(
+        return LeaseRecord(
             holder=str(spec.get("holderIdentity") or ""),
             duration_s=float(spec.get("leaseDurationSeconds") or LEASE_S),
             transitions=int(spec.get("leaseTransitions") or 0),
@@ -110,7 +110,7 @@ class Leader:
         if version != self._version:
             self._version, self._seen_at = version, self._clock.steady()
 
-    def _patch(self, record: Record | None, *, taking: bool) -> Json:
+    def _patch(self, record: LeaseRecord | None, *, taking: bool) -> Json:
         now = rfc3339_micro(self._clock.wall())
         spec: Json = {"renewTime": now}
         if taking:
@@ -141,7 +141,7 @@ class Leader:
         await asyncio.sleep(RETRY_S * random.uniform(0.8, 1.1))
 
 
-class Fenced(ClusterInterceptor):
+class FencedCluster(ClusterInterceptor):
     """A cluster that refuses to be written to by a process that does not lead, with LeaseLostError. Reads pass."""
 
     def __init__(self, cluster: Cluster, leader: Leader) -> None:

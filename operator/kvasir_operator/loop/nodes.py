@@ -12,9 +12,9 @@ from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError, NotFoundError
 from kvasir_kube.kinds import NODE
 from kvasir_operator.loop.clock import Clock
-from kvasir_operator.observed.node import GONE, Node, node
+from kvasir_operator.observed.node import GONE, NodeLifetime, node_lifetime
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 LOG: Final = logging.getLogger(__name__)
 KNOWN_S: Final = 30.0
@@ -23,12 +23,12 @@ FORBIDDEN_S: Final = 3600.0
 MOST_KNOWN: Final = 4096
 
 
-class Nodes:
+class NodeReader:
     """Nodes by name, each with the steady second at which it was read."""
 
     def __init__(self, cluster: Cluster, *, clock: Clock) -> None:
         self._cluster, self._clock = cluster, clock
-        self._known: dict[str, tuple[float, Node]] = {}
+        self._known: dict[str, tuple[float, NodeLifetime]] = {}
         self._forbidden_until = clock.steady()
 
     async def marked(self, seen: Observed, *, wanted: int) -> Observed:
@@ -44,23 +44,23 @@ class Nodes:
         found = await self._node(r.node)
         return replace(r, node_leaves=found.leaving, spot=found.spot)
 
-    async def _node(self, name: str) -> Node:
+    async def _node(self, name: str) -> NodeLifetime:
         now = self._clock.steady()
         if now < self._forbidden_until:
-            return Node()
-        at, known = self._known.get(name, (-KNOWN_S, Node()))
+            return NodeLifetime()
+        at, known = self._known.get(name, (-KNOWN_S, NodeLifetime()))
         if now - at < KNOWN_S:
             return known
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         try:
-            known = node(await self._cluster.get(NODE, "", name))
+            known = node_lifetime(await self._cluster.get(NODE, "", name))
         except NotFoundError:
             known = GONE
         except KubeError as error:
             if error.status == 403:
                 LOG.info("nodes may not be read, so none tells one replica from another: %s", error)
                 self._forbidden_until = now + FORBIDDEN_S
-            return Node()
+            return NodeLifetime()
         self._known[name] = (now, known)
         return known

@@ -22,12 +22,12 @@ from kvasir_kube.kinds import (
     key,
     labels,
 )
-from kvasir_operator.desired.source import CLAIM_SCHEME, source
+from kvasir_operator.desired.source import CLAIM_SCHEME, model_source
 from kvasir_operator.loop.clock import Clock
-from kvasir_operator.loop.hearing import Hearing
-from kvasir_operator.loop.nodes import Nodes
+from kvasir_operator.loop.nodes import NodeReader
+from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
-from kvasir_operator.observed.world import Observed, observed, parsed_class
+from kvasir_operator.observed.service import Observed, observed, parsed_class
 
 CLAIM_KNOWN_S: Final = 60.0
 """A claim that was there with its volume is not asked for again for so long; its absence is asked for each time."""
@@ -36,9 +36,9 @@ CLAIM_KNOWN_S: Final = 60.0
 class Observer:
     """Reads the store, and live what no watch tells: the model's claim, and a Service that is not ours."""
 
-    def __init__(self, cluster: Cluster, store: Store, hearing: Hearing, *, clock: Clock) -> None:
-        self._cluster, self._store, self._hearing, self._clock = cluster, store, hearing, clock
-        self._nodes = Nodes(cluster, clock=clock)
+    def __init__(self, cluster: Cluster, store: Store, scraper: Scraper, *, clock: Clock) -> None:
+        self._cluster, self._store, self._scraper, self._clock = cluster, store, scraper, clock
+        self._nodes = NodeReader(cluster, clock=clock)
         self._claims: dict[Key, float] = {}
         self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
 
@@ -50,8 +50,8 @@ class Observer:
             service,
             revisions=self._store.of(CONTROLLER_REVISION, name),
             deployments=self._store.of(DEPLOYMENT, name),
-            replicas=self._hearing.replicas(name),
-            aside=self._hearing.aside(name),
+            replicas=self._scraper.replicas(name),
+            quarantined=self._scraper.quarantined(name),
             svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=claim_found,
@@ -86,7 +86,7 @@ class Observer:
         uri = str(((service.get("spec") or {}).get("model") or {}).get("uri", ""))
         if not uri.startswith(CLAIM_SCHEME):
             return True, True
-        claim = (key(service)[0], source(uri).volume)
+        claim = (key(service)[0], model_source(uri).volume)
         now = self._clock.steady()
         if now - self._claims.get(claim, -CLAIM_KNOWN_S) < CLAIM_KNOWN_S:
             return True, True

@@ -10,27 +10,27 @@ from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.rate_limiter import RateLimitedCluster, TokenBucket
 from kvasir_kube.state_reader import StateReader
-from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock
-from kvasir_operator.loop.dirty import Dirty
-from kvasir_operator.loop.hearing import Hearing
+from kvasir_operator.loop.event_emitter import EventEmitter
 from kvasir_operator.loop.inspector import Inspector
-from kvasir_operator.loop.leader import Fenced, Leader, LeaseLostError
+from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.resync import INTERVAL_S, Resync
 from kvasir_operator.loop.scaler import Scaler
+from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
-from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.settings import OperatorSettings
 
 LOG: Final = logging.getLogger(__name__)
 STUCK_S: Final = 300.0
 """A key that was due so long ago means that the workers are stuck."""
 TICK_LATE_S: Final = 60.0
-DEAF_LONG_S: Final = 180.0
+STALE_WATCH_LONG_S: Final = 180.0
 """A watch that owes something for so long has not been cured by starting it again."""
 UNLISTED_S: Final = 300.0
 LAST_FILL_PAUSE_S: Final = 20.0
@@ -44,7 +44,7 @@ class Operator:
         cluster: Cluster,
         reader: StateReader,
         *,
-        settings: Settings,
+        settings: OperatorSettings,
         namespace: str,
         interval_s: float,
         instance: str,
@@ -55,19 +55,19 @@ class Operator:
     ) -> None:
         """leader: lets one of several operators act; without it this one acts at once. bucket: the pace of requests;
         without it they go at once."""
-        cluster = Fenced(cluster, leader) if leader else cluster
+        cluster = FencedCluster(cluster, leader) if leader else cluster
         # The fence is behind the bucket: a Lease may be lost while a write waits for its turn.
         cluster = RateLimitedCluster(cluster, bucket) if bucket else cluster
         self._leader, self._acting = leader, leader is None
         self.store, self.telemetry = Store(), Telemetry()
-        self.dirty = Dirty(clock.steady)
-        self.resync = Resync(cluster, self.store, self.dirty, namespace=namespace, clock=clock, interval_s=resync_s)
+        self.workqueue = Workqueue(clock.steady)
+        self.resync = Resync(cluster, self.store, self.workqueue, namespace=namespace, clock=clock, interval_s=resync_s)
         recorder = Recorder(cluster, instance=instance, clock=clock)
-        hearing = Hearing(self.store, reader, clock=clock)
+        scraper = Scraper(self.store, reader, clock=clock)
         self.scaler = Scaler(
             self.store,
-            hearing,
-            self.dirty,
+            scraper,
+            self.workqueue,
             recorder,
             self.telemetry,
             clock=clock,
@@ -76,12 +76,12 @@ class Operator:
         )
         self.reconciler = Reconciler(
             self.store,
-            Observer(cluster, self.store, hearing, clock=clock),
+            Observer(cluster, self.store, scraper, clock=clock),
             self.scaler,
             Inspector(cluster, self.store, recorder, self.telemetry, settings=settings, clock=clock),
-            Writer(cluster, self.store, reader, recorder, self.telemetry, dirty=self.dirty, clock=clock),
-            Announcer(recorder),
-            self.dirty,
+            Writer(cluster, self.store, reader, recorder, self.telemetry, workqueue=self.workqueue, clock=clock),
+            EventEmitter(recorder),
+            self.workqueue,
             self.telemetry,
             settings=settings,
             clock=clock,
@@ -116,7 +116,7 @@ class Operator:
                 self._acting = True
                 self.telemetry.leading(True)
                 await self.scaler.tick()
-                group.create_task(self.dirty.run(self.reconciler.reconcile))
+                group.create_task(self.workqueue.run(self.reconciler.reconcile))
                 group.create_task(self.scaler.run())
         except* LeaseLostError as lost:
             raise lost.exceptions[0] from None
@@ -135,11 +135,11 @@ class Operator:
         """Why this process should be restarted; empty when it is well."""
         if not self.resync.synced:
             return ""
-        if owed := self.resync.deaf(after_s=DEAF_LONG_S):
-            return f"a watch has gone deaf: it owes {owed}"
+        if missed := self.resync.stale_watches(after_s=STALE_WATCH_LONG_S):
+            return f"stale watch: it has not delivered {missed}"
         if not self._acting:
             return ""
-        if (oldest := self.dirty.oldest_s()) > STUCK_S:
+        if (oldest := self.workqueue.oldest_s()) > STUCK_S:
             return f"a service has waited {oldest:.0f} s for its reconcile"
         if (late := self._clock.steady() - self.scaler.ticked_at) > TICK_LATE_S:
             return f"the last reading of all pods ended {late:.0f} s ago"

@@ -11,25 +11,25 @@ from kvasir_operator.desired import fallback
 from kvasir_operator.desired.accelerator import choice, forecast, forecasts, speed
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
-from kvasir_operator.desired.faults import TOO_SMALL, fault
 from kvasir_operator.desired.revision import surplus
+from kvasir_operator.desired.validation import TOO_SMALL, violation
 from kvasir_operator.diff import diff
-from kvasir_operator.loop.announcer import Announcer
 from kvasir_operator.loop.clock import Clock, rfc3339
-from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.event_emitter import EventEmitter
 from kvasir_operator.loop.inspector import Inspector
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed
-from kvasir_operator.rollout import aside
-from kvasir_operator.rollout.course import course
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_operator.rollout import quarantine
 from kvasir_operator.rollout.plan import plan
+from kvasir_operator.rollout.target import rollout_target
 from kvasir_operator.status.compose import compose, document, pace_s
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.progress import Progress, overdue, progress
 from kvasir_operator.status.refusals import refusal
 
@@ -42,7 +42,7 @@ FIRST_WORDS_S: Final = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class ReconcileMemory:
     """What is kept of one service between reconciles; losing it costs nothing but a little time."""
 
     uid: str
@@ -60,18 +60,18 @@ class Reconciler:
         scaler: Scaler,
         inspector: Inspector,
         writer: Writer,
-        announcer: Announcer,
-        dirty: Dirty,
+        events: EventEmitter,
+        workqueue: Workqueue,
         telemetry: Telemetry,
         *,
-        settings: Settings,
+        settings: OperatorSettings,
         clock: Clock,
     ) -> None:
         self._store, self._observer, self._scaler, self._writer = store, observer, scaler, writer
         self._inspector = inspector
-        self._announcer, self._dirty, self._telemetry = announcer, dirty, telemetry
+        self._events, self._workqueue, self._telemetry = events, workqueue, telemetry
         self._settings, self._clock = settings, clock
-        self._memory: dict[Key, Memory] = {}
+        self._memory: dict[Key, ReconcileMemory] = {}
 
     async def reconcile(self, name: Key) -> None:
         """Bring one service nearer to what it should be. Raises KubeError to be called again after a pause."""
@@ -83,11 +83,11 @@ class Reconciler:
         if name in self._memory and self._memory[name].uid != service["metadata"]["uid"]:
             self._forget(name)  # deleted and made again, before anybody looked
         if self._scaler.incomplete(name):
-            self._dirty.mark(name, FIRST_WORDS_S)
+            self._workqueue.mark(name, FIRST_WORDS_S)
             return
         started = self._clock.steady()
         try:
-            await self._bring_nearer(name, service)
+            await self._reconcile(name, service)
         except BaseException:
             self._telemetry.reconciled("error", self._clock.steady() - started)
             raise
@@ -95,36 +95,38 @@ class Reconciler:
 
     def _forget(self, name: Key) -> None:
         self._memory.pop(name, None)
-        for part in (self._scaler, self._inspector, self._writer, self._announcer):
+        for part in (self._scaler, self._inspector, self._writer, self._events):
             part.forget(name)
 
-    async def _bring_nearer(self, name: Key, service: Json) -> None:
+    async def _reconcile(self, name: Key, service: Json) -> None:
         seen = await self._observer.observe(service)
-        memory = self._memory.setdefault(name, Memory(uid=seen.uid))
+        memory = self._memory.setdefault(name, ReconcileMemory(uid=seen.uid))
         found = self._found(name, seen)
         refused: KubeError | None = None
-        broken = fault(seen, self._settings)
+        broken = violation(seen, self._settings)
         if broken is None or broken.reason == TOO_SMALL:
-            seen, waiting = await self._inspector.look(seen, service, wanted=found.wanted)
+            seen, waiting = await self._inspector.inspect(seen, service, wanted=found.wanted)
             found = replace(found, seen=seen, waiting=waiting)
-            broken = fault(seen, self._settings)
+            broken = violation(seen, self._settings)
         possible, share = speed(seen)
         found = replace(found, forecast=forecast(seen), forecasts=forecasts(seen))
-        found = replace(found, roofline=possible, slow_below_percent=share, paces=self._scaler.paces(name))
+        found = replace(
+            found, roofline=possible, slow_below_percent=share, decode_rates=self._scaler.decode_rates(name)
+        )
         if broken:
             found = replace(found, fault_reason=broken.reason, fault_message=broken.message)
-            self._dirty.mark(name, FAULT_RETRY_S)
+            self._workqueue.mark(name, FAULT_RETRY_S)
         elif not found.waiting:
             found, refused = await self._bring_children(found, service)
         await self._conclude(name, service, found, memory)
         if refused is not None:
             raise refused
 
-    def _found(self, name: Key, seen: Observed) -> Findings:
+    def _found(self, name: Key, seen: Observed) -> StatusInputs:
         """What is known before the children are looked at. A spec that cannot be read leaves the numbers as they
         were."""
         unread, service = bool(seen.invalid), (name, seen.uid, seen.spec, seen.status)
-        return Findings(
+        return StatusInputs(
             seen=seen,
             now=rfc3339(self._clock.wall()),
             wanted=seen.status.desired_replicas if unread else self._scaler.wanted(*service),
@@ -132,39 +134,39 @@ class Reconciler:
             missing=self._scaler.missing(name),
             autoscaling=seen.status.autoscaling if unread else self._scaler.status(*service),
             gateway_url=self._settings.gateway_url,
-            full_classes=fallback.passed(seen),
-            full_for=fallback.asked(seen),
+            unavailable_classes=fallback.passed(seen),
+            pod_hash=fallback.asked(seen),
         )
 
-    async def _bring_children(self, found: Findings, service: Json) -> tuple[Findings, KubeError | None]:
+    async def _bring_children(self, found: StatusInputs, service: Json) -> tuple[StatusInputs, KubeError | None]:
         """Write what the children lack. What the API server refuses goes into the status and is tried again."""
         seen = found.seen
         current = current_revision(seen, self._settings)
         chosen = choice(seen)
-        head = course(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
-        target = current if head.target == current.id else seen.revision(head.target) or current
+        head = rollout_target(seen, current=current.id, wanted=found.wanted, now=self._clock.wall())
+        target = current if head.revision == current.id else seen.revision(head.revision) or current
         full = fallback.passed_now(
             seen, revision=current.id, name=chosen.name, considered=chosen.considered, now=self._clock.wall()
         )
-        found = replace(found, current=target.id, asked=current.id, course=head, accelerator_class=chosen.name)
-        found = replace(found, full_classes=full, revision=current)
+        found = replace(found, current=target.id, asked=current.id, rollout=head, accelerator_class=chosen.name)
+        found = replace(found, unavailable_classes=full, revision=current)
         if found.blocked:
             return found, None
         marked = await self._observer.with_nodes(seen, wanted=found.wanted)
-        planned = plan(marked, course=head, wanted=found.wanted, now=self._clock.wall())
+        planned = plan(marked, target=head, wanted=found.wanted, now=self._clock.wall())
         wanted = children(seen, target, planned.counts, self._settings)
         writes = diff(seen, wanted, surplus(seen, {current.id, target.id}))
         try:
             found = replace(found, blocked=await self._writer.children(seen, service, writes))
-            await self._announcer.revision(seen, service, current)
-            for step in (*planned.steps, *aside.steps(seen, wanted=found.wanted, now=self._clock.wall())):
-                await self._writer.step(seen, service, step)
+            await self._events.revision(seen, service, current)
+            for action in (*planned.actions, *quarantine.actions(seen, wanted=found.wanted, now=self._clock.wall())):
+                await self._writer.act(seen, service, action)
         except KubeError as error:
             reason = refusal(str(error), status=error.status) if error.status else ""
             return replace(found, trouble=f"the API server refused: {error}", trouble_reason=reason), error
         return found, None
 
-    async def _conclude(self, name: Key, service: Json, found: Findings, memory: Memory) -> None:
+    async def _conclude(self, name: Key, service: Json, found: StatusInputs, memory: ReconcileMemory) -> None:
         """Status and events from what was found."""
         seen, now = found.seen, self._clock.steady()
         memory.progress = progress(memory.progress, found, now)
@@ -172,19 +174,19 @@ class Reconciler:
         status, answer = compose(found)
         self._telemetry.replicas(name, wanted=found.wanted, ready=status.ready_replicas)
         self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"))
-        await self._announcer.changes(seen, service, status, answer)
+        await self._events.changes(seen, service, status, answer)
         before, after = document(seen.status), document(status)
         if before == after:
             return
         if (left_s := pace_s(before, after) - (now - memory.written_at)) > 0:
-            self._dirty.mark(name, left_s)
+            self._workqueue.mark(name, left_s)
             return
         await self._writer.status(service, after)
         memory.written_at = now
 
-    def _attend(self, name: Key, found: Findings, *, settled: bool) -> None:
+    def _attend(self, name: Key, found: StatusInputs, *, settled: bool) -> None:
         """Ask for a look at every tick while time alone may change something: a drain, a deadline, a loading model."""
-        leaving = any(r.phase == "draining" for r in found.seen.replicas) or bool(found.seen.aside)
+        leaving = any(r.phase == "draining" for r in found.seen.replicas) or bool(found.seen.quarantined)
         if (settled and not leaving) or found.fault_reason:
             self._scaler.attention.discard(name)
         else:

@@ -21,7 +21,7 @@ class Recorder:
         self._cluster, self._instance, self._clock = cluster, instance, clock
         self._count = 0
 
-    async def say(
+    async def event(
         self,
         service: Json,
         reason: str,
@@ -37,7 +37,7 @@ class Recorder:
         LOG.info("%s/%s: %s: %s", namespace, name, reason, note)
         now = self._clock.wall()
         self._count += 1
-        event: Json = {
+        body: Json = {
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,
             # The operator's start and a counter make the name its own; a name with the service in it is found easily.
@@ -52,9 +52,9 @@ class Recorder:
             "type": kind,
         }
         if related is not None:
-            event["related"] = reference(related, "v1", "Pod")
+            body["related"] = reference(related, "v1", "Pod")
         try:
-            await self._cluster.create(EVENT, event)
+            await self._cluster.create(EVENT, body)
         except KubeError as error:
             LOG.warning("%s/%s: event %s was not written: %s", namespace, name, reason, error)
 

@@ -30,8 +30,8 @@ from kvasir_kube.kinds import (
     resource_version,
 )
 from kvasir_operator.loop.clock import Clock
-from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.workqueue import Workqueue
 
 LOG: Final = logging.getLogger(__name__)
 SELECTOR: Final = f"{names.LABEL_PART_OF}={names.PART_OF}"
@@ -47,14 +47,14 @@ WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
 )
 """What the operator watches, and the label selector of each."""
 INTERVAL_S: Final = 60.0
-DEAF_S: Final = 60.0
+STALE_WATCH_S: Final = 60.0
 AFTER_S: Final = 3.0
 """So long after the watches have listed everything anew it is listed here too: of what was deleted while there was no
 watch no watch ever tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overdue:
+class MissedEvent:
     """What a list has shown and a watch has not told yet: a version, or that the object is gone."""
 
     version: int
@@ -70,7 +70,7 @@ class Resync:
         self,
         cluster: Cluster,
         store: Store,
-        dirty: Dirty,
+        workqueue: Workqueue,
         *,
         namespace: str = "",
         clock: Clock,
@@ -78,9 +78,9 @@ class Resync:
         after_s: float = AFTER_S,
     ) -> None:
         self.synced = False
-        self._cluster, self._store, self._dirty = cluster, store, dirty
+        self._cluster, self._store, self._workqueue = cluster, store, workqueue
         self._namespace, self._clock, self._interval_s = namespace, clock, interval_s
-        self._overdue: dict[tuple[str, Key], Overdue] = {}
+        self._overdue: dict[tuple[str, Key], MissedEvent] = {}
         self._anew, self._after_s = asyncio.Event(), after_s
         self.listed_at = clock.steady()
 
@@ -125,7 +125,7 @@ class Resync:
 
     def _mark(self, kind: Kind, obj: Json) -> None:
         for service in self._store.touched(kind, obj):
-            self._dirty.mark(service)
+            self._workqueue.mark(service)
 
     def told(self, kind: Kind, obj: Json) -> None:
         """A watch brought this object."""
@@ -142,7 +142,7 @@ class Resync:
         self.relisted()
         self._overdue = {name: waiting for name, waiting in self._overdue.items() if not waiting.gone}
 
-    def deaf(self, *, began: float = -math.inf, after_s: float = DEAF_S) -> str:
+    def stale_watches(self, *, began: float = -math.inf, after_s: float = STALE_WATCH_S) -> str:
         """What a watch owes us for longer than after_s; empty when all is well. began: since when the watches run, in
         steady seconds."""
         now = self._clock.steady()
@@ -159,7 +159,7 @@ class Resync:
             if self._store.put(kind, obj):
                 self._mark(kind, obj)
                 if self.synced:
-                    waiting = Overdue(version=resource_version(obj), since=now)
+                    waiting = MissedEvent(version=resource_version(obj), since=now)
                     self._overdue.setdefault((kind.plural, key(obj)), waiting)
         listed = {key(obj) for obj in listing.items}
         for name, version in before.items():
@@ -169,5 +169,5 @@ class Resync:
                 self._mark(kind, known)
                 self._store.drop(kind, name)
                 if self.synced and not anew:
-                    self._overdue[kind.plural, name] = Overdue(version=version, since=now, gone=True)
+                    self._overdue[kind.plural, name] = MissedEvent(version=version, since=now, gone=True)
         self._overdue = {k: v for k, v in self._overdue.items() if v.gone or k[0] != kind.plural or k[1] in listed}

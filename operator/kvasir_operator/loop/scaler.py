@@ -15,31 +15,31 @@ from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceService
 from kvasir_api.status import ScalingChange as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
-from kvasir_operator.loop.dirty import Dirty
-from kvasir_operator.loop.hearing import Hearing
 from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
-from kvasir_operator.observed.pace import Pace, followed
+from kvasir_operator.loop.workqueue import Workqueue
+from kvasir_operator.observed.decode_rate import DecodeRate, followed
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import parsed_spec, parsed_status
-from kvasir_operator.scaling.decide import Decision, State, decide
+from kvasir_operator.observed.service import parsed_spec, parsed_status
+from kvasir_operator.scaling.decide import ScalingDecision, ScalingState, decide
 from kvasir_operator.scaling.policy import policy
-from kvasir_operator.scaling.window import EMPTY, Window, extended
+from kvasir_operator.scaling.window import EMPTY, LoadWindow, extended
 
 LOG: Final = logging.getLogger(__name__)
 KEPT_DECISIONS: Final = 10
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class ScalerMemory:
     """What is kept of one service between ticks. uid: whose it is; another may have come under its name."""
 
     uid: str
-    window: Window = EMPTY
-    paces: dict[str, Pace] = field(default_factory=dict)
-    state: State
-    decision: Decision | None = None
+    window: LoadWindow = EMPTY
+    decode_rates: dict[str, DecodeRate] = field(default_factory=dict)
+    state: ScalingState
+    decision: ScalingDecision | None = None
     decisions: list[Entry] = field(default_factory=list)
     heard: tuple[object, ...] = ()
     held: bool = False
@@ -52,8 +52,8 @@ class Scaler:
     def __init__(
         self,
         store: Store,
-        hearing: Hearing,
-        dirty: Dirty,
+        scraper: Scraper,
+        workqueue: Workqueue,
         recorder: Recorder,
         telemetry: Telemetry,
         *,
@@ -63,13 +63,13 @@ class Scaler:
     ) -> None:
         self.attention: set[Key] = set()
         self.ticked_at = clock.steady()
-        self._store, self._hearing, self._dirty, self._recorder = store, hearing, dirty, recorder
+        self._store, self._scraper, self._workqueue, self._recorder = store, scraper, workqueue, recorder
         self._telemetry, self._clock, self._interval_s = telemetry, clock, interval_s
         self._speed_window_s = speed_window_s
-        self._memory: dict[Key, Memory] = {}
+        self._memory: dict[Key, ScalerMemory] = {}
 
     async def run(self) -> None:
-        """Tick until cancelled, at a steady pace."""
+        """Tick until cancelled, at a steady rate."""
         while True:
             started = self._clock.steady()
             try:
@@ -80,17 +80,17 @@ class Scaler:
 
     async def tick(self) -> None:
         """Listen to everybody, then decide for each service whose pods have all been heard."""
-        await self._hearing.listen()
+        await self._scraper.scrape()
         services = [key(service) for service in self._store.all(INFERENCE_SERVICE)]
         for gone in set(self._memory) - set(services):
             self.forget(gone)
         for name in services:
             service = self._store.get(INFERENCE_SERVICE, name)  # as it is by now, if it is still there
-            if service is None or service["metadata"].get("deletionTimestamp") or self._hearing.incomplete(name):
+            if service is None or service["metadata"].get("deletionTimestamp") or self._scraper.incomplete(name):
                 continue
             await self._look(name, service)
         for name in list(self.attention):
-            self._dirty.mark(name, 0.0, news=False)
+            self._workqueue.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
 
     def wanted(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
@@ -114,7 +114,7 @@ class Scaler:
         return AutoscalingStatus(
             desired_replicas=decision.replicas,
             raw_replicas=min(decision.raw, MOST_REPLICAS),
-            binding_law=decision.demand.law if decision.demand.known else "",
+            binding_signal=decision.demand.signal if decision.demand.known else "",
             limited_by=decision.limited_by,
             message=memory.decisions[0].reason if memory.decisions else "",
             decisions=memory.decisions,
@@ -122,7 +122,7 @@ class Scaler:
 
     def incomplete(self, name: Key) -> bool:
         """Whether to wait for the first words of a pod of the service: soon after the operator's start only."""
-        return self._hearing.incomplete(name)
+        return self._scraper.incomplete(name)
 
     def missing(self, name: Key) -> tuple[str, ...]:
         """Pods and gateways that should have answered and did not."""
@@ -130,10 +130,10 @@ class Scaler:
         last = memory.window.last if memory else None
         return last.missing if last else ()
 
-    def paces(self, name: Key) -> Mapping[str, Pace]:
+    def decode_rates(self, name: Key) -> Mapping[str, DecodeRate]:
         """How fast its replicas decode, by uid."""
         memory = self._memory.get(name)
-        return memory.paces if memory else {}
+        return memory.decode_rates if memory else {}
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
@@ -145,17 +145,17 @@ class Scaler:
         spec, invalid = parsed_spec(service)
         if invalid:
             return
-        replicas = self._hearing.replicas(name)
+        replicas = self._scraper.replicas(name)
         memory = self._remembered(name, service["metadata"]["uid"], spec, parsed_status(service))
         now = self._clock.steady()
         memory.window = extended(
             memory.window,
-            self._hearing.members(replicas),
-            self._hearing.demands(name),
-            missing_gateways=self._hearing.missing_gateways,
+            self._scraper.members(replicas),
+            self._scraper.demands(name),
+            missing_gateways=self._scraper.missing_gateways,
             now=now,
         )
-        memory.paces = followed(memory.paces, replicas, now=now, window_s=self._speed_window_s)
+        memory.decode_rates = followed(memory.decode_rates, replicas, now=now, window_s=self._speed_window_s)
         if spec.autoscaling is not None:
             await self._decide(name, service, spec, replicas, memory)
         else:
@@ -163,10 +163,10 @@ class Scaler:
         heard = _digest(replicas, memory)
         if heard != memory.heard:
             memory.heard = heard
-            self._dirty.mark(name, 0.0)
+            self._workqueue.mark(name, 0.0)
 
     async def _decide(
-        self, name: Key, service: Json, spec: InferenceServiceSpec, replicas: tuple[Replica, ...], memory: Memory
+        self, name: Key, service: Json, spec: InferenceServiceSpec, replicas: tuple[Replica, ...], memory: ScalerMemory
     ) -> None:
         assert spec.autoscaling is not None
         wall = self._clock.wall()
@@ -184,50 +184,54 @@ class Scaler:
                     "time": rfc3339(wall),
                     "from": decision.before,
                     "to": decision.replicas,
-                    "law": decision.law,
+                    "signal": decision.signal,
                     "reason": decision.reason,
                 }
             )
             memory.decisions = [entry, *memory.decisions][:KEPT_DECISIONS]
             up = decision.replicas > decision.before
             note = f"{decision.before} → {decision.reason}"
-            await self._recorder.say(service, "ScaledUp" if up else "ScaledDown", note)
+            await self._recorder.event(service, "ScaledUp" if up else "ScaledDown", note)
         await self._say_held(service, decision, memory)
 
-    async def _say_held(self, service: Json, decision: Decision, memory: Memory) -> None:
+    async def _say_held(self, service: Json, decision: ScalingDecision, memory: ScalerMemory) -> None:
         """An event when a removal begins to be held back by silence, not one per tick."""
         last = memory.window.last
         held = decision.limited_by == "readings" and bool(last and last.missing)
         if held and not memory.held and last:
             note = f"{decision.reason}; silent: {', '.join(last.missing)}"
-            await self._recorder.say(service, "ScalingHeld", note, kind="Warning")
+            await self._recorder.event(service, "ScalingHeld", note, kind="Warning")
         memory.held = held
 
-    def _remembered(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> Memory:
+    def _remembered(
+        self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
+    ) -> ScalerMemory:
         memory = self._memory.get(name)
         if memory is not None and memory.uid == uid:
             if spec.autoscaling is None:
                 # Its demand is not watched before it is scaled by it.
-                memory.state = State(wanted=spec.replicas, since=self._clock.steady())
+                memory.state = ScalingState(wanted=spec.replicas, since=self._clock.steady())
             return memory
         wanted, decisions = spec.replicas, []
         if spec.autoscaling is not None:
             before = status.autoscaling.desired_replicas if status.autoscaling else status.desired_replicas
             wanted = max(before, spec.autoscaling.min_replicas)
             decisions = list(status.autoscaling.decisions) if status.autoscaling else []
-        memory = Memory(uid=uid, state=State(wanted=wanted, since=self._clock.steady()), decisions=decisions)
+        memory = ScalerMemory(
+            uid=uid, state=ScalingState(wanted=wanted, since=self._clock.steady()), decisions=decisions
+        )
         self._memory[name] = memory
         return memory
 
 
-def _digest(replicas: tuple[Replica, ...], memory: Memory) -> tuple[object, ...]:
+def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object, ...]:
     """What of a tick can change something that a reconcile would do or write."""
     decision = memory.decision
     last = memory.window.last
     return (
         tuple((r.uid, r.phase, _serving(r)) for r in replicas),
-        tuple((uid, pace.evidence) for uid, pace in memory.paces.items() if pace.evidence),
-        (decision.replicas, decision.raw, decision.demand.law, decision.limited_by) if decision else None,
+        tuple((uid, rate.evidence) for uid, rate in memory.decode_rates.items() if rate.evidence),
+        (decision.replicas, decision.raw, decision.demand.signal, decision.limited_by) if decision else None,
         (last.capacity_tokens, f"{last.prefill_rate:.2g}", last.missing) if last else None,
     )
 

@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kvasir_api import metrics
 from kvasir_kube.kinds import Key
-from kvasir_operator.scaling.decide import Decision
+from kvasir_operator.scaling.decide import ScalingDecision
 
-LAWS: Final = ("kv", "backlog", "prefill")
+SIGNALS: Final = ("kv", "backlog", "prefill")
 
 
 class Telemetry:
@@ -18,7 +18,7 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._families: dict[str, Any] = {m.name: _family(m, self.registry) for m in metrics.OPERATOR}
-        self._laws: dict[Key, set[str]] = {}
+        self._signals: dict[Key, set[str]] = {}
 
     def reconciled(self, outcome: str, seconds: float) -> None:
         """A reconcile ended. outcome: ok or error."""
@@ -34,7 +34,7 @@ class Telemetry:
         self._families["kvasir_operator_listed_seconds_ago"].set_function(age_s)
 
     def watches_ended(self, why: str) -> None:
-        """The watches ended and are to be started again. why: deaf, failed, forbidden, missing or unauthorized."""
+        """The watches ended and are to be started again. why: stale, failed, forbidden, missing or unauthorized."""
         self._families["kvasir_operator_watch_failures_total"].labels(why=why).inc()
 
     def wrote(self, kind: str) -> None:
@@ -46,23 +46,23 @@ class Telemetry:
         self._families["kvasir_service_wanted_replicas"].labels(*service).set(wanted)
         self._families["kvasir_service_ready_replicas"].labels(*service).set(ready)
 
-    def decided(self, service: Key, decision: Decision) -> None:
-        """What each law asks for, and whether the number changed."""
+    def decided(self, service: Key, decision: ScalingDecision) -> None:
+        """What each signal asks for, and whether the number changed."""
         asked = (decision.demand.kv, decision.demand.backlog, decision.demand.prefill)
-        for law, replicas in zip(LAWS, asked, strict=True):
-            self._families["kvasir_service_demand_replicas"].labels(*service, law).set(replicas)
+        for signal, replicas in zip(SIGNALS, asked, strict=True):
+            self._families["kvasir_service_demand_replicas"].labels(*service, signal).set(replicas)
         if decision.changed:
-            self._families["kvasir_service_decisions_total"].labels(*service, decision.law).inc()
-            self._laws.setdefault(service, set()).add(decision.law)
+            self._families["kvasir_service_decisions_total"].labels(*service, decision.signal).inc()
+            self._signals.setdefault(service, set()).add(decision.signal)
 
     def forget(self, service: Key) -> None:
         """The service is gone: so are its series."""
         for name in ("kvasir_service_wanted_replicas", "kvasir_service_ready_replicas"):
             self._remove(name, *service)
-        for law in LAWS:
-            self._remove("kvasir_service_demand_replicas", *service, law)
-        for law in self._laws.pop(service, ()):
-            self._remove("kvasir_service_decisions_total", *service, law)
+        for signal in SIGNALS:
+            self._remove("kvasir_service_demand_replicas", *service, signal)
+        for signal in self._signals.pop(service, ()):
+            self._remove("kvasir_service_decisions_total", *service, signal)
 
     def text(self) -> bytes:
         """Everything in the Prometheus text format."""

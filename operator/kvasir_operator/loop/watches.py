@@ -1,4 +1,4 @@
-"""Keeps the watches running: a dead or deaf one is started again with growing, jittered pauses. Called by `__main__`.
+"""Keeps the watches running: ended or stale ones start again after growing, jittered pauses. Called by `__main__`.
 
 Each run of the watches is a thread that ends when its stop is set; what it watches is none of our business. What a new
 start cannot cure (a right that is missing, a kind that is not installed, an API server that is away) is waited for,
@@ -36,7 +36,7 @@ Start = Callable[[threading.Event], None]
 class Watches:
     """All watches as one thing that runs. start: called in a thread of its own.
 
-    look_s: pace at which deafness is looked for. stop_s: a thread that was told to stop has so long. sleep: pauses.
+    look_s: pause between two checks for stale watches. stop_s: time for a thread to stop. sleep: pauses.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Watches:
         try:
             while not thread.done():
                 await asyncio.wait({thread}, timeout=self._look_s)
-                if not thread.done() and (owed := self._resync.deaf(began=began)):
+                if not thread.done() and (missed := self._resync.stale_watches(began=began)):
                     await _stopped(thread, stop, self._stop_s)
-                    return DeafError(f"a watch has gone deaf: it owes {owed}")
+                    return StaleWatchError(f"stale watch: it has not delivered {missed}")
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait({thread}, timeout=self._stop_s)
@@ -88,7 +88,7 @@ class Watches:
         return error if isinstance(error, KubeError) else KubeError(f"they failed: {error!r}")
 
 
-class DeafError(KubeError):
+class StaleWatchError(KubeError):
     """A watch is open and tells nothing."""
 
 
@@ -124,6 +124,6 @@ async def _stopped(thread: asyncio.Future[BaseException | None], stop: threading
 
 def _word(error: KubeError) -> str:
     """What the metric says of it."""
-    if isinstance(error, DeafError):
-        return "deaf"
+    if isinstance(error, StaleWatchError):
+        return "stale"
     return {401: "unauthorized", 403: "forbidden", 404: "missing"}.get(error.status, "failed")

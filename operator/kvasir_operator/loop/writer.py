@@ -1,4 +1,4 @@
-"""Carries out writes: children by server-side apply, statuses on their subresource, and the steps of leaving pods.
+"""Carries out writes: children by server-side apply, statuses on their subresource, and the actions on single pods.
 
 Our own writes go into the store at once, so that the next reconcile does not act upon what was before. Pods are the
 exception: their marks count when the watch brings them back, since the ReplicaSet controller must have seen them too.
@@ -29,14 +29,14 @@ from kvasir_kube.state_reader import StateReader
 from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write
 from kvasir_operator.loop.clock import Clock, rfc3339
-from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.recorder import Recorder
-from kvasir_operator.loop.rivals import PAUSE_S, Rivals, Where, others
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.workqueue import Workqueue
+from kvasir_operator.loop.write_conflicts import PAUSE_S, Where, WriteConflicts, other_managers
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replica
-from kvasir_operator.observed.world import Observed, owned
-from kvasir_operator.rollout.leaving import Step
+from kvasir_operator.observed.service import Observed, owned
+from kvasir_operator.rollout.drain import PodAction
 
 KINDS: Final = {
     kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)
@@ -56,12 +56,12 @@ class Writer:
         recorder: Recorder,
         telemetry: Telemetry,
         *,
-        dirty: Dirty,
+        workqueue: Workqueue,
         clock: Clock,
     ) -> None:
-        self._cluster, self._store, self._reader, self._dirty = cluster, store, reader, dirty
+        self._cluster, self._store, self._reader, self._workqueue = cluster, store, reader, workqueue
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
-        self._rivals = Rivals(clock)
+        self._conflicts = WriteConflicts(clock)
         self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
 
     async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Writer:
     def forget(self, name: Key) -> None:
         """The service is gone."""
         for where in self._applied.pop(name, ()):
-            self._rivals.forget(where)
+            self._conflicts.forget(where)
 
     async def _child(self, seen: Observed, service: Json, write: Write) -> list[str]:
         kind = KINDS[write.kind]
@@ -115,36 +115,36 @@ class Writer:
         self._telemetry.wrote(INFERENCE_SERVICE.kind)
         self._store.put(INFERENCE_SERVICE, written)
 
-    async def step(self, seen: Observed, service: Json, step: Step) -> None:
+    async def act(self, seen: Observed, service: Json, action: PodAction) -> None:
         """Do one thing to one pod. A pod that is gone meanwhile is fine."""
-        r = step.replica
+        r = action.replica
         now = rfc3339(self._clock.wall())
-        match step.verb:
+        match action.verb:
             case "drain":
                 await self._mark(seen, r, since=now, cost=str(DRAINING_COST))
                 await self._ask(r, drain=True)
-                await self._say(seen, service, "DrainStarted", r, step.why)
+                await self._say(seen, service, "DrainStarted", r, action.why)
             case "ask":
                 await self._ask(r, drain=True)
             case "finish":
                 await self._mark(seen, r, since=now if r.drain_since is None else None, cost=str(DRAINED_COST))
                 if r.drain_since is not None:
-                    await self._say(seen, service, "Drained", r, step.why)
+                    await self._say(seen, service, "Drained", r, action.why)
             case "release":
                 await self._ask(r, drain=False)
                 if r.drain_since is not None or r.drained:
                     await self._unmark(seen, r)
             case "cut":
                 await self._delete(seen, r)
-            case "aside":
-                await self._set_aside(seen, r, now)
-                await self._say(seen, service, "DeviceFailed", r, step.why, kind="Warning")
+            case "quarantine":
+                await self._quarantine(seen, r, now)
+                await self._say(seen, service, "DeviceFailed", r, action.why, kind="Warning")
             case "return":
                 await self._bring_back(seen, r)
-                await self._say(seen, service, "BroughtBack", r, step.why)
+                await self._say(seen, service, "QuarantinedPodRestored", r, action.why)
             case "free":
                 await self._delete(seen, r)
-                await self._say(seen, service, "AsideEnded", r, step.why)
+                await self._say(seen, service, "QuarantinedPodDeleted", r, action.why)
 
     async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
         """Apply unless the very same was applied to the very same object: the server may write a value in another way
@@ -157,10 +157,10 @@ class Writer:
         if known is not None and before == (digest, resource_version(known)):
             return
         restores = known is not None and before is not None and before[0] == digest
-        if restores and (wait_s := self._rivals.wait_s(where)):
-            self._dirty.mark(key(service), wait_s)
+        if restores and (wait_s := self._conflicts.wait_s(where)):
+            self._workqueue.mark(key(service), wait_s)
             return
-        if restores and self._rivals.restored(where):
+        if restores and self._conflicts.restored(where):
             await self._tell_of_rival(kind, service, where[1])
         written = await self._cluster.apply(kind, manifest, manager=names.MANAGER)
         self._telemetry.wrote(kind.kind)
@@ -170,12 +170,12 @@ class Writer:
     async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:
         """Before it is restored, since that takes the field from whoever it was."""
         try:
-            who = others(await self._cluster.get(kind, *name))
+            who = other_managers(await self._cluster.get(kind, *name))
         except NotFoundError:
             return
         note = f"{kind.kind}/{name[1]} is changed again and again{f' by {who}' if who else ''}"
         pace = f"it is restored once in {PAUSE_S:g} s from now on"
-        await self._recorder.say(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
+        await self._recorder.event(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
 
     async def _somebody_elses(self, kind: Kind, seen: Observed, name: str) -> bool:
         """Whether an object of that name exists that this service does not control; a forced apply would take it
@@ -186,7 +186,7 @@ class Writer:
             return False
 
     async def _ask(self, r: Replica, *, drain: bool) -> None:
-        """Best effort: the next reading shows whether it drains, and the step is repeated until it does."""
+        """Best effort: the next reading shows whether it drains, and the action is repeated until it does."""
         if r.ops_url:
             await self._reader.drain(r.ops_url, on=drain)
 
@@ -203,14 +203,14 @@ class Writer:
     async def _unmark(self, seen: Observed, r: Replica) -> None:
         await self._annotate(seen, r, {names.ANNOTATION_DELETION_COST: None, names.ANNOTATION_DRAIN: None})
 
-    async def _set_aside(self, seen: Observed, r: Replica, now: str) -> None:
+    async def _quarantine(self, seen: Observed, r: Replica, now: str) -> None:
         """Its workload lets go of a pod that has not its labels; from then on it goes with the service."""
         await self._patch(
             seen,
             r,
             {
-                "labels": {names.LABEL_ROLE: names.ROLE_ASIDE},
-                "annotations": {names.ANNOTATION_ASIDE: now},
+                "labels": {names.LABEL_ROLE: names.ROLE_QUARANTINE},
+                "annotations": {names.ANNOTATION_QUARANTINED_AT: now},
                 "ownerReferences": [{**owner(seen), "controller": False}],
             },
         )
@@ -242,4 +242,4 @@ class Writer:
         kind: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
         pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
-        await self._recorder.say(service, reason, f"{r.name}: {why}", kind=kind, related=pod)
+        await self._recorder.event(service, reason, f"{r.name}: {why}", kind=kind, related=pod)

@@ -30,22 +30,22 @@ LEAVING_TAINTS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeLifetime:
     """leaving: it takes no pods any more, or is gone. spot: it can vanish at short notice."""
 
     leaving: bool = False
     spot: bool = False
 
 
-GONE: Final = Node(leaving=True)
+GONE: Final = NodeLifetime(leaving=True)
 
 
-def node(obj: Json) -> Node:
+def node_lifetime(obj: Json) -> NodeLifetime:
     """A node object as decisions see it."""
     labels = (obj.get("metadata") or {}).get("labels") or {}
     spec = obj.get("spec") or {}
     taints = {str(taint.get("key", "")) for taint in spec.get("taints") or ()}
-    return Node(
+    return NodeLifetime(
         leaving=bool(spec.get("unschedulable")) or bool(taints & LEAVING_TAINTS),
         spot=any(labels.get(name) == value for name, value in SPOT_LABELS.items()),
     )

@@ -42,8 +42,8 @@ class Replica:
     has marked it as the first to go. reading: what the runtime said last, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
-    said, when it ended last, that its device failed. unhealthy: devices of it that the kubelet calls so. aside_at: when
-    it was set aside last.
+    said, when it ended last, that its device failed. unhealthy: devices of it that the kubelet calls so.
+    quarantined_at: when it was quarantined last.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Replica:
     refusal: str = ""
     device_fault: str = ""
     unhealthy: tuple[str, ...] = ()
-    aside_at: float | None = None
+    quarantined_at: float | None = None
     last_words: str = ""
     reading: RuntimeState | None = None
     node: str = ""
@@ -131,7 +131,7 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         refusal=refusal,
         device_fault=device_fault(_terminated(runtime)),
         unhealthy=_unhealthy(runtime),
-        aside_at=epoch(notes.get(names.ANNOTATION_ASIDE)),
+        quarantined_at=epoch(notes.get(names.ANNOTATION_QUARANTINED_AT)),
         last_words=_last_words(pod, runtime),
         reading=reading,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),

@@ -6,7 +6,7 @@ from kvasir_api import names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class OperatorSettings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
     otlp_traces_endpoint: the collector of services that want their requests traced, empty without one.

@@ -1,25 +1,25 @@
-"""The whole rollout of a service at one moment: counts that may be applied now, and what is done to pods that leave."""
+"""The whole rollout of a service at one moment: counts that may be applied now, and actions on pods that leave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvasir_operator.observed.course import Course
-from kvasir_operator.observed.world import Observed
-from kvasir_operator.rollout.leaving import Step, leaving
-from kvasir_operator.rollout.planner import Bounds, Group, next_counts
+from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.rollout.drain import PodAction, drain_plan
+from kvasir_operator.rollout.planner import RevisionCounts, RolloutBounds, next_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """counts: replicas to apply by revision; a workload that is absent here is finished. steps: in no special order."""
+class RolloutPlan:
+    """counts: replicas to apply by revision; a workload that is absent here is finished. actions: in no order."""
 
     counts: Mapping[str, int]
-    steps: tuple[Step, ...]
+    actions: tuple[PodAction, ...]
 
 
-def plan(seen: Observed, *, course: Course, wanted: int, now: float) -> Plan:
+def plan(seen: Observed, *, target: RolloutTarget, wanted: int, now: float) -> RolloutPlan:
     """What to do next. now: epoch seconds."""
-    current = course.target
+    current = target.revision
     counted = {workload.revision: workload.replicas for workload in seen.workloads}
     order = [revision.id for revision in seen.revisions]
     old = sorted((id_ for id_ in counted if id_ != current), key=lambda id_: order.index(id_) if id_ in order else -1)
@@ -28,42 +28,42 @@ def plan(seen: Observed, *, course: Course, wanted: int, now: float) -> Plan:
         _group(seen, current, counted.get(current, 0)),
         groups,
         wanted=wanted,
-        bounds=_bounds(seen, course),
+        bounds=_bounds(seen, target),
     )
     counts: dict[str, int] = {}
-    steps: list[Step] = []
-    for id_, target in targets.items():
+    actions: list[PodAction] = []
+    for id_, count in targets.items():
         replicas = [r for r in seen.replicas if r.revision == id_]
-        leave = leaving(
+        drained = drain_plan(
             replicas,
             count=counted.get(id_, 0),
-            target=target,
+            target=count,
             now=now,
             timeout_s=seen.spec.drain.timeout_seconds,
         )
-        steps += leave.steps
+        actions += drained.actions
         # A finished workload stays until its last pod is gone, so that nothing is orphaned in a hurry.
-        if id_ == current or leave.count or counted[id_] or replicas:
-            counts[id_] = leave.count
-    return Plan(counts=counts, steps=tuple(steps))
+        if id_ == current or drained.count or counted[id_] or replicas:
+            counts[id_] = drained.count
+    return RolloutPlan(counts=counts, actions=tuple(actions))
 
 
-def _bounds(seen: Observed, course: Course) -> Bounds:
+def _bounds(seen: Observed, target: RolloutTarget) -> RolloutBounds:
     rules = seen.spec.rollout
-    comparing = course.cap is not None and rules.strategy == "Surge"
-    return Bounds(
+    comparing = target.cap is not None and rules.strategy == "Surge"
+    return RolloutBounds(
         strategy=rules.strategy,
         max_surge=rules.max_surge,
         max_unavailable=rules.max_unavailable,
-        cap=course.cap,
-        yields=rules.strategy == "Surge" and course.strategy == "InPlace",
+        cap=target.cap,
+        yields=rules.strategy == "Surge" and target.strategy == "InPlace",
         keep=1 if comparing else 0,
     )
 
 
-def _group(seen: Observed, revision: str, count: int) -> Group:
+def _group(seen: Observed, revision: str, count: int) -> RevisionCounts:
     phases = [r.phase for r in seen.of(revision)]
-    return Group(
+    return RevisionCounts(
         revision=revision,
         count=count,
         ready=min(count, phases.count("ready")),

@@ -15,7 +15,7 @@ Strategy = Literal["Surge", "InPlace", "BlueGreen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RevisionCounts:
     """The replicas of one revision. count: asked of its workload. ready: take requests now. lost: fail or find no
     node."""
 
@@ -26,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class RolloutBounds:
     """What a step may do. cap: the current revision grows to no more than this for now, None for no bound; none leaves
     for it. keep: old replicas that stay although they are not needed, so that there is something to compare with.
     yields: with Surge, old replicas leave first."""
@@ -39,7 +39,9 @@ class Bounds:
     yields: bool = False
 
 
-def next_counts(current: Group, old: Sequence[Group], *, wanted: int, bounds: Bounds) -> dict[str, int]:
+def next_counts(
+    current: RevisionCounts, old: Sequence[RevisionCounts], *, wanted: int, bounds: RolloutBounds
+) -> dict[str, int]:
     """Counts to aim for now, by revision. old: from the oldest to the newest.
 
     A lower count than asked now means that so many replicas may begin to leave; they are drained before it is applied.
@@ -53,20 +55,20 @@ def next_counts(current: Group, old: Sequence[Group], *, wanted: int, bounds: Bo
     return {current.revision: count, **_kept(old, needed)}
 
 
-def _ceiling(wanted: int, bounds: Bounds) -> int:
+def _ceiling(wanted: int, bounds: RolloutBounds) -> int:
     """Replicas that there may be in all revisions together."""
     surge = {"Surge": bounds.max_surge, "InPlace": 0, "BlueGreen": wanted}[bounds.strategy]
     return wanted + (surge if wanted else 0)
 
 
-def least(wanted: int, bounds: Bounds) -> int:
+def least(wanted: int, bounds: RolloutBounds) -> int:
     """Ready replicas below which no step goes, if there are so many."""
     if bounds.strategy == "InPlace":
         return max(0, wanted - bounds.max_unavailable)
     return max(min(1, wanted), wanted - bounds.max_unavailable) if bounds.yields else wanted
 
 
-def _needed(ready: int, most: int, wanted: int, bounds: Bounds) -> int:
+def _needed(ready: int, most: int, wanted: int, bounds: RolloutBounds) -> int:
     """Old replicas that must stay. ready, most: of the current revision, now and for now."""
     if bounds.strategy == "BlueGreen":
         return wanted if ready < wanted else 0
@@ -74,7 +76,7 @@ def _needed(ready: int, most: int, wanted: int, bounds: Bounds) -> int:
     return max(least(wanted, bounds) - ready, wanted - most)
 
 
-def _kept(old: Sequence[Group], needed: int) -> dict[str, int]:
+def _kept(old: Sequence[RevisionCounts], needed: int) -> dict[str, int]:
     """Old replicas that stay: ready ones first, of the newest revision first; lost ones never."""
     kept = {group.revision: 0 for group in old}
     for ready in (True, False):

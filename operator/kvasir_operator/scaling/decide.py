@@ -10,15 +10,15 @@ from math import floor
 from typing import Final
 
 from kvasir_operator.scaling.demand import Demand, demand
-from kvasir_operator.scaling.policy import Policy
-from kvasir_operator.scaling.window import Window
+from kvasir_operator.scaling.policy import ScalingPolicy
+from kvasir_operator.scaling.window import LoadWindow
 
 UNPLACED_S: Final = 60.0
 """After so long without a node for some replica, more are not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ReplicaChange:
     """A change of the wanted number. at: seconds of the clock of decide()."""
 
     at: float
@@ -27,18 +27,18 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ScalingState:
     """What is remembered between ticks. since: when watching began. levels: (time, replicas at the release edge)."""
 
     wanted: int
     since: float
     levels: tuple[tuple[float, int], ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ReplicaChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """replicas: wanted from now on. raw: what the laws ask for. law: which of them, or the bound, ruled.
+class ScalingDecision:
+    """replicas: wanted from now on. raw: what the signals ask for. signal: which of them, or the bound, ruled.
 
     limited_by: what kept replicas from raw: floor, ceiling, rate, window, readings, capacity, or nothing.
     """
@@ -46,7 +46,7 @@ class Decision:
     replicas: int
     before: int
     raw: int
-    law: str
+    signal: str
     limited_by: str
     reason: str
     demand: Demand
@@ -57,7 +57,9 @@ class Decision:
         return self.replicas != self.before
 
 
-def decide(policy: Policy, window: Window, *, unplaced_s: float, state: State, now: float) -> tuple[Decision, State]:
+def decide(
+    policy: ScalingPolicy, window: LoadWindow, *, unplaced_s: float, state: ScalingState, now: float
+) -> tuple[ScalingDecision, ScalingState]:
     """One tick for one service. unplaced_s: how long the longest unschedulable replica has found no node, 0 for
     none."""
     upper = demand(window, edge_fraction=policy.target_fraction, horizon_s=policy.horizon_s, now=now)
@@ -65,26 +67,33 @@ def decide(policy: Policy, window: Window, *, unplaced_s: float, state: State, n
     state = _remembered(state, lower, policy, now)
     goal, limit = _goal(policy, window, upper, lower, unplaced_s=unplaced_s, state=state, now=now)
     bounded = min(max(goal, policy.min_replicas), policy.max_replicas)
-    law, limited_by = upper.law, limit
+    signal, limited_by = upper.signal, limit
     if bounded != goal:
-        law = limited_by = "floor" if bounded > goal else "ceiling"
-    decision = Decision(
+        signal = limited_by = "floor" if bounded > goal else "ceiling"
+    decision = ScalingDecision(
         replicas=bounded,
         before=state.wanted,
         raw=upper.replicas if upper.known else state.wanted,
-        law=law,
+        signal=signal,
         limited_by=limited_by,
-        reason=_reason(bounded, upper, law, limited_by, policy),
+        reason=_reason(bounded, upper, signal, limited_by, policy),
         demand=upper,
     )
     if decision.changed:
-        change = Change(at=now, before=state.wanted, after=bounded)
+        change = ReplicaChange(at=now, before=state.wanted, after=bounded)
         state = replace(state, wanted=bounded, changes=(*state.changes, change))
     return decision, state
 
 
 def _goal(
-    policy: Policy, window: Window, upper: Demand, lower: Demand, *, unplaced_s: float, state: State, now: float
+    policy: ScalingPolicy,
+    window: LoadWindow,
+    upper: Demand,
+    lower: Demand,
+    *,
+    unplaced_s: float,
+    state: ScalingState,
+    now: float,
 ) -> tuple[int, str]:
     """The number before bounds, and what limits it."""
     if not upper.known:
@@ -109,7 +118,7 @@ def _goal(
     return (level, "") if level >= least else (min(least, state.wanted), "rate")
 
 
-def _remembered(state: State, lower: Demand, policy: Policy, now: float) -> State:
+def _remembered(state: ScalingState, lower: Demand, policy: ScalingPolicy, now: float) -> ScalingState:
     """State with the present level, and without what is too old to matter."""
     kept = tuple((at, level) for at, level in state.levels if at > now - policy.down_window_s)
     levels = (*kept, (now, lower.replicas)) if lower.known else kept
@@ -117,27 +126,27 @@ def _remembered(state: State, lower: Demand, policy: Policy, now: float) -> Stat
     return replace(state, levels=levels, changes=tuple(c for c in state.changes if c.at > horizon))
 
 
-def _most(policy: Policy, state: State, now: float) -> int:
+def _most(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
     """Highest number that the rate of growth allows now: a share or a number of pods above the period's beginning."""
     recent = [c for c in state.changes if c.at > now - policy.up_period_s and c.after > c.before]
     start = state.wanted - sum(c.after - c.before for c in recent)
     return start + max(policy.up_pods, floor(start * policy.up_fraction))
 
 
-def _least(policy: Policy, state: State, now: float) -> int:
+def _least(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
     """Lowest number that the rate of shrinking allows now; always at least one may go in a period."""
     recent = [c for c in state.changes if c.at > now - policy.down_period_s and c.after < c.before]
     start = state.wanted + sum(c.before - c.after for c in recent)
     return start - max(1, floor(start * policy.down_fraction))
 
 
-def _reason(replicas: int, upper: Demand, law: str, limited_by: str, policy: Policy) -> str:
+def _reason(replicas: int, upper: Demand, signal: str, limited_by: str, policy: ScalingPolicy) -> str:
     number = "1 replica" if replicas == 1 else f"{replicas} replicas"
     if not upper.known:
         return f"{number}: {upper.sentence}"
     asked = f"kv asks for {upper.kv:.2f} + backlog {upper.backlog:.2f}, prefill for {upper.prefill:.2f}"
     why = {
-        "": f"{law} rules",
+        "": f"{signal} rules",
         "floor": f"minReplicas {policy.min_replicas} rules",
         "ceiling": f"maxReplicas {policy.max_replicas} rules",
         "rate": "held back by the rate limit",

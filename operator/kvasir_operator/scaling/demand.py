@@ -1,4 +1,4 @@
-"""The laws: how many replicas the present demand needs, each as an absolute number, never as a factor on what runs.
+"""The signals: how many replicas the present demand needs, each as an absolute number, never as a factor on what runs.
 
 kv       arrivals/s × KV token-seconds of a request (Little's law), at least what is pinned now, over what a replica may
          hold: its capacity, less a tenth that a full allocator cannot use, times the edge
@@ -14,7 +14,7 @@ from math import ceil
 from statistics import fmean
 from typing import Final
 
-from kvasir_operator.scaling.window import Sample, Window
+from kvasir_operator.scaling.window import LoadSample, LoadWindow
 
 FAST_S: Final = 10.0
 PINNED_S: Final = 4.0
@@ -28,7 +28,7 @@ EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Replicas by law, as fractions. known: whether any replica has said what it can hold. sentence: the numbers."""
+    """Replicas by signal, as fractions. known: whether any replica has said what it can hold. sentence: the numbers."""
 
     known: bool
     kv: float = 0.0
@@ -38,18 +38,18 @@ class Demand:
 
     @property
     def replicas(self) -> int:
-        """Whole replicas that the laws ask for."""
+        """Whole replicas that the signals ask for."""
         return ceil(max(self.kv + self.backlog, self.prefill) - EPSILON)
 
     @property
-    def law(self) -> str:
-        """The law that asks for most."""
+    def signal(self) -> str:
+        """The signal that asks for most."""
         if self.prefill > self.kv + self.backlog:
             return "prefill"
         return "backlog" if self.backlog > self.kv else "kv"
 
 
-def demand(window: Window, *, edge_fraction: float, horizon_s: float, now: float) -> Demand:
+def demand(window: LoadWindow, *, edge_fraction: float, horizon_s: float, now: float) -> Demand:
     """Demand at one edge: the target when asking whether to add, the release when asking whether to remove."""
     last = window.last
     if last is None or not last.capacity_tokens:
@@ -82,12 +82,12 @@ def demand(window: Window, *, edge_fraction: float, horizon_s: float, now: float
     )
 
 
-def _rate(window: Window, now: float, counter: str) -> float:
+def _rate(window: LoadWindow, now: float, counter: str) -> float:
     """Per second: the larger of a fast and a slow mean, so that a rise is seen at once and a fall only slowly."""
     return max(_mean_rate(window, now, counter, FAST_S), _mean_rate(window, now, counter, SLOW_S))
 
 
-def _mean_rate(window: Window, now: float, counter: str, span_s: float) -> float:
+def _mean_rate(window: LoadWindow, now: float, counter: str, span_s: float) -> float:
     first = window.samples[0].at
     samples = window.since(max(first, now - span_s))
     # Before a whole span was seen, a few arrivals in the first second must not look like many per second.
@@ -95,17 +95,17 @@ def _mean_rate(window: Window, now: float, counter: str, span_s: float) -> float
     return float(sum(getattr(sample, counter) for sample in samples)) / seen_s
 
 
-def _kv_of_a_request(window: Window) -> float:
+def _kv_of_a_request(window: LoadWindow) -> float:
     """Mean KV token-seconds of a request over the whole window; 0 before the first one ended."""
     ended = sum(sample.ended for sample in window.samples)
     return sum(sample.kv_token_seconds for sample in window.samples) / ended if ended else 0.0
 
 
-def _pinned(window: Window, now: float) -> float:
-    recent: tuple[Sample, ...] = window.since(now - PINNED_S) or window.samples[-1:]
+def _pinned(window: LoadWindow, now: float) -> float:
+    recent: tuple[LoadSample, ...] = window.since(now - PINNED_S) or window.samples[-1:]
     return fmean(sample.pinned_tokens for sample in recent)
 
 
-def _hit_fraction(window: Window) -> float:
+def _hit_fraction(window: LoadWindow) -> float:
     asked = sum(sample.query_tokens for sample in window.samples)
     return sum(sample.hit_tokens for sample in window.samples) / asked if asked else 0.0

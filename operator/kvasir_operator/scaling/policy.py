@@ -11,7 +11,7 @@ LEAST_HORIZON_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class ScalingPolicy:
     """Fractions 0..1, times in seconds; see spec.autoscaling for what each means."""
 
     min_replicas: int = 1
@@ -27,10 +27,10 @@ class Policy:
     down_period_s: float = 60.0
 
 
-def policy(spec: Autoscaling, cold_starts_s: Iterable[float] = ()) -> Policy:
+def policy(spec: Autoscaling, cold_starts_s: Iterable[float] = ()) -> ScalingPolicy:
     """The policy of a spec. cold_starts_s: from creation to ready, of the replicas that are ready now."""
     horizon = float(spec.backlog_horizon_seconds) or max(LEAST_HORIZON_S, _p90(list(cold_starts_s)) / 2)
-    return Policy(
+    return ScalingPolicy(
         min_replicas=spec.min_replicas,
         max_replicas=spec.max_replicas,
         target_fraction=spec.kv_target_percent / 100,

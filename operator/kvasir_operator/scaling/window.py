@@ -14,7 +14,7 @@ KEPT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ScaledReplica:
     """A replica that takes requests or finishes them. reading: what it said last; fresh: within the last few
     seconds."""
 
@@ -26,7 +26,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class LoadSample:
     """One tick. at: seconds of a steady clock.
 
     Gauges over serving replicas: capacity_tokens (median of one replica), limit_tokens (median KV in use of those at
@@ -56,40 +56,40 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class LoadWindow:
     """Samples from the oldest to the newest, and the counters from which the next differences are taken, by uid."""
 
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[LoadSample, ...] = ()
     counters: Mapping[str, RequestTotals]
 
     @property
-    def last(self) -> Sample | None:
+    def last(self) -> LoadSample | None:
         """The newest sample."""
         return self.samples[-1] if self.samples else None
 
-    def since(self, at: float) -> tuple[Sample, ...]:
+    def since(self, at: float) -> tuple[LoadSample, ...]:
         """Samples taken after that time."""
         return tuple(sample for sample in self.samples if sample.at > at)
 
 
-EMPTY = Window(samples=(), counters={})
+EMPTY = LoadWindow(samples=(), counters={})
 
 
 def extended(
-    window: Window,
-    members: Sequence[Member],
+    window: LoadWindow,
+    members: Sequence[ScaledReplica],
     gateways: Iterable[ServiceDemand],
     *,
     missing_gateways: Sequence[str] = (),
     now: float,
-) -> Window:
+) -> LoadWindow:
     """The window with one more sample and without those older than KEPT_S."""
     heard = [m for m in members if m.reading is not None]
     serving = [m.reading for m in heard if m.serving and m.reading is not None]
     fresh = {m.uid: m.reading.totals for m in heard if m.fresh and m.reading is not None}
     steps = [_difference(window.counters.get(uid), totals) for uid, totals in fresh.items()]
     held = list(gateways)
-    sample = Sample(
+    sample = LoadSample(
         at=now,
         serving=sum(m.serving for m in members),
         capacity_tokens=_median(r.kv.capacity_tokens for r in serving),
@@ -111,7 +111,7 @@ def extended(
     here = {m.uid for m in members}
     counters = {uid: totals for uid, totals in {**window.counters, **fresh}.items() if uid in here}
     kept = tuple(s for s in window.samples if s.at > now - KEPT_S)
-    return Window(samples=(*kept, sample), counters=counters)
+    return LoadWindow(samples=(*kept, sample), counters=counters)
 
 
 def _difference(before: RequestTotals | None, after: RequestTotals) -> RequestTotals:

@@ -6,12 +6,12 @@ from typing import Any, Final
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
-from kvasir_operator.observed.course import Course
-from kvasir_operator.status import speed
-from kvasir_operator.status.coldstart import cold_start
+from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.status import decode_speed
+from kvasir_operator.status.cold_start import cold_start
 from kvasir_operator.status.conditions import conditions
-from kvasir_operator.status.findings import Findings
 from kvasir_operator.status.history import history
+from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.summary import Summary, summary
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ NUMBERS_S: Final = 2.0
 MAX_CLASSES: Final = 8
 
 
-def compose(found: Findings) -> tuple[InferenceServiceStatus, Summary]:
+def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
     """Status to write now, with the summary behind it."""
     answer = summary(found)
     seen = found.seen
@@ -82,13 +82,13 @@ def _settled(part: Json) -> Json:
     return kept
 
 
-def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
-    before, head = found.seen.status.rollout, found.course
+def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
+    before, head = found.seen.status.rollout, found.rollout
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
         accelerator_class=found.accelerator_class,
-        full_classes=list(found.full_classes[-MAX_CLASSES:]),
-        full_for=found.full_for if found.full_classes else "",
+        unavailable_classes=list(found.unavailable_classes[-MAX_CLASSES:]),
+        pod_hash=found.pod_hash if found.unavailable_classes else "",
         updated_replicas=len(found.updated),
         history=history(found.seen, found.revision),
         last_good_revision=_last_good(found, answer),
@@ -107,14 +107,14 @@ def _rollout(found: Findings, answer: Summary) -> RolloutStatus:
     )
 
 
-def _when(found: Findings, head: Course) -> str:
+def _when(found: StatusInputs, head: RolloutTarget) -> str:
     """The time at which the step's replicas were ready: now, or as status has it already."""
     before = found.seen.status.rollout
     same = before.step == head.step and before.current_revision == found.asked and before.step_since
     return before.step_since if same else found.now
 
 
-def _counts(found: Findings) -> ReplicaCounts:
+def _counts(found: StatusInputs) -> ReplicaCounts:
     phases = [r.phase for r in found.seen.replicas]
     return ReplicaCounts(
         starting=phases.count("starting"),
@@ -126,9 +126,9 @@ def _counts(found: Findings) -> ReplicaCounts:
     )
 
 
-def _capacity(found: Findings) -> Capacity:
+def _capacity(found: StatusInputs) -> Capacity:
     """What one replica was measured to hold, as known before while none that is ready speaks; and what was forecast."""
-    measured = _measured(found).model_copy(update=speed.measured(found))
+    measured = _measured(found).model_copy(update=decode_speed.measured(found))
     judged = found.forecast
     if judged is None:
         return measured
@@ -149,7 +149,7 @@ def _capacity(found: Findings) -> Capacity:
     )
 
 
-def _measured(found: Findings) -> Capacity:
+def _measured(found: StatusInputs) -> Capacity:
     readings = [r.reading for r in found.seen.replicas if r.phase == "ready" and r.reading is not None]
     if not readings:
         before = found.seen.status.capacity
@@ -175,7 +175,7 @@ def _counted(value: float) -> int:
     return max(0, min(round(value), MOST))
 
 
-def _last_good(found: Findings, answer: Summary) -> str:
+def _last_good(found: StatusInputs, answer: Summary) -> str:
     if answer.reason == "AllReplicasReady":
         return found.current
     before = found.seen.status.rollout.last_good_revision

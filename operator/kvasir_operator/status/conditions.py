@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 from kvasir_api import names
 from kvasir_api.status import Condition
-from kvasir_operator.status import speed
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status import decode_speed
+from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
 
 
-def conditions(found: Findings, answer: Summary) -> list[Condition]:
+def conditions(found: StatusInputs, answer: Summary) -> list[Condition]:
     """All conditions, Ready first."""
     ready = answer.mode == "ready"
     made = [_condition(found, names.CONDITION_READY, answer.reason, answer.message, true=ready)]
@@ -26,7 +26,7 @@ def conditions(found: Findings, answer: Summary) -> list[Condition]:
     return made
 
 
-def _faults(found: Findings) -> Iterable[tuple[str, str, str]]:
+def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
     """Type, reason and message of each fault that is there now."""
     if found.fault_reason == "NameConflict":
         yield names.CONDITION_NAME_CONFLICT, "NameConflict", found.fault_message
@@ -43,7 +43,7 @@ def _faults(found: Findings) -> Iterable[tuple[str, str, str]]:
         yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(found.missing)}"
 
 
-def _at_max(found: Findings) -> int:
+def _at_max(found: StatusInputs) -> int:
     """maxReplicas while it keeps replicas from being added; 0 otherwise.
 
     Once said it holds until less than the maximum would do, or a load at the edge would write with every reading.
@@ -55,7 +55,7 @@ def _at_max(found: Findings) -> int:
     return rules.max_replicas if now.raw_replicas > rules.max_replicas - said else 0
 
 
-def _worse(found: Findings) -> list[tuple[str, str]]:
+def _worse(found: StatusInputs) -> list[tuple[str, str]]:
     """Reasons and messages for which a service that serves does so worse than it should, the gravest first."""
     serving = found.serving
     failed = found.first("failed")
@@ -63,7 +63,7 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
     if failed and serving:
         reason = "DeviceFailed" if failed.device_fault else "ReplicasFailing"
         worse.append((reason, f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
-    lost = [f"{r.name} on node {r.node} is set aside with its device: {r.last_words}" for r in found.seen.aside]
+    lost = [f"{r.name} on node {r.node} is quarantined with its device: {r.last_words}" for r in found.seen.quarantined]
     lost += [f"{r.name}: {r.unhealthy_words}" for r in serving if r.unhealthy]
     worse += [("DeviceFailed", words) for words in lost]
     locked = [r for r in serving if r.reading is not None and r.reading.locked]
@@ -74,12 +74,12 @@ def _worse(found: Findings) -> list[tuple[str, str]]:
     if slow and (said := slow[0].reading):
         message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"
         worse.append(("SlowerKernels", f"{message}, as {said.fallback}"))
-    if slowed := speed.slow(found):
-        worse.append(("SlowDecode", speed.message(found, slowed, len(serving))))
+    if slowed := decode_speed.slow(found):
+        worse.append(("SlowDecode", decode_speed.message(found, slowed, len(serving))))
     return worse
 
 
-def _condition(found: Findings, kind: str, reason: str, message: str, *, true: bool = True) -> Condition:
+def _condition(found: StatusInputs, kind: str, reason: str, message: str, *, true: bool = True) -> Condition:
     status = "True" if true else "False"
     before = next((c for c in found.seen.status.conditions if c.type == kind), None)
     unchanged = before is not None and before.status == status

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kvasir_api.status import MOST, RevisionStatus
-from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.observed.service import Observed, Revision
 
 MOST_REVISIONS: Final = 8
 MOST_WORDS: Final = 512

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvasir_api import names
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 
 Mode = Literal["ready", "reconciling", "stalled"]
@@ -21,29 +21,29 @@ class Summary:
     message: str
 
 
-def summary(found: Findings) -> Summary:
+def summary(found: StatusInputs) -> Summary:
     """What the service is now."""
     return next(answer for check in CHECKS if (answer := check(found)) is not None)
 
 
-def _fault(found: Findings) -> Summary | None:
+def _fault(found: StatusInputs) -> Summary | None:
     if not found.fault_reason:
         return None
     return Summary(mode="stalled", reason=found.fault_reason, message=found.fault_message)
 
 
-def _waiting(found: Findings) -> Summary | None:
+def _waiting(found: StatusInputs) -> Summary | None:
     return _reconciling("InspectingModel", found.waiting) if found.waiting else None
 
 
-def _blocked(found: Findings) -> Summary | None:
+def _blocked(found: StatusInputs) -> Summary | None:
     if not found.blocked:
         return None
     what = ", ".join(found.blocked)
     return _reconciling("Progressing", f"{what} exists and does not belong to this service; waiting until it is gone")
 
 
-def _trouble(found: Findings) -> Summary | None:
+def _trouble(found: StatusInputs) -> Summary | None:
     if not found.trouble:
         return None
     if found.trouble_reason:
@@ -51,29 +51,29 @@ def _trouble(found: Findings) -> Summary | None:
     return _reconciling("Progressing", found.trouble)
 
 
-def _rolled_back(found: Findings) -> Summary | None:
-    if found.course is None or not found.course.rolled_back:
+def _rolled_back(found: StatusInputs) -> Summary | None:
+    if found.rollout is None or not found.rollout.rolled_back:
         return None
-    head = found.course
-    message = f"revision {head.rolled_back} was given up for {head.target}: {head.why}"
+    head = found.rollout
+    message = f"revision {head.rolled_back} was given up for {head.revision}: {head.why}"
     return Summary(mode="stalled", reason="RolledBack", message=message)
 
 
-def _held(found: Findings) -> Summary | None:
-    if found.course is None or found.course.phase not in HELD:
+def _held(found: StatusInputs) -> Summary | None:
+    if found.rollout is None or found.rollout.phase not in HELD:
         return None
-    head = found.course
+    head = found.rollout
     how_far = f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}"
     return _reconciling(HELD[head.phase], f"{how_far}; {head.why}")
 
 
-def _zero(found: Findings) -> Summary | None:
+def _zero(found: StatusInputs) -> Summary | None:
     if found.wanted:
         return None
     return Summary(mode="ready", reason="ScaledToZero", message="no replica is asked for")
 
 
-def _refused(found: Findings) -> Summary | None:
+def _refused(found: StatusInputs) -> Summary | None:
     refusal = next((r.refusal for r in found.updated if r.refusal), "")
     if not refusal or found.updated_ready:
         return None
@@ -81,7 +81,7 @@ def _refused(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason=reason, message=refusal)
 
 
-def _locked(found: Findings) -> Summary | None:
+def _locked(found: StatusInputs) -> Summary | None:
     """Replicas that wait for the first key of clients."""
     waits = next((r for r in found.updated if r.phase != "ready" and r.reading is not None and r.reading.locked), None)
     if waits is None or waits.reading is None or found.updated_ready:
@@ -90,7 +90,7 @@ def _locked(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason="KeysMissing", message=message)
 
 
-def _all_ready(found: Findings) -> Summary | None:
+def _all_ready(found: StatusInputs) -> Summary | None:
     if found.updated_ready < found.wanted or found.outdated:
         return None
     return Summary(
@@ -98,7 +98,7 @@ def _all_ready(found: Findings) -> Summary | None:
     )
 
 
-def _out_of_memory(found: Findings) -> Summary | None:
+def _out_of_memory(found: StatusInputs) -> Summary | None:
     """No start of a replica got by with its memory, often enough to be no accident."""
     victim = next((r for r in found.updated if r.out_of_memory and r.restarts >= OUT_OF_MEMORY_TIMES), None)
     if victim is None or found.updated_ready:
@@ -108,7 +108,7 @@ def _out_of_memory(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason="OutOfMemory", message=message)
 
 
-def _overdue(found: Findings) -> Summary | None:
+def _overdue(found: StatusInputs) -> Summary | None:
     if not found.overdue:
         return None
     deadline = found.seen.spec.rollout.progress_deadline_seconds
@@ -116,7 +116,7 @@ def _overdue(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason="ProgressDeadlineExceeded", message=message)
 
 
-def _refused_pods(found: Findings) -> Summary | None:
+def _refused_pods(found: StatusInputs) -> Summary | None:
     """Pods that the cluster does not let the workload have, and will not until somebody changes something."""
     reason = refusal(found.refused_pods)
     if not reason or found.updated_ready >= found.minimum:
@@ -125,7 +125,7 @@ def _refused_pods(found: Findings) -> Summary | None:
     return Summary(mode="stalled", reason=reason, message=message)
 
 
-def _rolling_out(found: Findings) -> Summary | None:
+def _rolling_out(found: StatusInputs) -> Summary | None:
     if not found.outdated:
         return None
     return _reconciling(
@@ -135,25 +135,25 @@ def _rolling_out(found: Findings) -> Summary | None:
     )
 
 
-def _way(found: Findings) -> str:
+def _way(found: StatusInputs) -> str:
     """Why the rollout does not go as the spec says, if it does not."""
-    return f"; {found.course.why}" if found.course is not None and found.course.why else ""
+    return f"; {found.rollout.why}" if found.rollout is not None and found.rollout.why else ""
 
 
-def _obstacle(found: Findings) -> str:
+def _obstacle(found: StatusInputs) -> str:
     """What keeps a replica of the current revision from getting ready, if that is known."""
     stuck = next((r for r in found.updated if r.phase in ("failed", "unschedulable")), None)
     return f"; {stuck.name}: {stuck.last_words}" if stuck else ""
 
 
-def _minimum(found: Findings) -> Summary | None:
+def _minimum(found: StatusInputs) -> Summary | None:
     if found.updated_ready < found.minimum:
         return None
     message = f"{found.updated_ready} of {_replicas(found.wanted)} ready, the others are on their way"
     return Summary(mode="ready", reason="MinimumAvailable", message=message)
 
 
-def _why_not_ready(found: Findings) -> Summary:
+def _why_not_ready(found: StatusInputs) -> Summary:
     """Why too few replicas are ready, without saying how long that has lasted."""
     how_many = f"{found.updated_ready} of {_replicas(found.wanted)} ready"
     if failed := found.first("failed"):
@@ -176,7 +176,7 @@ REFUSALS: Final = {names.TOO_SMALL: "TooSmall", names.KEYS_MISSING: "KeysMissing
 """What a refusal that is not for the model's sake starts with."""
 HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "RolloutPaused"}
 
-CHECKS: Final[tuple[Callable[[Findings], Summary | None], ...]] = (
+CHECKS: Final[tuple[Callable[[StatusInputs], Summary | None], ...]] = (
     _fault,
     _waiting,
     _blocked,

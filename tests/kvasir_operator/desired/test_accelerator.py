@@ -6,16 +6,16 @@ from fakes.manifests import service
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.service import Accelerator
 from kvasir_operator.desired.accelerator import choose
-from kvasir_operator.desired.faults import fault
 from kvasir_operator.desired.revision import inputs, revision_id
 from kvasir_operator.desired.template import template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.desired.validation import violation
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 L4 = {"memory": "24Gi", "pricePerHour": 80}
 H100 = {"memory": "80Gi", "pricePerHour": 400}
 H100_SPOT = {"memory": "80Gi", "pricePerHour": 120, "spot": True}
-SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1")
+SETTINGS = OperatorSettings(runtime_image="gpu:1", runtime_image_cpu="cpu:1")
 
 
 def known(**classes):
@@ -100,5 +100,5 @@ def test_what_shapes_no_pod_makes_no_revision():
     ],
 )
 def test_a_class_that_cannot_be_had_is_a_fault_of_its_field(fields, message):
-    found = fault(seen({}, **fields), SETTINGS)
+    found = violation(seen({}, **fields), SETTINGS)
     assert (found is None) if message is None else found.message.startswith(message)

@@ -9,14 +9,14 @@ from kvasir_api import names
 from kvasir_api.served_names import NameClaim
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
-from kvasir_operator.desired.faults import fault
 from kvasir_operator.desired.revision import inputs, revision_id, surplus
-from kvasir_operator.desired.source import allowed, source
+from kvasir_operator.desired.source import allowed, model_source
 from kvasir_operator.desired.template import cores, template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Revision, observed
+from kvasir_operator.desired.validation import violation
+from kvasir_operator.observed.service import Revision, observed
+from kvasir_operator.observed.settings import OperatorSettings
 
-SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv/models",))
+SETTINGS = OperatorSettings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv/models",))
 
 
 def seen(obj=None, **fields):
@@ -37,7 +37,7 @@ def container(obj):
     ],
 )
 def test_source_names_volume_and_path(uri, kind, volume, path):
-    where = source(uri)
+    where = model_source(uri)
     assert (where.kind, where.volume, where.path) == (kind, volume, path)
 
 
@@ -79,7 +79,7 @@ def test_only_directories_below_a_root_are_allowed(directory, roots, answer):
     ],
 )
 def test_what_cannot_be_honoured_names_the_field(obj, fields, message):
-    found = fault(seen(obj, **fields), SETTINGS)
+    found = violation(seen(obj, **fields), SETTINGS)
     assert (found and found.message) == message
 
 
@@ -224,7 +224,7 @@ def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
     budget, policy = made["PodDisruptionBudget"], made["NetworkPolicy"]
     assert budget["maxUnavailable"] == 1
     assert budget["selector"]["matchLabels"].items() <= labels.items()
-    # Pods that were set aside are guarded too, and no replicas.
+    # Pods that were quarantined are guarded too, and no replicas.
     assert policy["podSelector"]["matchLabels"].items() < budget["selector"]["matchLabels"].items()
     clients, control = policy["ingress"]
     assert [p["port"] for p in clients["ports"]] == [names.PORT_HTTP]
@@ -241,7 +241,7 @@ def pods(**spec):
 
 def test_an_alias_that_is_served_by_another_is_a_conflict():
     held = NameClaim(served_name="small", namespace="other", name="first", created="")
-    found = fault(seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS)
+    found = violation(seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS)
     assert found.reason == "NameConflict"
     assert found.message == "spec.model.aliases: small is served by the older InferenceService other/first"
 

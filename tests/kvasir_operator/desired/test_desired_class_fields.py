@@ -10,12 +10,12 @@ from fakes.models import words
 from kvasir_api import crd
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import choice, forecast, speed
-from kvasir_operator.desired.inspection import look
+from kvasir_operator.desired.inspection import inspection_plan
 from kvasir_operator.desired.template import template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
-SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
+SETTINGS = OperatorSettings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
 OTHER = {"metadata": {"name": "other"}, "spec": {"memory": "80Gi", "pricePerHour": 5}}
 
 
@@ -45,7 +45,7 @@ def effects(path: str, value: Any) -> tuple[Any, ...]:
     seen = observed(
         obj | {"status": {"model": status}}, revisions=(), deployments=(), replicas=(), svc=None, classes=classes
     )
-    looked = look(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now")
+    looked = inspection_plan(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now")
     return template(seen, "rev", SETTINGS), choice(seen).name, forecast(seen), speed(seen)[1], looked
 
 

@@ -15,18 +15,18 @@ from fakes.fields import CASES, with_value
 from fakes.manifests import service
 from kvasir_api import crd, names
 from kvasir_api.state import RuntimeState, ServedTotals
-from kvasir_operator.desired.inspection import look
+from kvasir_operator.desired.inspection import inspection_plan
 from kvasir_operator.desired.template import template
 from kvasir_operator.observed.replica import Replica, epoch
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
-from kvasir_operator.rollout.course import course
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
+from kvasir_operator.rollout.target import rollout_target
 from kvasir_operator.scaling.policy import policy
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.progress import Progress, overdue
 
-SETTINGS = Settings(
+SETTINGS = OperatorSettings(
     runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",), otlp_traces_endpoint="http://collector:4318"
 )
 CLASSES = [
@@ -81,8 +81,8 @@ def _rollout(spec: dict[str, Any], *, new: list[dict[str, Any]], step: int) -> A
     seen = observed(
         obj, revisions=[_revision("old", 1), _revision("new", 2)], deployments=workloads, replicas=pods, svc=None
     )
-    head = course(seen, current="new", wanted=4, now=epoch("2026-01-01T00:00:30Z") or 0.0)
-    return head, plan(seen, course=head, wanted=4, now=0.0)
+    head = rollout_target(seen, current="new", wanted=4, now=epoch("2026-01-01T00:00:30Z") or 0.0)
+    return head, plan(seen, target=head, wanted=4, now=0.0)
 
 
 def _owned(revision: str) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
     assert seen.spec.autoscaling is not None
     return (
         template(seen, "rev", SETTINGS),
-        look(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now"),
+        inspection_plan(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now"),
         policy(seen.spec.autoscaling),
         *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
-        overdue(waited, Findings(seen=seen, now="2026-01-01T00:00:00Z"), 100.0),
+        overdue(waited, StatusInputs(seen=seen, now="2026-01-01T00:00:00Z"), 100.0),
     )
 
 

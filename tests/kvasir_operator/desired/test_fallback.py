@@ -7,12 +7,12 @@ from kvasir_operator.desired import fallback
 from kvasir_operator.desired.accelerator import choice
 from kvasir_operator.desired.revision import inputs, revision_id
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
 
 NOW = 10_000.0
 
 
-def world(*replicas, full=(), full_for=None, classes=("h100", "a100", "l4"), shapes=None, **fields):
+def world(*replicas, full=(), pod_hash=None, classes=("h100", "a100", "l4"), shapes=None, **fields):
     """A service that prefers h100 to a100 to l4; each class has a pod of its own unless shapes says otherwise."""
     accelerator = {"count": 1, "classes": list(classes), **fields}
     obj = service(resources={"accelerator": accelerator})
@@ -24,7 +24,7 @@ def world(*replicas, full=(), full_for=None, classes=("h100", "a100", "l4"), sha
         for n in ("h100", "a100", "l4")
     ]
     made = observed(obj, revisions=(), deployments=(), replicas=replicas, svc=None, classes=found)
-    said = {"fullClasses": list(full), "fullFor": fallback.asked(made) if full_for is None else full_for}
+    said = {"unavailableClasses": list(full), "podHash": fallback.asked(made) if pod_hash is None else pod_hash}
     obj = obj | {"status": {"rollout": said}}
     return observed(obj, revisions=(), deployments=(), replicas=replicas, svc=None, classes=found)
 
@@ -63,7 +63,7 @@ def passed(seen):
         # it holds while nothing changes, and no longer when the spec asks for other pods
         (world(full=("h100",)), ("h100",)),
         (world(Replica(name="q", revision="r", phase="ready"), full=("h100",)), ("h100",)),
-        (world(full=("h100",), full_for="other"), ()),
+        (world(full=("h100",), pod_hash="other"), ()),
     ],
 )
 def test_a_class_is_passed_over_when_it_gave_no_pod_a_node(seen, full):

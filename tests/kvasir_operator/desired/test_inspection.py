@@ -9,13 +9,13 @@ from fakes.models import words
 from kvasir_api import names
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import choice, forecast, forecasts
-from kvasir_operator.desired.faults import fault
-from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, UNPLACED_S, look, pod_name
+from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, UNPLACED_S, inspection_plan, pod_name
+from kvasir_operator.desired.validation import violation
 from kvasir_operator.observed.inspection import Inspection
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
-SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
+SETTINGS = OperatorSettings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
 CLASSES = [
     {
         "metadata": {"name": name},
@@ -52,7 +52,7 @@ def world(*, model=None, pods=(), bound=True, uri=URI, inspect="Auto", serving="
 
 
 def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
-    return look(seen, SETTINGS, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+    return inspection_plan(seen, SETTINGS, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
 
 
 def pod(**fields):
@@ -152,7 +152,7 @@ def test_what_is_not_known_holds_nothing_up(seen, waited_s, message):
     assert found.waiting == ""
     assert message in found.found.message
     after = replace(seen, model=found.found)
-    assert fault(after, SETTINGS) is None
+    assert violation(after, SETTINGS) is None
     assert forecast(after).verdict == "Unknown"
     assert message in forecast(after).message
 
@@ -170,7 +170,7 @@ def test_pods_that_leave_are_waited_for():
 
 def test_what_is_too_small_is_refused_with_numbers_and_looked_at_again_later():
     seen = world(model=READ, resources=gpu(classes=["t4"]))
-    broken = fault(seen, SETTINGS)
+    broken = violation(seen, SETTINGS)
     assert broken.reason == "TooSmall"
     assert broken.message == (
         "spec.resources.accelerator.classes: t4 is too small: weights 14.96 GiB + activations 0.00 GiB + KV cache of "
@@ -185,7 +185,7 @@ def test_what_is_too_small_is_refused_with_numbers_and_looked_at_again_later():
 
 
 def test_a_service_of_its_own_will_is_not_refused():
-    assert fault(world(model=READ, inspect="Never", resources=gpu(classes=["t4"])), SETTINGS) is None
+    assert violation(world(model=READ, inspect="Never", resources=gpu(classes=["t4"])), SETTINGS) is None
 
 
 @pytest.mark.parametrize(
@@ -216,6 +216,6 @@ def test_without_a_class_nobody_knows_the_memory():
 
 def test_on_a_processor_the_memory_is_what_was_asked_for():
     small = world(model=READ, inspect="Always", resources={"memory": "16Gi"})
-    assert fault(small, SETTINGS).reason == "TooSmall"
-    assert fault(small, SETTINGS).message.startswith("spec.resources.memory: weights 29.92 GiB")
-    assert fault(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS) is None
+    assert violation(small, SETTINGS).reason == "TooSmall"
+    assert violation(small, SETTINGS).message.startswith("spec.resources.memory: weights 29.92 GiB")
+    assert violation(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS) is None

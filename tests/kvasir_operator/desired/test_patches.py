@@ -9,13 +9,13 @@ from fakes.manifests import service
 from kvasir_api import names
 from kvasir_api.accelerator import PodPatch
 from kvasir_operator.desired.current import current_revision
-from kvasir_operator.desired.faults import fault
 from kvasir_operator.desired.patches import MAX_VALUE, patched
 from kvasir_operator.desired.template import template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed, observed
+from kvasir_operator.desired.validation import violation
+from kvasir_operator.observed.service import Observed, observed
+from kvasir_operator.observed.settings import OperatorSettings
 
-SETTINGS = Settings(runtime_image="gpu:1")
+SETTINGS = OperatorSettings(runtime_image="gpu:1")
 RUNTIME = "/spec/containers/0"
 Patch = dict[str, Any]
 
@@ -36,7 +36,7 @@ def made(*patches: Patch, **spec: Any) -> Any:
 
 
 def said(*patches: Patch) -> str:
-    found = fault(seen(*patches), SETTINGS)
+    found = violation(seen(*patches), SETTINGS)
     assert found is None or found.reason == "BadPatch"
     return found.message if found else ""
 

@@ -5,8 +5,8 @@ import pytest
 from fakes.manifests import service
 from kvasir_operator.desired.probes import model_bytes, startup_s
 from kvasir_operator.desired.template import template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 GB = 10**9
 H100 = [{"metadata": {"name": "h100"}, "spec": {"memory": "80G"}}]
@@ -38,14 +38,14 @@ def test_what_is_not_forecast_is_bounded_by_the_memory_that_holds_it(found, size
 
 @pytest.mark.parametrize(("timeout_s", "grace_s"), [(0, 30), (45, 75), (600, 630), (86_400, 86_430)])
 def test_one_field_rules_the_end_of_a_pod(timeout_s, grace_s):
-    spec = template(seen(drain={"timeoutSeconds": timeout_s}), "rev", Settings())["spec"]
+    spec = template(seen(drain={"timeoutSeconds": timeout_s}), "rev", OperatorSettings())["spec"]
     args = spec["containers"][0]["args"]
     assert spec["terminationGracePeriodSeconds"] == grace_s
     assert args[args.index("--drain-timeout") + 1] == str(timeout_s)
 
 
 def test_the_probes_of_a_pod():
-    container = template(seen(resources={"memory": "8G"}), "rev", Settings())["spec"]["containers"][0]
+    container = template(seen(resources={"memory": "8G"}), "rev", OperatorSettings())["spec"]["containers"][0]
     found = {
         name: (
             container[name]["httpGet"]["path"],

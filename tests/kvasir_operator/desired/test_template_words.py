@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from fakes.manifests import service
 from fakes.random_specs import FIELDS, ODD, SPEC, changed, changes
 from kvasir_api.options import ServeOptions
-from kvasir_operator.desired.inspection import look
+from kvasir_operator.desired.inspection import inspection_plan
 from kvasir_operator.desired.template import template
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = Settings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
+SETTINGS = OperatorSettings(runtime_image="gpu:1", runtime_image_cpu="cpu:1", model_dirs=("/srv",))
 BASIC = {"model": {"uri": "pvc://models/a"}}
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash"}
 
@@ -45,7 +45,7 @@ def test_whatever_a_spec_says_stays_one_argument(fields, uri):
 
 def test_the_pod_that_looks_at_a_model_starts_no_shell_either():
     found = seen({"model": {"uri": "file:///srv/a;$(id)", "inspect": "Always"}})
-    asked = look(found, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z").create
+    asked = inspection_plan(found, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z").create
     assert asked is not None
     (container,) = asked["spec"]["containers"]
     assert not any("$(" in argument for argument in container["args"])

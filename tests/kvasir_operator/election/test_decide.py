@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, Record, decide, valid
+from kvasir_operator.election.decide import LEASE_S, RENEW_DEADLINE_S, LeaseRecord, decide, valid
 
 
-def record(holder: str, duration_s: float = LEASE_S) -> Record:
-    return Record(holder=holder, duration_s=duration_s, transitions=3, version="7")
+def record(holder: str, duration_s: float = LEASE_S) -> LeaseRecord:
+    return LeaseRecord(holder=holder, duration_s=duration_s, transitions=3, version="7")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def record(holder: str, duration_s: float = LEASE_S) -> Record:
         (record("other", duration_s=60), LEASE_S, "wait"),
     ],
 )
-def test_decide(lease: Record | None, unchanged_s: float, verb: str) -> None:
+def test_decide(lease: LeaseRecord | None, unchanged_s: float, verb: str) -> None:
     found = decide(lease, me="me", unchanged_s=unchanged_s)
     assert found.verb == verb
     assert found.why

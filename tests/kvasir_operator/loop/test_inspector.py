@@ -10,7 +10,7 @@ from fakes.readings import FakeReader
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import ACCELERATOR_CLASS, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE, POD
 from kvasir_operator.loop.operator import Operator
-from kvasir_operator.observed.settings import Settings
+from kvasir_operator.observed.settings import OperatorSettings
 
 KEY = ("default", "tiny")
 
@@ -26,7 +26,7 @@ class Bench:
         return Operator(
             self.cluster,
             FakeReader(),
-            settings=Settings(),
+            settings=OperatorSettings(),
             namespace="",
             interval_s=2.0,
             instance="test",

@@ -11,7 +11,7 @@ from fakes.clock import FakeClock
 from fakes.cluster import FakeCluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import LEASE, SERVICE
-from kvasir_operator.loop.leader import Fenced, Leader, LeaseLostError
+from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 
 NAMES = ("a", "b", "c")
 WHERE = ("kvasir-system", "kvasir-operator")
@@ -121,7 +121,7 @@ async def test_a_process_that_stood_still_writes_nothing() -> None:
     clock, cluster = FakeClock(), FakeCluster()
     leader = candidate(cluster, clock, "first")
     await leader.attempt()
-    fenced = Fenced(cluster, leader)
+    fenced = FencedCluster(cluster, leader)
     obj = {"metadata": {"namespace": "default", "name": "web"}}
     await fenced.apply(SERVICE, obj, manager="m")
     before = list(cluster.writes)

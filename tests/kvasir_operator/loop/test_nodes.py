@@ -7,9 +7,9 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import service
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import NODE
-from kvasir_operator.loop.nodes import FORBIDDEN_S, KNOWN_S, Nodes
+from kvasir_operator.loop.nodes import FORBIDDEN_S, KNOWN_S, NodeReader
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
+from kvasir_operator.observed.service import observed
 
 
 def seen(*replicas):
@@ -22,7 +22,7 @@ TWO = seen(Replica(name="a", node="good"), Replica(name="b", node="bad"))
 class Bench:
     def __init__(self):
         self.cluster, self.clock = FakeCluster(), FakeClock()
-        self.nodes = Nodes(self.cluster, clock=self.clock)
+        self.nodes = NodeReader(self.cluster, clock=self.clock)
 
     async def put(self, name, **spec):
         await self.cluster.put(NODE, {"metadata": {"name": name, "labels": {}}, "spec": spec})

@@ -23,7 +23,7 @@ from kvasir_kube.kinds import (
     POD,
     SERVICE,
 )
-from kvasir_operator.loop.announcer import STALLED_EVENTS
+from kvasir_operator.loop.event_emitter import STALLED_EVENTS
 from kvasir_operator.loop.resync import WATCHED
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST
 
@@ -167,7 +167,7 @@ async def test_counters_are_written_rarely_and_decisions_at_once(bench):
     for _ in range(6):
         await bench.turn()
     assert ("apply", "deployments") in bench.writes()
-    assert bench.status()["autoscaling"]["decisions"][0]["law"] == "kv"
+    assert bench.status()["autoscaling"]["decisions"][0]["signal"] == "kv"
 
 
 async def test_a_window_that_passes_is_no_news_where_none_may_leave(bench):
@@ -271,7 +271,7 @@ async def test_deleted_service_is_forgotten(bench):
     assert b'service="tiny"' not in bench.operator.telemetry.text()
     # The watches owe what only lists have told, until they begin again; a dirty name is forgotten at its turn.
     bench.operator.resync.began()
-    assert [word for word in words(bench.operator, bench.cluster, bench.operator.dirty) if "tiny" in word] == []
+    assert [word for word in words(bench.operator, bench.cluster, bench.operator.workqueue) if "tiny" in word] == []
 
 
 def words(root, *others):
@@ -299,7 +299,7 @@ async def test_metrics_show_wanted_and_ready(bench):
     assert 'kvasir_operator_writes_total{kind="Deployment"} 1.0' in text
 
 
-async def test_a_watch_that_owes_something_is_deaf(bench):
+async def test_a_watch_that_owes_something_is_stale(bench):
     await bench.put_service()
     await bench.operator.resync.once()
     assert bench.operator.live() == ""
@@ -310,7 +310,7 @@ async def test_a_watch_that_owes_something_is_deaf(bench):
     assert bench.operator.live() == ""  # the watches are started again first
     bench.clock.advance(120)
     await bench.operator.scaler.tick()
-    assert bench.operator.live() == "a watch has gone deaf: it owes inferenceservices default/tiny"
+    assert bench.operator.live() == "stale watch: it has not delivered inferenceservices default/tiny"
     bench.operator.resync.told(INFERENCE_SERVICE, bench.cluster.stored(INFERENCE_SERVICE, *KEY))
     assert bench.operator.live() == ""
 

@@ -44,7 +44,7 @@ class LoopBench(Bench):
     def watch(self):
         """Watches begin, and tell of everything as a list."""
         self.operator.resync.began()
-        hear = into(self.operator.store, self.operator.dirty, self.operator.resync)
+        hear = into(self.operator.store, self.operator.workqueue, self.operator.resync)
         for kind, _ in WATCHED:
             for obj in self.cluster.objects.get(kind.plural, {}).values():
                 hear(kind, "", obj)
@@ -122,7 +122,7 @@ def test_what_was_asked_meanwhile_is_done_once_afterwards():
             bench.cluster.away = True
             stored = bench.cluster.objects[INFERENCE_SERVICE.plural][KEY]
             await bench.cluster.put(INFERENCE_SERVICE, {**stored, "spec": {**stored["spec"], "replicas": 3}})
-            bench.operator.dirty.mark(KEY)
+            bench.operator.workqueue.mark(KEY)
             await absent(bench)
             asked = await returned(bench)
             assert bench.replicas() == [3]

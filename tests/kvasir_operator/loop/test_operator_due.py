@@ -37,7 +37,7 @@ async def due(bench):
         found.append(name)
 
     bench.clock.advance(0.1)
-    working = asyncio.create_task(bench.operator.dirty.run(note))
+    working = asyncio.create_task(bench.operator.workqueue.run(note))
     for _ in range(5):
         await asyncio.sleep(0)
     working.cancel()

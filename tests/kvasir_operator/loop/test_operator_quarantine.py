@@ -1,4 +1,4 @@
-"""A device fails under the whole operator: its pod is set aside, comes back or goes, and all of it is told."""
+"""A device fails under the whole operator: its pod is quarantined, comes back or goes, and all of it is told."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from fakes.manifests import UNSCHEDULABLE, pod, terminated
 from fakes.operator_bench import Bench
 from kvasir_api import names
 from kvasir_kube.kinds import POD
-from kvasir_operator.rollout.aside import ASIDE_S, NO_ROOM_S
+from kvasir_operator.rollout.quarantine import NO_ROOM_S, QUARANTINE_S
 
 WORDS = "DeviceFault: Xid 79 (the GPU has fallen off the bus): CUDA error: unknown error"
 
@@ -47,14 +47,14 @@ async def bench():
     return made
 
 
-async def test_it_is_set_aside_with_its_device_and_told(bench):
+async def test_it_is_quarantined_with_its_device_and_told(bench):
     await bench.turn()
-    assert bench.role("p0") == names.ROLE_ASIDE
+    assert bench.role("p0") == names.ROLE_QUARANTINE
     (owner,) = bench.stored("p0")["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["controller"]) == (names.KIND, False)
     assert bench.events("DeviceFailed") == [f"p0: on node node: {WORDS}"]
     await bench.turn()
-    assert bench.degraded() == f"p0 on node node is set aside with its device: {WORDS}"
+    assert bench.degraded() == f"p0 on node node is quarantined with its device: {WORDS}"
     assert (bench.status()["replicas"], bench.status()["readyReplicas"]) == (1, 1)
     await bench.put_pod("p2", ready=True)  # what the workload made in its place
     await bench.turn()
@@ -69,11 +69,11 @@ async def test_it_is_set_aside_with_its_device_and_told(bench):
 async def test_its_time_ends(bench):
     await bench.turn()
     await bench.put_pod("p2", ready=True)
-    await bench.turn(ASIDE_S - 10)
-    assert bench.role("p0") == names.ROLE_ASIDE
+    await bench.turn(QUARANTINE_S - 10)
+    assert bench.role("p0") == names.ROLE_QUARANTINE
     await bench.turn(20)
     assert ("default", "p0") not in bench.cluster.objects[POD.plural]
-    assert bench.events("AsideEnded") == [f"p0: its {ASIDE_S:g} s are over"]
+    assert bench.events("QuarantinedPodDeleted") == [f"p0: its {QUARANTINE_S:g} s are over"]
     await bench.turn()
     assert bench.degraded() == ""
 
@@ -87,7 +87,7 @@ async def test_a_service_whose_only_place_it_is_gets_it_back_once(bench):
     await bench.turn(NO_ROOM_S)
     assert bench.role("p0") == names.ROLE_SERVE
     assert not bench.stored("p0")["metadata"].get("ownerReferences")
-    assert bench.events("BroughtBack") == ["p0: there is no room for another replica"]
+    assert bench.events("QuarantinedPodRestored") == ["p0: there is no room for another replica"]
     await bench.cluster.delete(POD, "default", "p2")  # by its workload, which has one too many
     for _ in range(5):
         await bench.turn(60)
@@ -95,7 +95,7 @@ async def test_a_service_whose_only_place_it_is_gets_it_back_once(bench):
     assert len(bench.events("DeviceFailed")) == 1
 
 
-async def test_an_operator_that_starts_anew_knows_what_is_aside(bench):
+async def test_an_operator_that_starts_anew_knows_what_is_quarantined(bench):
     await bench.turn()
     await bench.put_pod("p2", ready=True)
     await bench.turn()

@@ -12,14 +12,14 @@ from fakes.readings import FakeReader
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
 from kvasir_operator.diff import Write
-from kvasir_operator.loop.dirty import Dirty
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed, parsed_spec, parsed_status
-from kvasir_operator.rollout.leaving import Step
+from kvasir_operator.observed.service import observed, parsed_spec, parsed_status
+from kvasir_operator.rollout.drain import PodAction
 
 OLD = Replica(name="p0", uid="uid-of-before", phase="ready", ip="10.0.0.1", drain_since=1.0)
 
@@ -32,7 +32,7 @@ def server():
 def writer(server):
     clock = FakeClock()
     recorder = Recorder(server, instance="test", clock=clock)
-    return Writer(server, Store(), FakeReader(), recorder, Telemetry(), dirty=Dirty(clock.steady), clock=clock)
+    return Writer(server, Store(), FakeReader(), recorder, Telemetry(), workqueue=Workqueue(clock.steady), clock=clock)
 
 
 def seen():
@@ -42,7 +42,7 @@ def seen():
 async def test_a_pod_that_was_made_again_under_its_name_is_not_deleted(server):
     await server.put(POD, pod("p0"))
     with suppress(KubeError):
-        await writer(server).step(seen(), service(), Step(verb="cut", replica=OLD, why="it had its time"))
+        await writer(server).act(seen(), service(), PodAction(verb="cut", replica=OLD, why="it had its time"))
     assert server.stored(POD, "default", "p0")["metadata"]["uid"] == "uid-p0"
 
 
@@ -64,7 +64,7 @@ async def test_marks_of_a_pod_carry_its_uid(server, verb):
             sent.append(patch["metadata"]["uid"])
             return patch
 
-    await writer(Listening()).step(seen(), service(), Step(verb=verb, replica=OLD, why="so"))
+    await writer(Listening()).act(seen(), service(), PodAction(verb=verb, replica=OLD, why="so"))
     assert sent == ["uid-of-before"]
 
 

@@ -9,9 +9,9 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import pod
 from kvasir_kube.kinds import POD
 from kvasir_operator import handlers
-from kvasir_operator.loop.dirty import Dirty
-from kvasir_operator.loop.resync import DEAF_S, Resync
+from kvasir_operator.loop.resync import STALE_WATCH_S, Resync
 from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.workqueue import Workqueue
 
 P0 = ("default", "p0")
 
@@ -19,9 +19,9 @@ P0 = ("default", "p0")
 class Bench:
     def __init__(self, cluster=None):
         self.cluster, self.clock, self.store = cluster or FakeCluster(), FakeClock(), Store()
-        self.dirty = Dirty(self.clock.steady)
-        self.resync = Resync(self.cluster, self.store, self.dirty, clock=self.clock, after_s=0.01)
-        self.tell = handlers.into(self.store, self.dirty, self.resync)
+        self.workqueue = Workqueue(self.clock.steady)
+        self.resync = Resync(self.cluster, self.store, self.workqueue, clock=self.clock, after_s=0.01)
+        self.tell = handlers.into(self.store, self.workqueue, self.resync)
 
 
 async def test_a_list_that_was_on_its_way_brings_nothing_back():
@@ -42,8 +42,8 @@ async def test_a_list_that_was_on_its_way_brings_nothing_back():
     assert bench.store.get(POD, P0) is not None
     await bench.resync.once()
     assert bench.store.get(POD, P0) is None
-    bench.clock.advance(DEAF_S + 1)
-    assert bench.resync.deaf() == ""
+    bench.clock.advance(STALE_WATCH_S + 1)
+    assert bench.resync.stale_watches() == ""
 
 
 async def test_an_object_that_is_made_again_after_its_end_is_known():
@@ -85,5 +85,5 @@ async def test_what_was_deleted_while_there_was_no_watch_is_found_soon(kopf_says
     assert bench.store.get(POD, P0) is None
     running.cancel()
     await asyncio.wait({running})
-    bench.clock.advance(DEAF_S + 1)
-    assert bench.resync.deaf() == "", "no watch owes what was gone before it began"
+    bench.clock.advance(STALE_WATCH_S + 1)
+    assert bench.resync.stale_watches() == "", "no watch owes what was gone before it began"

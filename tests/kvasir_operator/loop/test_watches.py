@@ -12,11 +12,11 @@ from kvasir_api import names
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
 from kvasir_operator.loop import watches as rooms
-from kvasir_operator.loop.dirty import Dirty
-from kvasir_operator.loop.resync import DEAF_S, Resync
+from kvasir_operator.loop.resync import STALE_WATCH_S, Resync
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.watches import MOST_FAILURES, Watches
+from kvasir_operator.loop.workqueue import Workqueue
 
 
 class Runs:
@@ -36,8 +36,8 @@ class Runs:
 class Bench:
     def __init__(self, *ends):
         self.cluster, self.clock, self.store = FakeCluster(), FakeClock(), Store()
-        self.dirty = Dirty(self.clock.steady)
-        self.resync = Resync(self.cluster, self.store, self.dirty, clock=self.clock)
+        self.workqueue = Workqueue(self.clock.steady)
+        self.resync = Resync(self.cluster, self.store, self.workqueue, clock=self.clock)
         self.runs, self.telemetry = Runs(*ends), Telemetry()
         self.pauses = []
         self.watches = Watches(
@@ -93,20 +93,20 @@ async def test_watches_that_were_well_for_long_fail_for_the_first_time_again():
     await ended(running)
 
 
-async def test_a_deaf_watch_is_started_again_and_not_before_its_time():
+async def test_a_stale_watch_is_started_again_and_not_before_its_time():
     bench = Bench(None)
     await bench.resync.once()
     running = asyncio.create_task(bench.watches.run())
     await bench.until(lambda: len(bench.runs.stops) == 1)
     await bench.cluster.put(POD, pod("p0", revision="r"))
-    bench.clock.advance(DEAF_S + 1)
+    bench.clock.advance(STALE_WATCH_S + 1)
     await bench.resync.once()  # the list knows a pod that no watch brought
     await asyncio.sleep(0.03)
     assert len(bench.runs.stops) == 1
-    bench.clock.advance(DEAF_S + 1)
+    bench.clock.advance(STALE_WATCH_S + 1)
     await bench.until(lambda: len(bench.runs.stops) == 2)
     assert bench.runs.stops[0].is_set()
-    assert bench.failures("deaf") == 1
+    assert bench.failures("stale") == 1
     await asyncio.sleep(0.03)  # the new one gets as much time to tell
     assert len(bench.runs.stops) == 2
     await ended(running)
@@ -125,7 +125,7 @@ async def test_a_thread_that_does_not_stop_ends_the_process():
     await bench.cluster.put(POD, pod("p0", revision="r"))
     await asyncio.sleep(0.02)
     await bench.resync.once()
-    bench.clock.advance(DEAF_S + 1)
+    bench.clock.advance(STALE_WATCH_S + 1)
     with pytest.raises(KubeError, match="does not end"):
         await asyncio.wait_for(running, 5)
     hold.set()
@@ -148,10 +148,10 @@ async def test_a_deletion_that_no_watch_told_is_owed(told):
     if told:
         gone["metadata"]["resourceVersion"] = "999"
         bench.resync.told(POD, gone)
-    bench.clock.advance(DEAF_S + 1)
-    assert bench.resync.deaf() == ("" if told else "pods default/p0")
+    bench.clock.advance(STALE_WATCH_S + 1)
+    assert bench.resync.stale_watches() == ("" if told else "pods default/p0")
     bench.resync.began()
-    assert bench.resync.deaf() == ""
+    assert bench.resync.stale_watches() == ""
 
 
 async def test_a_kind_that_cannot_be_listed_does_not_hide_the_others():

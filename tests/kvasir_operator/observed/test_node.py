@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_operator.observed.node import LEAVING_TAINTS, SPOT_LABELS, Node, node
+from kvasir_operator.observed.node import LEAVING_TAINTS, SPOT_LABELS, NodeLifetime, node_lifetime
 
 
 def made(labels=None, **spec):
@@ -12,14 +12,17 @@ def made(labels=None, **spec):
 @pytest.mark.parametrize(
     ("obj", "want"),
     [
-        ({}, Node()),
-        (made(), Node()),
-        (made(unschedulable=True), Node(leaving=True)),
-        (made(taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), Node()),
-        (made({"karpenter.sh/capacity-type": "on-demand"}), Node()),
-        *((made({name: value}), Node(spot=True)) for name, value in SPOT_LABELS.items()),
-        *((made(taints=[{"key": key, "effect": "NoSchedule"}]), Node(leaving=True)) for key in sorted(LEAVING_TAINTS)),
+        ({}, NodeLifetime()),
+        (made(), NodeLifetime()),
+        (made(unschedulable=True), NodeLifetime(leaving=True)),
+        (made(taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]), NodeLifetime()),
+        (made({"karpenter.sh/capacity-type": "on-demand"}), NodeLifetime()),
+        *((made({name: value}), NodeLifetime(spot=True)) for name, value in SPOT_LABELS.items()),
+        *(
+            (made(taints=[{"key": key, "effect": "NoSchedule"}]), NodeLifetime(leaving=True))
+            for key in sorted(LEAVING_TAINTS)
+        ),
     ],
 )
 def test_what_a_node_says(obj, want):
-    assert node(obj) == want
+    assert node_lifetime(obj) == want

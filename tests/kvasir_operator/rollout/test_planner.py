@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kvasir_operator.rollout.planner import Bounds, Group, next_counts
+from kvasir_operator.rollout.planner import RevisionCounts, RolloutBounds, next_counts
 
 
 def plan(current, old=(), *, wanted, **bounds):
-    return next_counts(current, old, wanted=wanted, bounds=Bounds(**bounds))
+    return next_counts(current, old, wanted=wanted, bounds=RolloutBounds(**bounds))
 
 
 def steps(*, old, wanted, limit=100, **bounds):
@@ -19,8 +19,8 @@ def steps(*, old, wanted, limit=100, **bounds):
     new, seen = 0, []
     for _ in range(limit):
         counts = plan(
-            Group(revision="new", count=new, ready=new),
-            [Group(revision="old", count=old, ready=old)],
+            RevisionCounts(revision="new", count=new, ready=new),
+            [RevisionCounts(revision="old", count=old, ready=old)],
             wanted=wanted,
             **bounds,
         )
@@ -77,23 +77,33 @@ def test_whole_rollout_of_each_strategy(old, wanted, bounds, sequence):
     ("current", "old", "wanted", "counts"),
     [
         # the first revision simply gets what is wanted
-        (Group(revision="new"), [], 3, {"new": 3}),
+        (RevisionCounts(revision="new"), [], 3, {"new": 3}),
         # a new revision that never gets ready takes nothing away from the old one
-        (Group(revision="new", count=1), [Group(revision="old", count=2, ready=2)], 2, {"new": 1, "old": 2}),
+        (
+            RevisionCounts(revision="new", count=1),
+            [RevisionCounts(revision="old", count=2, ready=2)],
+            2,
+            {"new": 1, "old": 2},
+        ),
         # replicas of the old revision that fail leave at once, so that their place is free
-        (Group(revision="new"), [Group(revision="old", count=2, lost=2)], 2, {"new": 1, "old": 0}),
-        (Group(revision="new", count=1), [Group(revision="old", count=0)], 2, {"new": 2, "old": 0}),
+        (RevisionCounts(revision="new"), [RevisionCounts(revision="old", count=2, lost=2)], 2, {"new": 1, "old": 0}),
+        (RevisionCounts(revision="new", count=1), [RevisionCounts(revision="old", count=0)], 2, {"new": 2, "old": 0}),
         # those that are merely not ready stay until they are replaced: it may be a hiccup of all probes
-        (Group(revision="new"), [Group(revision="old", count=2)], 2, {"new": 1, "old": 2}),
+        (RevisionCounts(revision="new"), [RevisionCounts(revision="old", count=2)], 2, {"new": 1, "old": 2}),
         # ready ones of the newest old revision are kept first
         (
-            Group(revision="new", count=1, ready=1),
-            [Group(revision="a", count=1, ready=1), Group(revision="b", count=1, ready=1)],
+            RevisionCounts(revision="new", count=1, ready=1),
+            [RevisionCounts(revision="a", count=1, ready=1), RevisionCounts(revision="b", count=1, ready=1)],
             2,
             {"new": 1, "a": 0, "b": 1},
         ),
         # too many of the current revision, while an old one lingers
-        (Group(revision="new", count=4, ready=4), [Group(revision="old", count=1, ready=1)], 2, {"new": 2, "old": 0}),
+        (
+            RevisionCounts(revision="new", count=4, ready=4),
+            [RevisionCounts(revision="old", count=1, ready=1)],
+            2,
+            {"new": 2, "old": 0},
+        ),
     ],
 )
 def test_next_counts(current, old, wanted, counts):
@@ -104,12 +114,12 @@ def test_next_counts(current, old, wanted, counts):
 def groups(draw, name):
     count = draw(st.integers(0, 6))
     ready = draw(st.integers(0, count))
-    return Group(revision=name, count=count, ready=ready, lost=draw(st.integers(0, count - ready)))
+    return RevisionCounts(revision=name, count=count, ready=ready, lost=draw(st.integers(0, count - ready)))
 
 
 @st.composite
 def bounds(draw):
-    return Bounds(
+    return RolloutBounds(
         strategy=draw(st.sampled_from(["Surge", "InPlace", "BlueGreen"])),
         max_surge=draw(st.integers(1, 3)),
         max_unavailable=draw(st.integers(1, 3)),
@@ -129,7 +139,7 @@ def promised(wanted, rules):
 
 @given(groups("new"), st.lists(groups("x"), max_size=3), st.integers(0, 6), bounds())
 def test_no_step_takes_too_much_or_asks_too_much(current, old, wanted, rules):
-    old = [Group(revision=str(i), count=g.count, ready=g.ready, lost=g.lost) for i, g in enumerate(old)]
+    old = [RevisionCounts(revision=str(i), count=g.count, ready=g.ready, lost=g.lost) for i, g in enumerate(old)]
     counts = next_counts(current, old, wanted=wanted, bounds=rules)
     everyone = [current, *old]
     least, most = promised(wanted, rules)
@@ -159,12 +169,13 @@ class Rollout(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.number, self.wanted, self.rules = 0, 2, Bounds()
+        self.number, self.wanted, self.rules = 0, 2, RolloutBounds()
         self.pods = {"0": ["new", "new"]}
 
     def groups(self):
         return [
-            Group(revision=r, count=len(p), ready=p.count("ready"), lost=p.count("lost")) for r, p in self.pods.items()
+            RevisionCounts(revision=r, count=len(p), ready=p.count("ready"), lost=p.count("lost"))
+            for r, p in self.pods.items()
         ]
 
     @rule(rules=bounds())

@@ -3,25 +3,25 @@
 import pytest
 
 from kvasir_api.service import Autoscaling, ScaleDown
-from kvasir_operator.scaling.decide import Change, State, decide
+from kvasir_operator.scaling.decide import ReplicaChange, ScalingState, decide
 from kvasir_operator.scaling.demand import demand
-from kvasir_operator.scaling.policy import Policy, policy
-from kvasir_operator.scaling.window import EMPTY, Sample, Window
+from kvasir_operator.scaling.policy import ScalingPolicy, policy
+from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
 
 NOW = 1000.0
-POLICY = Policy(min_replicas=1, max_replicas=8)
+POLICY = ScalingPolicy(min_replicas=1, max_replicas=8)
 
 
 def steady(*, seconds=600, **gauges):
     """A window of equal samples every two seconds up to NOW; capacity 1000 tokens a replica."""
     fields = {"serving": 1, "capacity_tokens": 1000.0, "prefill_rate": 1000.0, **gauges}
-    samples = [Sample(at=NOW - seconds + 2 * i, **fields) for i in range(seconds // 2 + 1)]
-    return Window(samples=tuple(samples), counters={})
+    samples = [LoadSample(at=NOW - seconds + 2 * i, **fields) for i in range(seconds // 2 + 1)]
+    return LoadWindow(samples=tuple(samples), counters={})
 
 
 def watched(wanted, **fields):
     """A state that has watched for longer than any window."""
-    return State(wanted=wanted, since=NOW - 10_000, **fields)
+    return ScalingState(wanted=wanted, since=NOW - 10_000, **fields)
 
 
 def decided(window, wanted=1, *, rules=POLICY, unplaced_s=0.0, **state):
@@ -30,7 +30,7 @@ def decided(window, wanted=1, *, rules=POLICY, unplaced_s=0.0, **state):
 
 
 @pytest.mark.parametrize(
-    ("gauges", "law", "replicas"),
+    ("gauges", "signal", "replicas"),
     [
         ({"pinned_tokens": 0}, "kv", 0),
         ({"pinned_tokens": 700}, "kv", 1),  # 700 / (0.85 × 0.9 × 1000) = 0.92
@@ -47,9 +47,9 @@ def decided(window, wanted=1, *, rules=POLICY, unplaced_s=0.0, **state):
         ({"new_tokens": 3000}, "prefill", 2),
     ],
 )
-def test_each_law_asks_for_an_absolute_number(gauges, law, replicas):
+def test_each_signal_asks_for_an_absolute_number(gauges, signal, replicas):
     asked = demand(steady(**gauges), edge_fraction=0.85, horizon_s=60.0, now=NOW)
-    assert (asked.law, asked.replicas) == (law, replicas)
+    assert (asked.signal, asked.replicas) == (signal, replicas)
 
 
 @pytest.mark.parametrize(("pinned", "waiting", "want"), [(200, 0, 1), (900, 0, 2), (200, 150_000, 3)])
@@ -85,7 +85,7 @@ def test_unmeasured_prefill_rate_asks_for_nothing():
 )
 def test_what_limits_a_decision(gauges, wanted, unplaced_s, expected):
     decision = decided(steady(**gauges), wanted, unplaced_s=unplaced_s)
-    assert (decision.replicas, decision.law, decision.limited_by) == expected
+    assert (decision.replicas, decision.signal, decision.limited_by) == expected
 
 
 def test_no_reading_at_all_holds():
@@ -101,7 +101,7 @@ def test_the_largest_demand_of_the_window_counts():
 
 def test_nothing_is_removed_before_a_whole_window_was_watched():
     quiet = steady(pinned_tokens=0)
-    fresh = State(wanted=3, since=NOW - 299)
+    fresh = ScalingState(wanted=3, since=NOW - 299)
     decision, _ = decide(POLICY, quiet, unplaced_s=0.0, state=fresh, now=NOW)
     assert (decision.replicas, decision.limited_by) == (3, "window")
 
@@ -109,10 +109,10 @@ def test_nothing_is_removed_before_a_whole_window_was_watched():
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_time_alone_changes_nothing_where_none_may_leave(wanted):
     """Or the status would be written once more when a whole window has been watched."""
-    quiet, rules = steady(pinned_tokens=0), Policy(min_replicas=3, max_replicas=8)
-    fresh = State(wanted=wanted, since=NOW, levels=((NOW - 1, wanted),))
+    quiet, rules = steady(pinned_tokens=0), ScalingPolicy(min_replicas=3, max_replicas=8)
+    fresh = ScalingState(wanted=wanted, since=NOW, levels=((NOW - 1, wanted),))
     told = [decide(rules, quiet, unplaced_s=0.0, state=fresh, now=NOW + later)[0] for later in (0, 299, 301, 9_000)]
-    assert {(d.replicas, d.raw, d.law, d.limited_by) for d in told} == {(3, 0, "floor", "floor")}
+    assert {(d.replicas, d.raw, d.signal, d.limited_by) for d in told} == {(3, 0, "floor", "floor")}
 
 
 @pytest.mark.parametrize("missing", [(), ("pod-b",)])
@@ -124,8 +124,8 @@ def test_silence_holds_nothing_where_none_may_leave(missing):
     ("changes", "replicas"),
     [
         ((), 5),
-        ((Change(at=NOW - 30, before=1, after=3),), 5),  # four more than the one at the period's beginning
-        ((Change(at=NOW - 61, before=1, after=3),), 7),
+        ((ReplicaChange(at=NOW - 30, before=1, after=3),), 5),  # four more than the one at the period's beginning
+        ((ReplicaChange(at=NOW - 61, before=1, after=3),), 7),
     ],
 )
 def test_growth_is_limited_per_period(changes, replicas):
@@ -134,8 +134,8 @@ def test_growth_is_limited_per_period(changes, replicas):
 
 
 def test_bounds_that_move_are_followed_at_once():
-    assert decided(steady(pinned_tokens=0), 8, rules=Policy(min_replicas=1, max_replicas=2)).replicas == 2
-    assert decided(EMPTY, 1, rules=Policy(min_replicas=3, max_replicas=4)).replicas == 3
+    assert decided(steady(pinned_tokens=0), 8, rules=ScalingPolicy(min_replicas=1, max_replicas=2)).replicas == 2
+    assert decided(EMPTY, 1, rules=ScalingPolicy(min_replicas=3, max_replicas=4)).replicas == 3
 
 
 def test_the_reason_carries_the_numbers():

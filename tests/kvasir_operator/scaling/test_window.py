@@ -1,7 +1,7 @@
 """Samples from readings: differences of counters, missing pods, pods that restart or leave."""
 
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
-from kvasir_operator.scaling.window import EMPTY, Member, extended
+from kvasir_operator.scaling.window import EMPTY, ScaledReplica, extended
 
 
 def member(uid, *, arrivals=0, pinned=0, **fields):
@@ -11,7 +11,7 @@ def member(uid, *, arrivals=0, pinned=0, **fields):
         rates=MeasuredRates(prefill_tokens_per_s=500.0),
         totals=RequestTotals(arrivals=arrivals, completions=arrivals, kv_token_seconds=10.0 * arrivals),
     )
-    return Member(uid=uid, name=uid, **{"reading": reading, **fields})
+    return ScaledReplica(uid=uid, name=uid, **{"reading": reading, **fields})
 
 
 def run(*ticks):
@@ -43,7 +43,7 @@ def test_a_silent_pod_is_missing_and_keeps_its_last_gauges():
 
 
 def test_a_pod_that_never_spoke_is_missing():
-    window = run([Member(uid="a", name="a")])
+    window = run([ScaledReplica(uid="a", name="a")])
     assert (window.samples[-1].missing, window.samples[-1].capacity_tokens) == (("a",), 0.0)
 
 
@@ -60,7 +60,7 @@ def test_sequence_limit_with_a_queue_tells_what_a_replica_can_hold():
     room = RuntimeState(
         phase="ready", kv=KvState(capacity_tokens=1000, pinned_tokens=90), running=2, waiting=3, max_sequences=8
     )
-    window = run([Member(uid="a", name="a", reading=full), Member(uid="b", name="b", reading=room)])
+    window = run([ScaledReplica(uid="a", name="a", reading=full), ScaledReplica(uid="b", name="b", reading=room)])
     assert window.samples[-1].limit_tokens == 240.0
 
 

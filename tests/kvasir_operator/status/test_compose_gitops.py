@@ -14,7 +14,7 @@ from lupa.lua51 import LuaRuntime
 from fakes.manifests import service
 from fakes.situations import ELASTIC, findings, replica, situations
 from kvasir_api import names
-from kvasir_operator.observed.course import Course
+from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.status.compose import compose, document
 
 GITOPS = Path(__file__).parents[3] / "manifests" / "gitops"
@@ -72,8 +72,8 @@ def argo(obj: dict[str, Any]) -> tuple[str, str]:
     [
         (findings(READY), "Healthy", "1 replica ready"),
         (findings(wanted=0), "Suspended", "no replica is asked for"),
-        (findings(READY, OLD, course=Course(target="new", phase="Paused")), "Suspended", "in revision new"),
-        (findings(READY, OLD, course=Course(target="new", phase="Held")), "Progressing", "RolloutHeld: "),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")), "Suspended", "in revision new"),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")), "Progressing", "RolloutHeld: "),
         (findings(LOADING), "Progressing", "ModelLoading: "),
         (findings(BROKEN), "Degraded", "ModelLoadFailed: /models/x has no config.json"),
         (findings(LOADING, overdue=True), "Degraded", "ProgressDeadlineExceeded: no progress for 1800 s"),

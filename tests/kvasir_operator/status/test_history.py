@@ -10,7 +10,7 @@ from fakes.manifests import service
 from fakes.situations import findings
 from kvasir_api.status import InferenceServiceStatus
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import Revision, observed
+from kvasir_operator.observed.service import Revision, observed
 from kvasir_operator.status.compose import compose, document
 from kvasir_operator.status.history import changed, history
 

@@ -14,7 +14,7 @@ from fakes.situations import ELASTIC, NOW, findings, replica, situations
 from kvasir_api import names
 from kvasir_api.state import KvState, MeasuredRates, RuntimeState, StartupSeconds
 from kvasir_api.status import AutoscalingStatus, ColdStart, InferenceServiceStatus
-from kvasir_operator.observed.course import Course
+from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.progress import overdue, progress
 
@@ -66,12 +66,15 @@ OLD = replica("ready", revision="old", name="old")
         (findings(READY, trouble="forbidden", trouble_reason="Forbidden"), "Forbidden", {"Stalled"}),
         (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
         (findings(blocked=("Service/tiny",)), "Progressing", {"Reconciling"}),
-        (findings(READY, OLD, course=Course(target="new", phase="Canary")), "RollingOut", {"Reconciling"}),
-        (findings(READY, OLD, course=Course(target="new", phase="Held")), "RolloutHeld", {"Reconciling"}),
-        (findings(READY, OLD, course=Course(target="new", phase="Paused")), "RolloutPaused", {"Reconciling"}),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")), "RollingOut", {"Reconciling"}),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")), "RolloutHeld", {"Reconciling"}),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")), "RolloutPaused", {"Reconciling"}),
         (
             findings(
-                OLD, current="old", asked="new", course=Course(target="old", phase="RolledBack", rolled_back="new")
+                OLD,
+                current="old",
+                asked="new",
+                rollout=RolloutTarget(revision="old", phase="RolledBack", rolled_back="new"),
             ),
             "RolledBack",
             {"Stalled"},
@@ -90,11 +93,11 @@ def test_what_is_said_in_each_situation(found, reason, true):
         (findings(READY, OLD, wanted=2), "1 of 2 replicas ready in revision new, 1 still of an older one"),
         (findings(REFUSED), "/models/x has no config.json"),
         (
-            findings(OLD, current="old", course=Course(target="old", rolled_back="new", why="too slow")),
+            findings(OLD, current="old", rollout=RolloutTarget(revision="old", rolled_back="new", why="too slow")),
             "revision new was given up for old: too slow",
         ),
         (
-            findings(READY, OLD, wanted=2, course=Course(target="new", phase="Canary", why="step 1 of 2")),
+            findings(READY, OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Canary", why="step 1 of 2")),
             "1 of 2 replicas ready in revision new; step 1 of 2",
         ),
         (findings(UNPLACED), "0 of 1 replica ready; big: 0/1 nodes are available"),
@@ -163,8 +166,12 @@ def test_a_maximum_that_holds_is_said_until_less_would_do(desired, raw, before, 
         (findings(REFUSED), findings(TOO_SMALL), 0.0),
         (findings(REFUSED), findings(replica("failed", name="bad", refusal="no tokenizer")), 0.0),
         (
-            findings(READY, OLD, wanted=2, course=Course(target="new", phase="Progressing", strategy="Surge")),
-            findings(READY, OLD, wanted=2, course=Course(target="new", phase="Progressing", strategy="InPlace")),
+            findings(
+                READY, OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Progressing", strategy="Surge")
+            ),
+            findings(
+                READY, OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Progressing", strategy="InPlace")
+            ),
             0.0,
         ),
     ],
@@ -230,20 +237,20 @@ def test_every_reason_is_in_the_public_list():
 
 
 def test_no_deadline_runs_while_a_rollout_stands_still_on_purpose():
-    waiting = findings(OLD, wanted=2, course=Course(target="new", phase="Paused"))
+    waiting = findings(OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Paused"))
     state = progress(progress(None, waiting, 0.0), waiting, 5000.0)
     assert overdue(state, waiting, 5000.0) is False
 
 
 def test_status_tells_where_the_rollout_stands():
-    head = Course(target="new", phase="Canary", step=2, since=1.0, why="waits")
-    first = findings(READY, OLD, asked="new", course=head)
+    head = RolloutTarget(revision="new", phase="Canary", step=2, since=1.0, why="waits")
+    first = findings(READY, OLD, asked="new", rollout=head)
     rollout = compose(first)[0].rollout
     assert (rollout.phase, rollout.step, rollout.step_since, rollout.message) == ("Canary", 2, NOW, "waits")
-    later = compose(again(first, READY, OLD, asked="new", course=head))[0].rollout
+    later = compose(again(first, READY, OLD, asked="new", rollout=head))[0].rollout
     assert later.step_since == NOW
     next_step = replace(head, step=3)
-    assert compose(again(first, READY, OLD, asked="new", course=next_step))[0].rollout.step_since == LATER
+    assert compose(again(first, READY, OLD, asked="new", rollout=next_step))[0].rollout.step_since == LATER
 
 
 def test_deadline_starts_anew_with_each_step():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvasir_api.state import DecodeTotals, RuntimeState
-from kvasir_operator.observed.pace import Evidence, Pace, followed
+from kvasir_operator.observed.decode_rate import DecodeRate, MeanStep, followed
 from kvasir_operator.observed.replica import Replica
 
 WINDOW_S = 60.0
@@ -17,14 +17,14 @@ def pod(steps: int = 0, *, step_s: float = 0.02, rows: int = 2, phase: Any = "re
     return Replica(name="p", uid="u", phase=phase, reading=None if silent else RuntimeState(decoded=decoded))
 
 
-def told(*moments: tuple[float, Replica]) -> Pace | None:
-    found: dict[str, Pace] = {}
+def told(*moments: tuple[float, Replica]) -> DecodeRate | None:
+    found: dict[str, DecodeRate] = {}
     for now, replica in moments:
         found = followed(found, [replica], now=now, window_s=WINDOW_S)
     return found.get("u")
 
 
-MEAN = Evidence(step_s=pytest.approx(0.02), rows=2.0, kv_tokens=100.0)  # type: ignore[arg-type]
+MEAN = MeanStep(step_s=pytest.approx(0.02), rows=2.0, kv_tokens=100.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ MEAN = Evidence(step_s=pytest.approx(0.02), rows=2.0, kv_tokens=100.0)  # type: 
         ([(0, pod()), (60, pod()), (120, pod(1000)), (130, pod(9000, phase="draining"))], (MEAN,)),
     ],
 )
-def test_what_counts_as_a_stretch_of_load(moments: Any, evidence: tuple[Evidence, ...]) -> None:
+def test_what_counts_as_a_stretch_of_load(moments: Any, evidence: tuple[MeanStep, ...]) -> None:
     pace = told(*moments)
     assert pace is not None
     assert pace.evidence == evidence
@@ -64,5 +64,5 @@ def test_who_was_never_ready_has_no_pace(replica: Replica) -> None:
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    known = {"u": Pace(since=0.0)}
+    known = {"u": DecodeRate(since=0.0)}
     assert followed(known, [], now=1.0, window_s=WINDOW_S) == {}

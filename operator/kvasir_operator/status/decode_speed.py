@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, Final
 
 from kvasir_api.status import two_digits
-from kvasir_operator.observed.pace import KEPT, Evidence
+from kvasir_operator.observed.decode_rate import KEPT, MeanStep
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.inputs import StatusInputs
 
 RELEASE: Final = 1.25
 """What was slow must be faster than the share by this factor, so that the condition does not come and go."""
@@ -20,14 +20,14 @@ MOST_NAMED: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slow:
+class SlowReplica:
     """A replica that decodes too slowly. how: the numbers, or that there are no new ones."""
 
     name: str
     how: str
 
 
-def slow(found: Findings) -> tuple[Slow, ...]:
+def slow(found: StatusInputs) -> tuple[SlowReplica, ...]:
     """Replicas of the spec's own revision that are too slow, by name; those of others may be on another device."""
     if found.roofline is None or not found.slow_below_percent:
         return ()
@@ -37,7 +37,7 @@ def slow(found: Findings) -> tuple[Slow, ...]:
     return tuple(one for one in judged if one is not None)
 
 
-def message(found: Findings, slowed: tuple[Slow, ...], serving: int) -> str:
+def message(found: StatusInputs, slowed: tuple[SlowReplica, ...], serving: int) -> str:
     """The sentence of the condition."""
     where = f"AcceleratorClass {found.accelerator_class} allows" if found.accelerator_class else "their class allows"
     how_many = f"{len(slowed)} of {serving} ready replicas decode"
@@ -45,7 +45,7 @@ def message(found: Findings, slowed: tuple[Slow, ...], serving: int) -> str:
     return f"{said}: {slowed[0].name}, {slowed[0].how}"
 
 
-def measured(found: Findings) -> dict[str, Any]:
+def measured(found: StatusInputs) -> dict[str, Any]:
     """What of the status's capacity tells of speed; as it was known while no replica has been under load."""
     latest = [e for r in found.serving if (e := _latest(found, r))]
     before = found.seen.status.capacity
@@ -62,30 +62,30 @@ def measured(found: Findings) -> dict[str, Any]:
     }
 
 
-def _judged(found: Findings, r: Replica, *, was: bool) -> Slow | None:
+def _judged(found: StatusInputs, r: Replica, *, was: bool) -> SlowReplica | None:
     """Slow after KEPT stretches below the share, until one is clearly above it. Without evidence it stays as it was."""
-    pace = found.paces.get(r.uid)
-    evidence = pace.evidence if pace else ()
+    rate = found.decode_rates.get(r.uid)
+    evidence = rate.evidence if rate else ()
     if not evidence:
-        return Slow(name=r.name, how="as it was when it last had enough to do") if was else None
+        return SlowReplica(name=r.name, how="as it was when it last had enough to do") if was else None
     shares = [_percent(found, e) for e in evidence]
     floor = found.slow_below_percent
     still = shares[-1] < min(100.0, floor * RELEASE) if was else False
     falls = len(shares) == KEPT and max(shares) < floor
-    return Slow(name=r.name, how=_numbers(found, evidence[-1])) if still or falls else None
+    return SlowReplica(name=r.name, how=_numbers(found, evidence[-1])) if still or falls else None
 
 
-def _latest(found: Findings, r: Replica) -> Evidence | None:
-    pace = found.paces.get(r.uid)
-    return pace.evidence[-1] if pace and pace.evidence else None
+def _latest(found: StatusInputs, r: Replica) -> MeanStep | None:
+    rate = found.decode_rates.get(r.uid)
+    return rate.evidence[-1] if rate and rate.evidence else None
 
 
-def _percent(found: Findings, e: Evidence) -> float:
+def _percent(found: StatusInputs, e: MeanStep) -> float:
     """Speed against the roofline; 0 without one."""
     return 100 * found.roofline.step_s(e.rows, e.kv_tokens) / e.step_s if found.roofline else 0.0
 
 
-def _numbers(found: Findings, e: Evidence) -> str:
+def _numbers(found: StatusInputs, e: MeanStep) -> str:
     assert found.roofline is not None
     allowed = 1 / found.roofline.step_s(e.rows, e.kv_tokens)
     each = f"{two_digits(1 / e.step_s)} tokens/s for each of {two_digits(e.rows)} requests"

@@ -10,30 +10,30 @@ from fakes.situations import findings, replica
 from kvasir_api.inspection import roofline
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card
-from kvasir_operator.observed.pace import Evidence, Pace
+from kvasir_operator.observed.decode_rate import DecodeRate, MeanStep
 from kvasir_operator.status.compose import compose, document
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.inputs import StatusInputs
 
 H100 = Card(memory_bytes_per_s=3350 * 10**9, flops_per_s=989 * 10**12)
 POSSIBLE = roofline(facts(), RuntimeOptions(), H100)
 assert POSSIBLE is not None
 
 
-def at(percent: float, *, rows: float = 8.0, kv_tokens: float = 8192.0) -> Evidence:
+def at(percent: float, *, rows: float = 8.0, kv_tokens: float = 8192.0) -> MeanStep:
     """A stretch that reached so much of what is possible for its batch."""
     assert POSSIBLE is not None
-    return Evidence(step_s=POSSIBLE.step_s(rows, kv_tokens) * 100 / percent, rows=rows, kv_tokens=kv_tokens)
+    return MeanStep(step_s=POSSIBLE.step_s(rows, kv_tokens) * 100 / percent, rows=rows, kv_tokens=kv_tokens)
 
 
-def found(*evidence: Evidence, was: bool = False, **fields: Any) -> Findings:
+def found(*evidence: MeanStep, was: bool = False, **fields: Any) -> StatusInputs:
     """One ready replica with these stretches, the service having been told slow before or not."""
     obj = service(generation=3) | {"status": {"capacity": {"slowReplicas": ["p"]}}} if was else None
     given = {"asked": "new", "roofline": POSSIBLE, "slow_below_percent": 40, "accelerator_class": "h100", **fields}
-    paces = {"u": Pace(since=0.0, evidence=evidence)}
-    return findings(replica("ready", name="p", uid="u"), obj=obj, paces=paces, **given)
+    decode_rates = {"u": DecodeRate(since=0.0, evidence=evidence)}
+    return findings(replica("ready", name="p", uid="u"), obj=obj, decode_rates=decode_rates, **given)
 
 
-def slow(given: Findings) -> tuple[list[str], str]:
+def slow(given: StatusInputs) -> tuple[list[str], str]:
     """Names in the status, and the reason of Degraded; both or neither."""
     status, _ = compose(given)
     degraded = [c.reason for c in status.conditions if c.type == "Degraded"]
@@ -68,7 +68,7 @@ SLOW, WELL = (["p"], "SlowDecode"), ([], "")
         (found(at(1), at(1), asked=""), SLOW),
     ],
 )
-def test_who_is_slow(given: Findings, verdict: tuple[list[str], str]) -> None:
+def test_who_is_slow(given: StatusInputs, verdict: tuple[list[str], str]) -> None:
     assert slow(given) == verdict
 
 

@@ -6,17 +6,17 @@ is done with care: at most maxUnavailable of them, never the last one, and only 
 
 from typing import Final
 
-from kvasir_operator.observed.course import Strategy
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import Json, Observed, Revision
-from kvasir_operator.rollout.planner import Bounds, least
+from kvasir_operator.observed.rollout_target import Strategy
+from kvasir_operator.observed.service import Json, Observed, Revision
+from kvasir_operator.rollout.planner import RolloutBounds, least
 
 NO_DEVICE: Final = "cannot allocate all claims"
 """The scheduler's words where dynamic resource allocation finds no device."""
 ORDINARY: Final = frozenset({"cpu", "memory"})
 
 
-def way(seen: Observed, *, asked: str, target: str, wanted: int, now: float) -> tuple[Strategy, str]:
+def replacement_strategy(seen: Observed, *, asked: str, target: str, wanted: int, now: float) -> tuple[Strategy, str]:
     """How replicas of target take the place of others now, and why not as the spec says, or why not at all.
 
     asked: the revision of the spec. wanted: replicas of the service. now: epoch seconds.
@@ -25,7 +25,7 @@ def way(seen: Observed, *, asked: str, target: str, wanted: int, now: float) -> 
     if rules.strategy != "Surge" or not rules.in_place_after_seconds or not _scarce(seen, asked, target, wanted, now):
         return rules.strategy, ""
     why = "no accelerator can be spared for a new replica"
-    bounds = Bounds(strategy="Surge", max_unavailable=rules.max_unavailable, yields=True)
+    bounds = RolloutBounds(strategy="Surge", max_unavailable=rules.max_unavailable, yields=True)
     if least(wanted, bounds) < wanted:
         return "InPlace", f"{why}: old ones leave first, at most {rules.max_unavailable} at a time"
     if not rules.max_unavailable:

@@ -21,7 +21,7 @@ KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class MeanStep:
     """The mean step of one stretch. rows: its sequences; kv_tokens: their context together."""
 
     step_s: float
@@ -30,44 +30,44 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class DecodeRate:
     """Of one replica. since: when the stretch began, on a steady clock. base: what had been decoded then; None until
     the replica has settled, which takes as long as a stretch. evidence: of the last stretches, the newest last."""
 
     since: float
     base: DecodeTotals | None = None
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[MeanStep, ...] = ()
 
 
 def followed(
-    before: Mapping[str, Pace], replicas: Iterable[Replica], *, now: float, window_s: float
-) -> dict[str, Pace]:
-    """The pace of each replica that is ready or was, by uid. now: a steady clock. window_s: length of a stretch."""
+    before: Mapping[str, DecodeRate], replicas: Iterable[Replica], *, now: float, window_s: float
+) -> dict[str, DecodeRate]:
+    """By uid, of each replica that is ready or was. now: a steady clock. window_s: length of a stretch."""
     found = {}
     for r in replicas:
         known = before.get(r.uid)
         if r.phase == "ready" and r.reading is not None:
-            known = _next(known or Pace(since=now), r.reading.decoded, now=now, window_s=window_s)
+            known = _next(known or DecodeRate(since=now), r.reading.decoded, now=now, window_s=window_s)
         if known is not None:
             found[r.uid] = known
     return found
 
 
-def _next(pace: Pace, decoded: DecodeTotals, *, now: float, window_s: float) -> Pace:
-    if pace.base is not None and decoded.steps < pace.base.steps:
-        return Pace(since=now)  # its process began anew
-    elapsed = now - pace.since
+def _next(rate: DecodeRate, decoded: DecodeTotals, *, now: float, window_s: float) -> DecodeRate:
+    if rate.base is not None and decoded.steps < rate.base.steps:
+        return DecodeRate(since=now)  # its process began anew
+    elapsed = now - rate.since
     if elapsed < window_s:
-        return pace
-    fresh = replace(pace, since=now, base=decoded)
-    if pace.base is None:
+        return rate
+    fresh = replace(rate, since=now, base=decoded)
+    if rate.base is None:
         return fresh
-    steps, seconds = decoded.steps - pace.base.steps, decoded.seconds - pace.base.seconds
+    steps, seconds = decoded.steps - rate.base.steps, decoded.seconds - rate.base.seconds
     if steps >= LEAST_STEPS and seconds >= BUSY_FRACTION * window_s:
-        mean = Evidence(
+        mean = MeanStep(
             step_s=seconds / steps,
-            rows=(decoded.rows - pace.base.rows) / steps,
-            kv_tokens=(decoded.kv_tokens - pace.base.kv_tokens) / steps,
+            rows=(decoded.rows - rate.base.rows) / steps,
+            kv_tokens=(decoded.kv_tokens - rate.base.kv_tokens) / steps,
         )
-        return replace(fresh, evidence=(*pace.evidence, mean)[-KEPT:])
-    return fresh if elapsed >= MOST_STRETCHES * window_s else pace
+        return replace(fresh, evidence=(*rate.evidence, mean)[-KEPT:])
+    return fresh if elapsed >= MOST_STRETCHES * window_s else rate

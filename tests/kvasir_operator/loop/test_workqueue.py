@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvasir_kube.errors import KubeError
-from kvasir_operator.loop.dirty import Dirty
+from kvasir_operator.loop.workqueue import Workqueue
 
 A, B = ("n", "a"), ("n", "b")
 
 
 @asynccontextmanager
-async def working(dirty, reconcile):
-    task = asyncio.create_task(dirty.run(reconcile, workers=3))
+async def working(workqueue, reconcile):
+    task = asyncio.create_task(workqueue.run(reconcile, workers=3))
     try:
         yield
     finally:
@@ -22,7 +22,7 @@ async def working(dirty, reconcile):
 
 
 async def test_a_key_marked_often_is_reconciled_once():
-    dirty, calls, done = Dirty(), [], asyncio.Event()
+    workqueue, calls, done = Workqueue(), [], asyncio.Event()
 
     async def reconcile(key):
         calls.append(key)
@@ -30,16 +30,16 @@ async def test_a_key_marked_often_is_reconciled_once():
             done.set()
 
     for _ in range(5):
-        dirty.mark(A)
-        dirty.mark(B)
-    async with working(dirty, reconcile), asyncio.timeout(5):
+        workqueue.mark(A)
+        workqueue.mark(B)
+    async with working(workqueue, reconcile), asyncio.timeout(5):
         await done.wait()
         await asyncio.sleep(0.02)
     assert sorted(calls) == [A, B]
 
 
 async def test_a_key_marked_while_it_is_worked_on_comes_again_and_never_twice_at_once():
-    dirty, busy, most, calls, done = Dirty(), 0, 0, 0, asyncio.Event()
+    workqueue, busy, most, calls, done = Workqueue(), 0, 0, 0, asyncio.Event()
 
     async def reconcile(key):
         nonlocal busy, most, calls
@@ -47,21 +47,21 @@ async def test_a_key_marked_while_it_is_worked_on_comes_again_and_never_twice_at
         calls += 1
         most = max(most, busy)
         if calls == 1:
-            dirty.mark(A, 0.0)
+            workqueue.mark(A, 0.0)
         await asyncio.sleep(0.02)
         busy -= 1
         if calls == 2:
             done.set()
 
-    dirty.mark(A, 0.0)
-    async with working(dirty, reconcile), asyncio.timeout(5):
+    workqueue.mark(A, 0.0)
+    async with working(workqueue, reconcile), asyncio.timeout(5):
         await done.wait()
     assert (most, calls) == (1, 2)
 
 
 async def test_a_failure_pauses_longer_each_time_and_other_keys_go_on():
     now = 0.0
-    dirty, calls, served = Dirty(lambda: now), [], asyncio.Event()
+    workqueue, calls, served = Workqueue(lambda: now), [], asyncio.Event()
 
     async def reconcile(key):
         calls.append(key)
@@ -69,27 +69,27 @@ async def test_a_failure_pauses_longer_each_time_and_other_keys_go_on():
             raise KubeError("forbidden", status=403)
         served.set()
 
-    dirty.mark(A, 0.0)
-    dirty.mark(B, 0.0)
-    async with working(dirty, reconcile), asyncio.timeout(5):
+    workqueue.mark(A, 0.0)
+    workqueue.mark(B, 0.0)
+    async with working(workqueue, reconcile), asyncio.timeout(5):
         await served.wait()
         await asyncio.sleep(0.02)
         assert sorted(calls) == [A, B]
-        assert dirty.oldest_s() < 0
+        assert workqueue.oldest_s() < 0
         now = 1.0
-        dirty.mark(B, 0.0)
+        workqueue.mark(B, 0.0)
         while calls.count(A) < 2:  # noqa: ASYNC110 - a look at plain data
             await asyncio.sleep(0.01)
-    assert 0.7 < -dirty.oldest_s() < 1.3
+    assert 0.7 < -workqueue.oldest_s() < 1.3
 
 
 async def test_oldest_key_is_known():
     now = 0.0
-    dirty = Dirty(lambda: now)
-    assert dirty.oldest_s() == 0.0
-    dirty.mark(A, 1.0)
+    workqueue = Workqueue(lambda: now)
+    assert workqueue.oldest_s() == 0.0
+    workqueue.mark(A, 1.0)
     now = 11.0
-    assert dirty.oldest_s() == 10.0
+    assert workqueue.oldest_s() == 10.0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_oldest_key_is_known():
 )
 async def test_neither_news_nor_time_make_a_storm_of_retries(failures, retry_after_s, news, least, most):
     now, failed = 0.0, asyncio.Event()
-    dirty = Dirty(lambda: now)
+    workqueue = Workqueue(lambda: now)
     calls = 0
 
     async def reconcile(_):
@@ -113,16 +113,16 @@ async def test_neither_news_nor_time_make_a_storm_of_retries(failures, retry_aft
         failed.set()
         raise KubeError("busy", status=429, retry_after_s=retry_after_s)
 
-    dirty.mark(A, 0.0)
-    async with working(dirty, reconcile), asyncio.timeout(5):
+    workqueue.mark(A, 0.0)
+    async with working(workqueue, reconcile), asyncio.timeout(5):
         for number in range(failures):
             await failed.wait()
             failed.clear()
             await asyncio.sleep(0)
             if number + 1 < failures:
                 now += 100.0
-                dirty.mark(A, 0.0)
+                workqueue.mark(A, 0.0)
         assert calls == failures
         for _ in range(10):
-            dirty.mark(A, 0.0, news=news)
-        assert least <= -dirty.oldest_s() <= most
+            workqueue.mark(A, 0.0, news=news)
+        assert least <= -workqueue.oldest_s() <= most

@@ -4,7 +4,7 @@ import pytest
 
 from kvasir_api.state import MeasuredRates, RuntimeState
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.rollout.leaving import cost_s, leaving
+from kvasir_operator.rollout.drain import cost_s, drain_plan
 
 NOW = 1000.0
 
@@ -21,13 +21,13 @@ def saying(name, **fields):
 
 
 def leave(*replicas, count=None, target, timeout_s=600.0):
-    return leaving(
+    return drain_plan(
         replicas, count=len(replicas) if count is None else count, target=target, now=NOW, timeout_s=timeout_s
     )
 
 
 def acts(result):
-    return [(step.verb, step.replica.name) for step in result.steps]
+    return [(action.verb, action.replica.name) for action in result.actions]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from kvasir_api import names
 from kvasir_api.rollout import Analysis
 from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
-from kvasir_operator.rollout.course import Sample, course, judged, of
+from kvasir_operator.observed.service import observed
+from kvasir_operator.rollout.target import RevisionTraffic, judged, of, rollout_target
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 TIME = "2026-01-01T00:00:00Z"
@@ -40,8 +40,8 @@ def world(*, old=4, new=0, ready=True, served=GOOD, refusal="", status=None, con
 
 
 def head(seen, *, wanted=4, now=NOW):
-    found = course(seen, current="new", wanted=wanted, now=now)
-    return found.target, found.phase, found.cap, found.step
+    found = rollout_target(seen, current="new", wanted=wanted, now=now)
+    return found.revision, found.phase, found.cap, found.step
 
 
 @pytest.mark.parametrize(
@@ -112,34 +112,46 @@ def test_a_deadline_that_passed_rolls_back():
         "lastTransitionTime": TIME,
         "observedGeneration": 1,
     }
-    found = course(world(new=1, ready=False, conditions=[late], autoRollback=True), current="new", wanted=4, now=NOW)
-    assert (found.target, found.why) == ("old", "no progress for 1800 s")
+    found = rollout_target(
+        world(new=1, ready=False, conditions=[late], autoRollback=True), current="new", wanted=4, now=NOW
+    )
+    assert (found.revision, found.why) == ("old", "no progress for 1800 s")
     older = [{**late, "observedGeneration": 0}]
     assert head(world(new=1, ready=False, conditions=older, autoRollback=True))[0] == "new"
 
 
 def test_a_verdict_keeps_its_first_numbers():
     before = {"phase": "Held", "message": "30.0 % failed"}
-    found = course(world(new=1, served=BAD, analysis={}, status=before), current="new", wanted=4, now=NOW)
+    found = rollout_target(world(new=1, served=BAD, analysis={}, status=before), current="new", wanted=4, now=NOW)
     assert (found.phase, found.why, found.holding) == ("Held", "30.0 % failed", True)
 
 
 @pytest.mark.parametrize(
     ("rules", "new", "old", "words"),
     [
-        ({}, Sample(requests=100, failed=6), Sample(requests=100), "6.0 % of its 100 requests failed, 0.0 % before"),
-        ({}, Sample(requests=100, failed=5), Sample(requests=100), ""),
-        ({}, Sample(requests=100, failed=6), Sample(requests=100, failed=9), ""),
-        ({}, Sample(requests=49, failed=49), Sample(requests=100), ""),
-        ({}, Sample(requests=100, ttft_s=9.0), Sample(requests=100, ttft_s=1.0), ""),
+        (
+            {},
+            RevisionTraffic(requests=100, failed=6),
+            RevisionTraffic(requests=100),
+            "6.0 % of its 100 requests failed, 0.0 % before",
+        ),
+        ({}, RevisionTraffic(requests=100, failed=5), RevisionTraffic(requests=100), ""),
+        ({}, RevisionTraffic(requests=100, failed=6), RevisionTraffic(requests=100, failed=9), ""),
+        ({}, RevisionTraffic(requests=49, failed=49), RevisionTraffic(requests=100), ""),
+        ({}, RevisionTraffic(requests=100, ttft_s=9.0), RevisionTraffic(requests=100, ttft_s=1.0), ""),
         (
             {"maxTtftRegressionPercent": 50},
-            Sample(requests=100, ttft_s=1.6),
-            Sample(requests=100, ttft_s=1.0),
+            RevisionTraffic(requests=100, ttft_s=1.6),
+            RevisionTraffic(requests=100, ttft_s=1.0),
             "its first token takes 1.60 s, 1.00 s before",
         ),
-        ({"maxTtftRegressionPercent": 50}, Sample(requests=100, ttft_s=1.5), Sample(requests=100, ttft_s=1.0), ""),
-        ({"maxTtftRegressionPercent": 50}, Sample(requests=100, ttft_s=1.6), Sample(), ""),
+        (
+            {"maxTtftRegressionPercent": 50},
+            RevisionTraffic(requests=100, ttft_s=1.5),
+            RevisionTraffic(requests=100, ttft_s=1.0),
+            "",
+        ),
+        ({"maxTtftRegressionPercent": 50}, RevisionTraffic(requests=100, ttft_s=1.6), RevisionTraffic(), ""),
     ],
 )
 def test_judged(rules, new, old, words):
@@ -154,4 +166,4 @@ def test_samples_add_up_over_the_pods_that_speak():
         Replica(name="b", reading=RuntimeState(served=ServedTotals(answered=1, ttft_s=4.0, first_tokens=1))),
         Replica(name="c"),
     ]
-    assert of(pods) == Sample(requests=4, failed=1, ttft_s=2.0)
+    assert of(pods) == RevisionTraffic(requests=4, failed=1, ttft_s=2.0)

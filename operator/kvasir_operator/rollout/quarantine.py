@@ -1,6 +1,6 @@
-"""Which pods are set aside because their device failed, for how long, and when they come back or go.
+"""Which pods are quarantined because their device failed, for how long, and when they come back or go.
 
-A pod that is set aside is no replica any more, so that its workload makes another one at once; but it still holds its
+A pod that is quarantined is no replica any more, so that its workload makes another one at once; but it still holds its
 device, which the scheduler can thus give to nobody, whatever else the node has to offer. That needs no right over
 nodes, changes no other pod, and ends by itself. It is for faults that last or came again; others restart in place.
 """
@@ -10,12 +10,12 @@ from typing import Final
 
 from kvasir_api import device_faults
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import Observed
-from kvasir_operator.rollout.leaving import Step
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.rollout.drain import PodAction
 
-MOST_ASIDE: Final = 2
+MAX_QUARANTINED: Final = 2
 """Of one service: a fault of a driver everywhere must not take every device of a cluster out of use."""
-ASIDE_S: Final = 1800.0
+QUARANTINE_S: Final = 1800.0
 """Long enough for somebody, or whatever repairs nodes, to see to it; then the device is tried again."""
 NO_ROOM_S: Final = 120.0
 """A replica that finds no node for so long will find none; what adds nodes to a cluster has had its time."""
@@ -23,13 +23,13 @@ REPEATS: Final = 2
 """Restarts after which a fault that a program can cause is blamed on the device."""
 
 
-def steps(seen: Observed, *, wanted: int, now: float) -> tuple[Step, ...]:
+def actions(seen: Observed, *, wanted: int, now: float) -> tuple[PodAction, ...]:
     """What to do now. wanted: replicas of the service. now: epoch seconds."""
-    held = [r for r in seen.aside if r.live]
-    given_up = [step for r in held if (step := _end(seen, r, wanted, now)) is not None]
+    held = [r for r in seen.quarantined if r.live]
+    given_up = [action for r in held if (action := _end(seen, r, wanted, now)) is not None]
     if not wanted:
         return tuple(given_up)
-    return (*given_up, *_begin(seen, MOST_ASIDE - len(held), now))
+    return (*given_up, *_begin(seen, MAX_QUARANTINED - len(held), now))
 
 
 def words(r: Replica) -> str:
@@ -37,25 +37,25 @@ def words(r: Replica) -> str:
     return r.device_fault or r.unhealthy_words
 
 
-def _end(seen: Observed, r: Replica, wanted: int, now: float) -> Step | None:
+def _end(seen: Observed, r: Replica, wanted: int, now: float) -> PodAction | None:
     if not wanted:
-        return Step(verb="free", replica=r, why="no replica is wanted")
+        return PodAction(verb="free", replica=r, why="no replica is wanted")
     if _no_room(seen, r.revision, now):
-        return Step(verb="return", replica=r, why="there is no room for another replica")
+        return PodAction(verb="return", replica=r, why="there is no room for another replica")
     if r.phase == "ready" and any(other.phase != "ready" for other in seen.of(r.revision)):
-        return Step(verb="return", replica=r, why="it is ready again before another replica")
+        return PodAction(verb="return", replica=r, why="it is ready again before another replica")
     if r.phase == "ready":
-        return Step(verb="free", replica=r, why="its device computes again")
-    if r.aside_at is None or now - r.aside_at >= ASIDE_S:
-        return Step(verb="free", replica=r, why=f"its {ASIDE_S:g} s are over")
+        return PodAction(verb="free", replica=r, why="its device computes again")
+    if r.quarantined_at is None or now - r.quarantined_at >= QUARANTINE_S:
+        return PodAction(verb="free", replica=r, why=f"its {QUARANTINE_S:g} s are over")
     return None
 
 
-def _begin(seen: Observed, room: int, now: float) -> Iterator[Step]:
+def _begin(seen: Observed, room: int, now: float) -> Iterator[PodAction]:
     for r in seen.replicas:
         if room > 0 and _blames(r, now) and not _no_room(seen, r.revision, now, after_s=0.0):
             room -= 1
-            yield Step(verb="aside", replica=r, why=f"on node {r.node}: {words(r)}")
+            yield PodAction(verb="quarantine", replica=r, why=f"on node {r.node}: {words(r)}")
 
 
 def _blames(r: Replica, now: float) -> bool:
@@ -63,7 +63,7 @@ def _blames(r: Replica, now: float) -> bool:
     no room for another."""
     if not words(r) or not r.live or not r.assigned or r.drained or r.phase in ("ready", "draining"):
         return False
-    if r.aside_at is not None and now - r.aside_at < ASIDE_S:
+    if r.quarantined_at is not None and now - r.quarantined_at < QUARANTINE_S:
         return False
     return bool(r.unhealthy) or device_faults.is_permanent(r.device_fault) or r.restarts >= REPEATS
 

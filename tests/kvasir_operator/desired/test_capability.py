@@ -8,9 +8,9 @@ from fakes.manifests import service
 from fakes.models import words
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import choice
-from kvasir_operator.desired.faults import fault
-from kvasir_operator.observed.settings import Settings
-from kvasir_operator.observed.world import Observed, observed
+from kvasir_operator.desired.validation import violation
+from kvasir_operator.observed.service import Observed, observed
+from kvasir_operator.observed.settings import OperatorSettings
 
 AMPERE, ADA, TURING = ({"capability": version} for version in ("8.0", "8.9", "7.5"))
 
@@ -42,7 +42,7 @@ def seen(classes: dict[str, Any], *, inspected: bool = False, accelerator: Any =
     ],
 )
 def test_what_a_card_cannot_do(compute: Any, inspected: bool, runtime: Any, field: str, why: str) -> None:
-    found = fault(seen({"card": compute}, inspected=inspected, **runtime), Settings())
+    found = violation(seen({"card": compute}, inspected=inspected, **runtime), OperatorSettings())
     if not field:
         assert found is None
         return
@@ -53,7 +53,7 @@ def test_what_a_card_cannot_do(compute: Any, inspected: bool, runtime: Any, fiel
 
 def test_the_next_class_that_can_is_taken() -> None:
     world = seen({"old": AMPERE, "new": ADA}, quantization="fp8")
-    assert (choice(world).name, fault(world, Settings())) == ("new", None)
+    assert (choice(world).name, violation(world, OperatorSettings())) == ("new", None)
     assert choice(world).why == (
         "old: fp8 needs compute capability 8.9, it has 8.0; int8 takes as little memory; new is there"
     )
@@ -63,6 +63,6 @@ def test_the_next_class_that_can_is_taken() -> None:
 
 def test_a_class_that_does_not_exist_is_told_beside_one_that_cannot() -> None:
     world = seen({"old": AMPERE}, accelerator={"classes": ["gone", "old"]}, quantization="fp8")
-    found = fault(world, Settings())
+    found = violation(world, OperatorSettings())
     assert found is not None
     assert found.message.startswith("spec.runtime.quantization: gone does not exist; old: fp8 needs")

@@ -9,9 +9,9 @@ from fakes.manifests import service
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.world import observed
-from kvasir_operator.rollout.course import course
+from kvasir_operator.observed.service import observed
 from kvasir_operator.rollout.plan import plan
+from kvasir_operator.rollout.target import rollout_target
 
 NOW = 10_000.0
 FULL = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu."
@@ -81,7 +81,7 @@ CLAIMED = [revision("old", 1, limits={}, resourceClaims=CLAIMS), revision("new",
     ],
 )
 def test_when_a_surge_goes_in_place(seen, strategy):
-    assert course(seen, current="new", wanted=3, now=NOW).strategy == strategy
+    assert rollout_target(seen, current="new", wanted=3, now=NOW).strategy == strategy
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,26 @@ def test_when_a_surge_goes_in_place(seen, strategy):
 )
 def test_how_far_it_yields_and_what_it_says(rollout, wanted, counts, words):
     seen = world(waiting(), old=wanted, **rollout)
-    head = course(seen, current="new", wanted=wanted, now=NOW)
+    head = rollout_target(seen, current="new", wanted=wanted, now=NOW)
     assert words in head.why
-    planned = plan(seen, course=head, wanted=wanted, now=NOW)
-    assert {step.verb for step in planned.steps} <= {"drain"}
-    leaving = [step.replica.revision for step in planned.steps]
+    planned = plan(seen, target=head, wanted=wanted, now=NOW)
+    assert {step.verb for step in planned.actions} <= {"drain"}
+    leaving = [step.replica.revision for step in planned.actions]
     assert {id_: count - leaving.count(id_) for id_, count in planned.counts.items()} == counts
 
 
 def test_a_canary_yields_within_its_step():
     seen = world(waiting(), steps=[{"replicaPercent": 30}])
-    head = course(seen, current="new", wanted=3, now=NOW)
+    head = rollout_target(seen, current="new", wanted=3, now=NOW)
     assert (head.strategy, head.cap, head.phase) == ("InPlace", 1, "Progressing")
-    assert len(plan(seen, course=head, wanted=3, now=NOW).steps) == 1
+    assert len(plan(seen, target=head, wanted=3, now=NOW).actions) == 1
 
 
 def test_the_way_back_yields_too_and_keeps_its_reason():
     back = Replica(name="o0", revision="old", phase="unschedulable", assigned=False, created=NOW - 240, last_words=FULL)
     seen = world(PLACED, back, old=0, status={"lastGoodRevision": "old"}, abort="new", maxUnavailable=2)
-    head = course(seen, current="new", wanted=2, now=NOW)
-    assert (head.target, head.strategy, head.why) == ("old", "InPlace", "spec.rollout.abort names it")
+    head = rollout_target(seen, current="new", wanted=2, now=NOW)
+    assert (head.revision, head.strategy, head.why) == ("old", "InPlace", "spec.rollout.abort names it")
 
 
 class Cluster(RuleBasedStateMachine):
@@ -189,10 +189,10 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def step(self):
         seen, before = self.seen(), self.serving()
-        head = course(seen, current="new", wanted=self.wanted, now=self.now)
-        planned = plan(seen, course=head, wanted=self.wanted, now=self.now)
+        head = rollout_target(seen, current="new", wanted=self.wanted, now=self.now)
+        planned = plan(seen, target=head, wanted=self.wanted, now=self.now)
         self.status = {"currentRevision": "new", "strategy": head.strategy}
-        for one in planned.steps:
+        for one in planned.actions:
             p = next(p for p in self.pods if p["name"] == one.replica.name)
             if one.verb == "drain":
                 p["drain_since"] = self.now

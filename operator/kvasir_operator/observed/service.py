@@ -35,7 +35,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class RevisionWorkload:
     """A Deployment of ours: replicas as its spec asks; found: the object as it is, to be compared.
 
     failure: why the cluster refuses to create its pods (quota, admission), empty when it does not.
@@ -56,7 +56,7 @@ class Observed:
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
-    aside: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
+    quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
     model: what they read, as status has it until more is known. holder: the claim of another service to a name that
     this one wants to serve, None where there is none. classes: the accelerator classes of the cluster by name.
     """
@@ -70,9 +70,9 @@ class Observed:
     status: InferenceServiceStatus
     invalid: str = ""
     revisions: tuple[Revision, ...] = ()
-    workloads: tuple[Workload, ...] = ()
+    workloads: tuple[RevisionWorkload, ...] = ()
     replicas: tuple[Replica, ...] = ()
-    aside: tuple[Replica, ...] = ()
+    quarantined: tuple[Replica, ...] = ()
     svc: Json | None = None
     guards: tuple[Json, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ def observed(
     deployments: Iterable[Json],
     replicas: Iterable[Replica],
     svc: Json | None,
-    aside: Iterable[Replica] = (),
+    quarantined: Iterable[Replica] = (),
     guards: Iterable[Json] = (),
     claim_found: bool = True,
     claim_bound: bool = True,
@@ -134,7 +134,7 @@ def observed(
         revisions=tuple(sorted(map(_revision, own_revisions), key=lambda r: r.number)),
         workloads=tuple(map(_workload, ours)),
         replicas=tuple(sorted(replicas, key=lambda r: r.name)),
-        aside=tuple(sorted(aside, key=lambda r: r.name)),
+        quarantined=tuple(sorted(quarantined, key=lambda r: r.name)),
         svc=None if foreign_svc else svc,
         guards=tuple(own_guards),
         foreign=(*foreign, *foreign_revisions, *foreign_svc, *foreign_guards),
@@ -195,9 +195,9 @@ def _revision(obj: Json) -> Revision:
     )
 
 
-def _workload(obj: Json) -> Workload:
+def _workload(obj: Json) -> RevisionWorkload:
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    return Workload(
+    return RevisionWorkload(
         revision=str((obj["metadata"].get("labels") or {}).get(names.LABEL_REVISION, "")),
         name=str(obj["metadata"]["name"]),
         uid=str(obj["metadata"].get("uid", "")),

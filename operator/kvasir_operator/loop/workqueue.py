@@ -20,7 +20,7 @@ HASTE_S: Final = 5.0
 the whole pause."""
 
 
-class Dirty:
+class Workqueue:
     """A set of keys with the time at which each is due. Times are of the monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

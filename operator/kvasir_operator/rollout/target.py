@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_api.rollout import Analysis, CanaryStep
-from kvasir_operator.observed.course import Course
 from kvasir_operator.observed.replica import Replica, epoch
-from kvasir_operator.observed.world import Observed
-from kvasir_operator.rollout.room import way
+from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.rollout.surge_capacity import replacement_strategy
 
 MOVING: Final = ("Progressing", "Canary", "RolledBack")
 """Phases in which replicas are replaced; in the others they stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class RevisionTraffic:
     """What the replicas of one revision served since they started. ttft_s: mean time to the first token."""
 
     requests: int = 0
@@ -31,40 +31,42 @@ class Sample:
         return 100 * self.failed / self.requests if self.requests else 0.0
 
 
-def course(seen: Observed, *, current: str, wanted: int, now: float) -> Course:
+def rollout_target(seen: Observed, *, current: str, wanted: int, now: float) -> RolloutTarget:
     """What to head for, and how. current: the revision that the spec asks for. now: epoch seconds."""
     head = _heading(seen, current, wanted, now)
-    if head.phase not in MOVING or not _others(seen, head.target):
+    if head.phase not in MOVING or not _others(seen, head.revision):
         return head
-    strategy, why = way(seen, asked=current, target=head.target, wanted=wanted, now=now)
+    strategy, why = replacement_strategy(seen, asked=current, target=head.revision, wanted=wanted, now=now)
     # Why it was rolled back is told for as long as it is, so nothing is added to it.
     told = head.why if head.rolled_back else "; ".join(part for part in (head.why, why) if part)
     return replace(head, strategy=strategy, why=told)
 
 
-def _heading(seen: Observed, current: str, wanted: int, now: float) -> Course:
+def _heading(seen: Observed, current: str, wanted: int, now: float) -> RolloutTarget:
     rules = seen.spec.rollout
     if rules.promote == current:
-        return Course(target=current, phase="Progressing" if _others(seen, current) else "")
+        return RolloutTarget(revision=current, phase="Progressing" if _others(seen, current) else "")
     if back := _way_back(seen, current):
         return back
     if not _others(seen, current):
-        return Course(target=current)
+        return RolloutTarget(revision=current)
     mine = len(seen.of(current))
     if rules.paused:
-        return Course(target=current, cap=mine, phase="Paused", step=_step(seen, current), why="spec.rollout.paused")
+        return RolloutTarget(
+            revision=current, cap=mine, phase="Paused", step=_step(seen, current), why="spec.rollout.paused"
+        )
     before = seen.status.rollout
     verdict = judged(rules.analysis, of(seen.of(current)), of(r for r in seen.replicas if r.revision != current))
     if verdict:
         # The numbers of the first verdict stay, or every tick would write the status.
         verdict = before.message if before.phase == "Held" and before.current_revision == current else verdict
-        return Course(target=current, cap=mine, phase="Held", step=_step(seen, current), why=verdict)
+        return RolloutTarget(revision=current, cap=mine, phase="Held", step=_step(seen, current), why=verdict)
     if not rules.steps:
-        return Course(target=current, phase="Progressing")
+        return RolloutTarget(revision=current, phase="Progressing")
     return _canary(seen, current, rules.steps, wanted, now)
 
 
-def _way_back(seen: Observed, current: str) -> Course | None:
+def _way_back(seen: Observed, current: str) -> RolloutTarget | None:
     """To the last good revision, when the spec's was given up or must be now; None without a reason or a way."""
     before, rules = seen.status.rollout, seen.spec.rollout
     good = before.last_good_revision
@@ -77,7 +79,7 @@ def _way_back(seen: Observed, current: str) -> Course | None:
         why = before.message
     elif rules.auto_rollback:
         why = _broken(seen, current)
-    return Course(target=good, phase="RolledBack", rolled_back=current, why=why) if why else None
+    return RolloutTarget(revision=good, phase="RolledBack", rolled_back=current, why=why) if why else None
 
 
 def _broken(seen: Observed, current: str) -> str:
@@ -91,7 +93,7 @@ def _broken(seen: Observed, current: str) -> str:
     return judged(seen.spec.rollout.analysis, of(mine), of(r for r in seen.replicas if r.revision != current))
 
 
-def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, now: float) -> Course:
+def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, now: float) -> RolloutTarget:
     number = max(1, _step(seen, current))
     asked = _asked(current, steps, number, wanted)
     ready = sum(r.phase == "ready" for r in seen.of(current))
@@ -109,12 +111,12 @@ def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, 
     return _asked(current, steps, number + 1, wanted)
 
 
-def _asked(current: str, steps: list[CanaryStep], number: int, wanted: int) -> Course:
+def _asked(current: str, steps: list[CanaryStep], number: int, wanted: int) -> RolloutTarget:
     """What a step asks for while its replicas are not all ready; behind the last one there is no bound."""
     if number > len(steps):
-        return Course(target=current, phase="Progressing", step=number)
+        return RolloutTarget(revision=current, phase="Progressing", step=number)
     share = max(1, -(-wanted * steps[number - 1].replica_percent // 100))
-    return Course(target=current, cap=share, phase="Progressing", step=number)
+    return RolloutTarget(revision=current, cap=share, phase="Progressing", step=number)
 
 
 def _missing(seen: Observed, current: str) -> str:
@@ -125,7 +127,7 @@ def _missing(seen: Observed, current: str) -> str:
     return f"{rules.min_requests} answered requests"
 
 
-def judged(rules: Analysis | None, new: Sample, old: Sample) -> str:
+def judged(rules: Analysis | None, new: RevisionTraffic, old: RevisionTraffic) -> str:
     """Why the new revision is worse than the rules allow; empty when it is not, or when too little was served to say.
 
     Errors count only where the old revision has a smaller share of them, so that a bad client fails nobody's rollout.
@@ -146,11 +148,11 @@ def judged(rules: Analysis | None, new: Sample, old: Sample) -> str:
     return ""
 
 
-def of(replicas: Iterable[Replica]) -> Sample:
+def of(replicas: Iterable[Replica]) -> RevisionTraffic:
     """What these replicas served, as far as they speak."""
     said = [r.reading.served for r in replicas if r.reading is not None]
     first_tokens = sum(s.first_tokens for s in said)
-    return Sample(
+    return RevisionTraffic(
         requests=sum(s.answered for s in said),
         failed=sum(s.failed for s in said),
         ttft_s=sum(s.ttft_s for s in said) / first_tokens if first_tokens else 0.0,

@@ -11,7 +11,7 @@ from typing import Final
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import dtype_of
 from kvasir_operator.desired.fit import facts
-from kvasir_operator.observed.world import Observed
+from kvasir_operator.observed.service import Observed
 
 Capability = tuple[int, int]
 FP8: Final = (8, 9)
@@ -21,14 +21,14 @@ BFLOAT16: Final = (8, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
+class MissingCapability:
     """field: path of what the spec asks for. why: a sentence about the class."""
 
     field: str
     why: str
 
 
-def lack(seen: Observed, spec: AcceleratorClassSpec) -> Lack | None:
+def missing_capability(seen: Observed, spec: AcceleratorClassSpec) -> MissingCapability | None:
     """The first thing that the spec asks for and devices of the class cannot do."""
     if not spec.compute.capability:
         return None
@@ -36,7 +36,7 @@ def lack(seen: Observed, spec: AcceleratorClassSpec) -> Lack | None:
     for field, what, needed, instead in _needs(seen):
         if has < needed:
             said = f"{what} needs compute capability {needed[0]}.{needed[1]}, it has {spec.compute.capability}"
-            return Lack(field=f"spec.runtime.{field}", why=f"{said}; {instead}")
+            return MissingCapability(field=f"spec.runtime.{field}", why=f"{said}; {instead}")
     return None
 
 

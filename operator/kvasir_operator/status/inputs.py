@@ -6,28 +6,28 @@ from dataclasses import dataclass, field
 from kvasir_api.inspection import Prediction
 from kvasir_api.roofline import Roofline
 from kvasir_api.status import AutoscalingStatus, ClassForecast
-from kvasir_operator.observed.course import Course
-from kvasir_operator.observed.pace import Pace
+from kvasir_operator.observed.decode_rate import DecodeRate
 from kvasir_operator.observed.replica import Phase, Replica
-from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.status.refusals import without_pod_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class StatusInputs:
     """seen and the decisions about it.
 
     now: RFC 3339. current: the revision that is to get all replicas, empty when the spec cannot be honoured for
     fault_reason and fault_message. asked: the one that the spec asks for, revision: the same whole, which may
-    be about to be made; course: where its rollout heads. wanted: replicas. blocked: objects of others that are in the
+    be about to be made; rollout: where its rollout heads. wanted: replicas. blocked: objects of others that are in the
     way. trouble: what the API server said when it refused a write; trouble_reason: one of names.REASONS when no retry
     cures it.
     overdue: no progress within the deadline. missing: pods and gateways that did not answer. gateway_url: for
     status.address. accelerator_class: the one that the current revision got. waiting: why no replica may start
-    yet. full_classes: classes that found no node for the pods of the hash full_for.
+    yet. unavailable_classes: classes that found no node for the pods of the hash pod_hash.
     forecast: what one would hold; forecasts: on each class that was considered. roofline: how fast replicas could
-    decode, None where that is not known; slow_below_percent: the share of it that is too slow, 0 for none; paces: how
-    fast they do, by uid.
+    decode, None where that is not known; slow_below_percent: the share of it that is too slow, 0 for none;
+    decode_rates: how fast they do, by uid.
     """
 
     seen: Observed
@@ -35,7 +35,7 @@ class Findings:
     current: str = ""
     asked: str = ""
     revision: Revision | None = None
-    course: Course | None = None
+    rollout: RolloutTarget | None = None
     wanted: int = 0
     fault_reason: str = ""
     fault_message: str = ""
@@ -47,14 +47,14 @@ class Findings:
     autoscaling: AutoscalingStatus | None = None
     gateway_url: str = ""
     accelerator_class: str = ""
-    full_classes: tuple[str, ...] = ()
-    full_for: str = ""
+    unavailable_classes: tuple[str, ...] = ()
+    pod_hash: str = ""
     waiting: str = ""
     forecast: Prediction | None = None
     forecasts: tuple[ClassForecast, ...] = ()
     roofline: Roofline | None = None
     slow_below_percent: int = 0
-    paces: Mapping[str, Pace] = field(default_factory=dict)
+    decode_rates: Mapping[str, DecodeRate] = field(default_factory=dict)
 
     @property
     def updated(self) -> tuple[Replica, ...]:

@@ -23,17 +23,17 @@ GUESSED_STEP_S: Final = 0.05
 GUESSED_PREFILL: Final = 1000.0
 """Speed of a replica that has measured none: seconds of a step, tokens per second of a prompt."""
 
-Verb = Literal["drain", "ask", "finish", "release", "cut", "aside", "return", "free"]
+Verb = Literal["drain", "ask", "finish", "release", "cut", "quarantine", "return", "free"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PodAction:
     """One thing to do to one pod.
 
     drain: ask its runtime to drain and mark it. ask: ask again, the mark is there. finish: mark it as the next to go.
-    release: take both back. cut: delete it with a short grace, it has had its time. aside: make it no replica any more,
-    so that another takes its place while it keeps its device; return: make it one again; free: delete it. why: one
-    sentence.
+    release: take both back. cut: delete it with a short grace, it has had its time. quarantine: make it no replica any
+    more, so that another takes its place while it keeps its device; return: make it one again; free: delete it. why:
+    one sentence.
     """
 
     verb: Verb
@@ -42,14 +42,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """The count that may be applied now, and the steps that bring it closer to the one wanted."""
+class DrainPlan:
+    """The count that may be applied now, and the actions that bring it closer to the one wanted."""
 
     count: int
-    steps: tuple[Step, ...] = ()
+    actions: tuple[PodAction, ...] = ()
 
 
-def leaving(replicas: Sequence[Replica], *, count: int, target: int, now: float, timeout_s: float) -> Leaving:
+def drain_plan(replicas: Sequence[Replica], *, count: int, target: int, now: float, timeout_s: float) -> DrainPlan:
     """Bring a workload from count to target.
 
     replicas: all its pods. count: as asked of the workload now. now: epoch seconds. timeout_s: how long a pod may
@@ -57,19 +57,19 @@ def leaving(replicas: Sequence[Replica], *, count: int, target: int, now: float,
     """
     live = sorted((r for r in replicas if r.live), key=_order)
     victims = live[: max(0, len(live) - target)]
-    steps = [step for r in victims if (step := _next_step(r, now, timeout_s)) is not None]
-    steps += [
-        Step(verb="release", replica=r, why="its replica is wanted again")
+    actions = [action for r in victims if (action := _next_action(r, now, timeout_s)) is not None]
+    actions += [
+        PodAction(verb="release", replica=r, why="its replica is wanted again")
         for r in live[len(victims) :]
         if r.drain_since is not None or r.drained or (r.reading is not None and r.reading.phase == "draining")
     ]
-    steps += [
-        Step(verb="cut", replica=r, why=f"it did not end within its drain timeout of {timeout_s:g} s")
+    actions += [
+        PodAction(verb="cut", replica=r, why=f"it did not end within its drain timeout of {timeout_s:g} s")
         for r in replicas
         if not r.live and r.drain_since is not None and now - r.drain_since > timeout_s + OVERDUE_S
     ]
     marked = sum(r.drained for r in victims)
-    return Leaving(count=max(target, min(count, len(live) - marked)), steps=tuple(steps))
+    return DrainPlan(count=max(target, min(count, len(live) - marked)), actions=tuple(actions))
 
 
 def _order(r: Replica) -> tuple[bool, bool, int, bool, bool, bool, bool, float, int, float, str]:
@@ -107,21 +107,21 @@ def cost_s(reading: RuntimeState | None) -> float:
     return tokens * step_s / max(1, reading.running) + prompts_s
 
 
-def _next_step(r: Replica, now: float, timeout_s: float) -> Step | None:
+def _next_action(r: Replica, now: float, timeout_s: float) -> PodAction | None:
     if r.drained:
         return None
     serving = r.phase == "ready" or (r.reading is not None and r.reading.phase in ("ready", "draining"))
     if not serving and (r.reading is not None or r.drain_since is None):
-        return Step(verb="finish", replica=r, why=f"it serves nothing ({r.phase})")
+        return PodAction(verb="finish", replica=r, why=f"it serves nothing ({r.phase})")
     if r.drain_since is None:
-        return Step(verb="drain", replica=r, why="fewer replicas are wanted")
+        return PodAction(verb="drain", replica=r, why="fewer replicas are wanted")
     waited = now - r.drain_since
     if waited >= timeout_s:
-        return Step(verb="finish", replica=r, why=f"its drain timeout of {timeout_s:g} s passed")
+        return PodAction(verb="finish", replica=r, why=f"its drain timeout of {timeout_s:g} s passed")
     if r.reading is None:
         return None
     if r.reading.phase != "draining":
-        return Step(verb="ask", replica=r, why="its runtime does not drain yet")
+        return PodAction(verb="ask", replica=r, why="its runtime does not drain yet")
     if r.idle and waited >= min(SETTLE_S, timeout_s):
-        return Step(verb="finish", replica=r, why=f"it finished its requests after {waited:.0f} s")
+        return PodAction(verb="finish", replica=r, why=f"it finished its requests after {waited:.0f} s")
     return None

@@ -12,7 +12,7 @@ from kvasir_kube.state_reader import StateReader, url
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
 from kvasir_operator.observed.replica import Replica, replica
-from kvasir_operator.scaling.window import Member
+from kvasir_operator.scaling.window import ScaledReplica
 
 DEADLINE_S: Final = 1.0
 STALE_S: Final = 6.0
@@ -21,24 +21,24 @@ GATEWAY_STATE_PORT: Final = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class LastReading:
     """What a pod said last, and when, on the steady clock."""
 
     state: RuntimeState
     at: float
 
 
-class Hearing:
+class Scraper:
     """Readings of all pods that the store knows."""
 
     def __init__(self, store: Store, reader: StateReader, *, clock: Clock) -> None:
         self._store, self._reader, self._clock = store, reader, clock
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, LastReading] = {}
         self._gateways: dict[str, tuple[float, tuple[ServiceDemand, ...]]] = {}
         self._began = math.inf
         self.missing_gateways: tuple[str, ...] = ()
 
-    async def listen(self) -> None:
+    async def scrape(self) -> None:
         """One round. Whoever does not answer within the deadline keeps what it said before, growing stale."""
         pods = {uid(pod): pod for pod in self._store.all(POD)}
         runtimes = {id_: base for id_, pod in pods.items() if (base := _ops_url(pod))}
@@ -49,7 +49,7 @@ class Hearing:
         )
         now = self._clock.steady()
         self._began = min(self._began, now)
-        self._heard.update({id_: Heard(state=state, at=now) for id_, state in states.items()})
+        self._heard.update({id_: LastReading(state=state, at=now) for id_, state in states.items()})
         self._heard = {id_: heard for id_, heard in self._heard.items() if id_ in pods}
         # A gateway that has just become ready counts as heard, and says nothing yet.
         self._gateways = {name: self._gateways.get(name, (now, ())) for name in gateways}
@@ -57,16 +57,16 @@ class Hearing:
         self.missing_gateways = tuple(sorted(name for name, (at, _) in self._gateways.items() if now - at > STALE_S))
 
     def replicas(self, service: Key) -> tuple[Replica, ...]:
-        """The pods of a service with what they said lately; not those that only look at its model, nor those aside."""
-        return tuple(replica(pod, self.reading(uid(pod))) for pod in self._pods(service, aside=False))
+        """The replicas of a service with their last readings, without inspection pods and quarantined pods."""
+        return tuple(replica(pod, self.reading(uid(pod))) for pod in self._pods(service, quarantined=False))
 
-    def aside(self, service: Key) -> tuple[Replica, ...]:
-        """Pods that are set aside, since their device failed."""
-        return tuple(replica(pod, None) for pod in self._pods(service, aside=True))
+    def quarantined(self, service: Key) -> tuple[Replica, ...]:
+        """Pods that are quarantined because their device failed."""
+        return tuple(replica(pod, None) for pod in self._pods(service, quarantined=True))
 
-    def _pods(self, service: Key, *, aside: bool) -> list[Json]:
+    def _pods(self, service: Key, *, quarantined: bool) -> list[Json]:
         pods = [pod for pod in self._store.of(POD, service) if names.LABEL_SERVICE in labels(pod)]
-        return [pod for pod in pods if (labels(pod).get(names.LABEL_ROLE) == names.ROLE_ASIDE) is aside]
+        return [pod for pod in pods if (labels(pod).get(names.LABEL_ROLE) == names.ROLE_QUARANTINE) is quarantined]
 
     def incomplete(self, service: Key) -> bool:
         """Whether a ready pod of the service has said nothing since this operator began, and is not silent for it yet.
@@ -82,7 +82,7 @@ class Hearing:
         heard = self._heard.get(uid_)
         return heard.state if heard and self._clock.steady() - heard.at <= STALE_S else None
 
-    def members(self, replicas: tuple[Replica, ...]) -> list[Member]:
+    def members(self, replicas: tuple[Replica, ...]) -> list[ScaledReplica]:
         """Replicas as the autoscaler counts them. One that has just become ready may not have been asked yet."""
         return [self._member(r) for r in replicas if r.phase in ("ready", "draining") and not self._new(r)]
 
@@ -91,9 +91,9 @@ class Hearing:
         said = [demand for _, services in self._gateways.values() for demand in services]
         return [demand for demand in said if (demand.namespace, demand.name) == service]
 
-    def _member(self, r: Replica) -> Member:
+    def _member(self, r: Replica) -> ScaledReplica:
         heard = self._heard.get(r.uid)
-        return Member(
+        return ScaledReplica(
             uid=r.uid,
             name=r.name,
             serving=r.phase == "ready",

@@ -19,7 +19,7 @@ MOST_AT_ONCE: Final = 5
 PAUSE_S: Final = 60.0
 
 
-class Rivals:
+class WriteConflicts:
     """When each object was restored, within the last window."""
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class Rivals:
         return times
 
 
-def others(obj: Json) -> str:
+def other_managers(obj: Json) -> str:
     """Who else wrote an object, the last first; empty when nobody tells."""
     entries: Iterable[Json] = (obj.get("metadata") or {}).get("managedFields") or ()
     foreign = [e for e in entries if e.get("manager") != names.MANAGER and not e.get("subresource")]

@@ -3,7 +3,7 @@
 from kvasir_api.status import Condition, InferenceServiceStatus
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.loop.recorder import Recorder
-from kvasir_operator.observed.world import Observed, Revision
+from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.status.summary import Summary
 
 STALLED_EVENTS = {
@@ -20,7 +20,7 @@ STALLED_EVENTS = {
 }
 
 
-class Announcer:
+class EventEmitter:
     """Compares before and after. What the cluster remembers decides, so a restart repeats nothing."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -31,21 +31,21 @@ class Announcer:
         """An event when the spec begins to ask for other pods than before."""
         if current.id == seen.status.rollout.current_revision or seen.revision(current.id) == current:
             return
-        await self._recorder.say(service, "RevisionCreated", f"revision {current.id}, number {current.number}")
+        await self._recorder.event(service, "RevisionCreated", f"revision {current.id}, number {current.number}")
 
     async def changes(self, seen: Observed, service: Json, status: InferenceServiceStatus, answer: Summary) -> None:
         """Events about readiness, refusals, the rollout, failing pods and scaling by hand."""
         before, after = _ready(seen.status.conditions), _ready(status.conditions)
         was_ready = before is not None and before.status == "True"
         if answer.mode == "ready" and not was_ready and status.desired_replicas:
-            await self._recorder.say(service, "Ready", answer.message)
+            await self._recorder.event(service, "Ready", answer.message)
         said = STALLED_EVENTS.get(answer.reason)
         if said and answer.mode == "stalled" and not _same(before, after):
-            await self._recorder.say(service, said, answer.message, kind="Warning")
+            await self._recorder.event(service, said, answer.message, kind="Warning")
         await self._course(seen, service, status)
         rolled = status.rollout.last_good_revision
         if rolled and rolled != seen.status.rollout.last_good_revision and seen.status.rollout.last_good_revision:
-            await self._recorder.say(service, "RolloutComplete", f"every replica runs revision {rolled}")
+            await self._recorder.event(service, "RolloutComplete", f"every replica runs revision {rolled}")
         await self._failures(seen, service)
         await self._by_hand(seen, service, status)
 
@@ -55,21 +55,23 @@ class Announcer:
 
     async def _course(self, seen: Observed, service: Json, status: InferenceServiceStatus) -> None:
         before, after = seen.status.rollout, status.rollout
-        if after.full_classes and after.full_classes != before.full_classes:
+        if after.unavailable_classes and after.unavailable_classes != before.unavailable_classes:
             waited = seen.spec.resources.accelerator.fallback_seconds
-            note = f"{after.full_classes[-1]} found no node for any replica in {waited} s; the next class is tried"
-            await self._recorder.say(service, "ClassPassedOver", note, kind="Warning")
+            note = (
+                f"{after.unavailable_classes[-1]} found no node for any replica in {waited} s; the next class is tried"
+            )
+            await self._recorder.event(service, "AcceleratorClassFallback", note, kind="Warning")
         if after.strategy == "InPlace" and seen.spec.rollout.strategy != "InPlace" and before.strategy != "InPlace":
-            await self._recorder.say(service, "RollingInPlace", after.message)
+            await self._recorder.event(service, "RollingInPlace", after.message)
         if after.rolled_back_revision and after.rolled_back_revision != before.rolled_back_revision:
             note = f"{after.rolled_back_revision} was given up for {after.last_good_revision}: {after.message}"
-            await self._recorder.say(service, "RolledBack", note, kind="Warning")
+            await self._recorder.event(service, "RolledBack", note, kind="Warning")
         if (
             after.step
             and (after.step, after.step_since) != (before.step, before.step_since)
             and after.phase == "Canary"
         ):
-            await self._recorder.say(service, "CanaryStep", after.message)
+            await self._recorder.event(service, "CanaryStep", after.message)
 
     async def _failures(self, seen: Observed, service: Json) -> None:
         name = (seen.namespace, seen.name)
@@ -79,7 +81,7 @@ class Announcer:
             if uid_ not in known:
                 pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
                 note = f"{r.name}: {r.last_words or 'it gave no reason'}"
-                await self._recorder.say(service, "ReplicaFailed", note, kind="Warning", related=pod)
+                await self._recorder.event(service, "ReplicaFailed", note, kind="Warning", related=pod)
         if failed:
             self._failed[name] = set(failed)
         else:
@@ -91,7 +93,7 @@ class Announcer:
         if seen.spec.autoscaling is not None or not observed_before or before == after or seen.invalid:
             return
         reason = "ScaledUp" if after > before else "ScaledDown"
-        await self._recorder.say(service, reason, f"{before} → {after} replicas, manual: spec.replicas asks for it")
+        await self._recorder.event(service, reason, f"{before} → {after} replicas, manual: spec.replicas asks for it")
 
 
 def _ready(conditions: list[Condition]) -> Condition | None:

@@ -3,10 +3,10 @@
 from kvasir_api.state import StartupSeconds
 from kvasir_api.status import ColdStart
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.status.findings import Findings
+from kvasir_operator.status.inputs import StatusInputs
 
 
-def cold_start(found: Findings) -> ColdStart | None:
+def cold_start(found: StatusInputs) -> ColdStart | None:
     """Of the replica that became ready last; as known before while none that never restarted is ready.
 
     The parts sum up to the whole, but where rounding of what the runtime measured adds a second or two to it:

@@ -8,15 +8,15 @@ Strategy = Literal["", "Surge", "InPlace", "BlueGreen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """target: the revision to bring to the wanted number. cap: most replicas of it for now, None for no bound.
+class RolloutTarget:
+    """revision: the one to bring to the wanted number. cap: most replicas of it for now, None for no bound.
 
     step: of the canary, from 1; 0 outside of one. since: epoch seconds at which the step's replicas were ready, None
     before. rolled_back: the revision that was given up, empty when none was. strategy: how replicas are replaced now,
     which is not always as the spec says; empty while none are. why: for people, empty when nothing is held.
     """
 
-    target: str
+    revision: str
     cap: int | None = None
     phase: Phase = ""
     step: int = 0
