@@ -1,4 +1,4 @@
-"""The engine process: python -m kvasir_runtime.engine_main, with a Launch document on standard input.
+"""The engine process: python -m kvasir_runtime.engine_main, with EngineArgs as JSON on standard input.
 
 Started by the API process, which keeps our standard input open as long as it lives; its end ends us. Exit code 0 after
 Shutdown or SIGTERM, 1 after a failure, which was told to the clients in one line.
@@ -18,18 +18,18 @@ from pydantic import ValidationError
 from kvasir_api import names
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import log_config
-from kvasir_runtime.engine.link import Link
-from kvasir_runtime.engine.loop import EngineError, one_line
-from kvasir_runtime.engine.start import Build, Lobby, Stopped, started
-from kvasir_runtime.engine.xids import Xids
+from kvasir_runtime.engine.client_socket import ClientSocket
+from kvasir_runtime.engine.loop import EngineFatalError, one_line
+from kvasir_runtime.engine.start import Build, ShutdownRequested, StartupClients, start_engine
+from kvasir_runtime.engine.xid_monitor import XidMonitor
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.wire import Failed, Launch
+from kvasir_runtime.wire import EngineArgs, EngineFailed
 
 LOG = logging.getLogger("kvasir_runtime.engine")
 STDIN = 0
 
 
-def main(build: Build | None = None, xids: Xids | None = None) -> int:
+def main(build: Build | None = None, xids: XidMonitor | None = None) -> int:
     """Runs the process; build and xids are replaced by tests. Returns the exit code."""
     gc.disable()  # importing torch makes a million objects that stay: looking at them costs a sixth of that time
     build = build or _real_build()  # takes a second or two, while whoever started us finds the model
@@ -38,43 +38,43 @@ def main(build: Build | None = None, xids: Xids | None = None) -> int:
             line = stdin.readline()
         if not line:
             return 1  # our parent ended, or wants no engine any more
-        launch = msgspec.json.decode(line, type=Launch)
+        launch = msgspec.json.decode(line, type=EngineArgs)
         options = ServeOptions.model_validate({**launch.options, "model": launch.model})
     except (msgspec.MsgspecError, ValidationError) as error:
-        sys.stderr.write(f"error: the launch document is not understood: {one_line(error)}\n")
+        sys.stderr.write(f"error: the engine arguments on standard input cannot be read: {one_line(error)}\n")
         return 1
     log_config.configure(options.log_format)
     threading.Thread(target=_die_with_parent, daemon=True, name="parent").start()
-    link = Link(launch.address)
+    socket = ClientSocket(launch.address)
     try:
-        return _serve(options, build, link, xids or Xids())
+        return _serve(options, build, socket, xids or XidMonitor())
     finally:
-        link.close()
+        socket.close()
 
 
-def _serve(options: ServeOptions, build: Build, link: Link, xids: Xids) -> int:
-    lobby = Lobby(link)
+def _serve(options: ServeOptions, build: Build, socket: ClientSocket, xids: XidMonitor) -> int:
+    clients = StartupClients(socket)
     if options.device != "cpu":
         xids.begin()
     try:
-        engine = started(options, build, link, lobby)
+        engine = start_engine(options, build, socket, clients)
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
         gc.freeze()  # what was loaded stays; to look at it all for what does not would stop the first request for 0.2 s
         gc.enable()
-        lobby.follow(engine)
+        clients.follow(engine)
         engine.run()
-    except Stopped:
+    except ShutdownRequested:
         return 0
-    except (StartError, EngineError) as error:
+    except (StartError, EngineFatalError) as error:
         # Who hears it says it to people; twice would be once too often.
         words = xids.words(one_line(error))
         incurable = isinstance(error, StartError) and not words.startswith(names.DEVICE_FAULT)
-        if not lobby.say_last(Failed(words, incurable)):
+        if not clients.send_final(EngineFailed(words, incurable)):
             LOG.error("%s", words)  # noqa: TRY400 - one line for a person, the cause is in it
         return 1
     except Exception as error:
         LOG.exception("the engine failed")
-        lobby.say_last(Failed(xids.words(f"the engine failed: {type(error).__name__}: {one_line(error)}")))
+        clients.send_final(EngineFailed(xids.words(f"the engine failed: {type(error).__name__}: {one_line(error)}")))
         return 1
     return 0
 

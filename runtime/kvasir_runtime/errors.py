@@ -4,7 +4,7 @@
     |-- ModelError     the model is missing, damaged, or of a kind that this runtime does not serve
     `-- CapacityError  the device or the container has not enough memory for the model and a useful KV cache
 
-Raised by source, weights, models and runner; the engine turns them into `Failed` and exits with code 1.
+Raised by source, weights, models and runner; the engine turns them into `EngineFailed` and exits with code 1.
 """
 
 from kvasir_api import names

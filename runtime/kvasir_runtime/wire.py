@@ -27,7 +27,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     after: str = ""
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next token is drawn. Every value is already validated and complete; None does not occur.
 
     temperature 0 means greedy, and then seed, top_k, top_p and min_p have no effect. top_k 0 means off.
@@ -72,8 +72,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[float, ...] = ()
 
 
-class Beam(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Search for the likeliest answers instead of drawing one; the rules are in `core.beams`.
+class BeamSearchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Search for the likeliest answers instead of drawing one; the rules are in `core.beam_search`.
 
     width: beams that run side by side, at least as many as answers. early_stopping: end as soon as width answers have
     ended (True), when no better one is likely (False), or only when none is possible ("never").
@@ -94,7 +94,7 @@ class Beam(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return (shared + max(0, num_blocks - shared) // max(1, self.width)) * block_size + 1
 
 
-class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is wanted of a prompt in place of an answer: one vector, of the hidden states that the head would see.
 
     last: that of the last token. mean: their mean over the prompt. labels: the logits of a classification head at the
@@ -105,7 +105,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     token_ids: tuple[int, ...] = ()
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt to continue. Lengths and ids were checked against the model before it was sent.
 
     pooling: the prompt is computed, nothing is drawn, and sampling has no effect.
@@ -117,15 +117,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     request_id: str
     prompt: tuple[int, ...]
-    sampling: Sampling
-    pooling: Pooling | None = None
+    sampling: SamplingConfig
+    pooling: PoolingConfig | None = None
     salt: bytes = b""
     route_hashes: tuple[bytes, ...] = ()
-    beam: Beam | None = None
+    beam: BeamSearchConfig | None = None
     follows: str = ""
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine process is told when it is started: one line of JSON on its standard input.
 
     address: where its ROUTER socket binds, ipc:// in a private directory. model: an existing directory. options: the
@@ -171,18 +171,18 @@ class Deviation(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of a client, sent as soon as its socket exists, also while the engine still loads.
 
-    From then on the client gets Progress, Ready or Failed (the latest at once) and every Step.
+    From then on the client gets Progress, Ready or EngineFailed (the latest at once) and every StepOutputs.
     """
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Take this request into the queue."""
 
-    request: Request
+    request: EngineRequest
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Forget this request at the next step and free its blocks; no event follows. Unknown ids are ignored.
+    """Forget this request at the next step and free its blocks; no output follows. Unknown ids are ignored.
 
     reason "stop" tells that a stop string ended it (a success), "abort" that the client went away.
     """
@@ -194,7 +194,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 class Inject(msgspec.Struct, frozen=True, tag="inject"):
     """Append these ids to what is known of a running request, as soon as none of its tokens is in flight.
 
-    They are no part of the answer and do not count as such. The next event with tokens says that they stand before
+    They are no part of the answer and do not count as such. The next output with tokens says that they stand before
     them. Ids of requests that have ended, and ids for which there is no room, are ignored.
     """
 
@@ -213,16 +213,16 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 ToEngine = Hello | Submit | Abort | Inject | Drain | Shutdown
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step did for one request: zero or more tokens, and on the last event why it ended.
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did for one request: zero or more tokens, and on the last output why it ended.
 
     stop_token_id is the id that ended it (EOS or a stop id), which is not among token_ids.
-    cached_tokens counts prompt tokens found in the prefix cache at first admission; set on every event.
-    queue_s: seconds between Submit and the plan with its first chunk; on the first event with tokens, else -1.
+    cached_tokens counts prompt tokens found in the prefix cache at first admission; set on every output.
+    queue_s: seconds between Submit and the plan with its first chunk; on the first output with tokens, else -1.
     logprobs: one for each of token_ids where they were asked for. prompt_logprobs: of the next tokens of the prompt, in
     order from the second one on; all of them come before or with the first of token_ids.
-    score: of an answer that was searched for, on its only event: the sum of its logprobs by its length, see Beam.
-    pooled: the vector of a request with pooling, little-endian float32, on its one event; finish_reason is "stop".
+    score: of an answer of a beam search, on its only output: the sum of its logprobs by its length (BeamSearchConfig).
+    pooled: the vector of a request with pooling, little-endian float32, on its one output; finish_reason is "stop".
     injected: how many ids of Inject messages stand before token_ids.
     message explains finish_reason "error".
     """
@@ -241,13 +241,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
-    """All that one step has to say to one client; sent with no events as a heartbeat when idle (about 1 s).
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    """What one step did for one client's requests; sent with no outputs as a heartbeat when idle (about 1 s).
 
     computed_tokens: of all requests in this step, 0 where nothing was computed.
     """
 
-    events: tuple[Event, ...]
+    outputs: tuple[EngineOutput, ...]
     state: RuntimeState
     computed_tokens: int = 0
 
@@ -286,7 +286,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     fallback: str = ""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine cannot go on; one line for a person. The process exits after it.
 
     refusal: model or options are at fault (a damaged file, too little memory), so that another try ends the same way.
@@ -296,4 +296,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     refusal: bool = False
 
 
-FromEngine = Step | Progress | Ready | Failed
+FromEngine = StepOutputs | Progress | Ready | EngineFailed

@@ -10,7 +10,7 @@ import torch
 
 from kvasir_api.options import Quantization
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Chunk, Copy, Grow, Join, Plan
+from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.kernels.ops import CPU, Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -23,10 +23,10 @@ from kvasir_runtime.runner.startup.build import assemble
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.weights import quant_formats as weight_formats
 from kvasir_runtime.weights.loader import load
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 CPU_DEVICE = torch.device("cpu")
-GREEDY = Sampling(temperature=0.0, max_tokens=1)
+GREEDY = SamplingConfig(temperature=0.0, max_tokens=1)
 
 
 def runner_of(
@@ -97,7 +97,7 @@ class Stream:
     """One sequence on its way: known tokens, how many of them are computed, the row and blocks it holds."""
 
     prompt: tuple[int, ...]
-    sampling: Sampling = GREEDY
+    sampling: SamplingConfig = GREEDY
     min_tokens: int = 0
     answer: list[int] = field(default_factory=list)
     computed: int = 0
@@ -122,7 +122,7 @@ class Hand:
         self._rows = list(range(runner.facts.max_sequences))[::-1]
         self._steps: Iterator[int] = itertools.count(1)
 
-    def step(self, moves: Sequence[tuple[Stream, int]], copies: Sequence[Copy] = ()) -> None:
+    def step(self, moves: Sequence[tuple[Stream, int]], copies: Sequence[BlockCopy] = ()) -> None:
         """One plan: each stream computes so many tokens, and samples when they are its last known ones."""
         joins, grows, chunks, sampling = [], [], [], []
         for stream, num_tokens in moves:
@@ -143,7 +143,7 @@ class Hand:
             stream.computed = end
             if samples:
                 sampling.append(stream)
-        plan = Plan(
+        plan = StepPlan(
             step=next(self._steps), joins=tuple(joins), grows=tuple(grows), copies=tuple(copies), chunks=tuple(chunks)
         )
         results = self._runner.collect(self._runner.launch(plan))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvasir_runtime.wire import Event, FromEngine, Shutdown, Step, ToEngine
+from kvasir_runtime.wire import EngineOutput, FromEngine, Shutdown, StepOutputs, ToEngine
 
 CLIENT = b"api-0"
 
@@ -40,10 +40,10 @@ class FakeClients:
         self.sent.append((client, message))
         return True
 
-    def steps(self, client: bytes = CLIENT) -> list[Step]:
+    def steps(self, client: bytes = CLIENT) -> list[StepOutputs]:
         """What the engine said after each step."""
-        return [message for to, message in self.sent if to == client and isinstance(message, Step)]
+        return [message for to, message in self.sent if to == client and isinstance(message, StepOutputs)]
 
-    def events(self, client: bytes = CLIENT) -> list[Event]:
+    def events(self, client: bytes = CLIENT) -> list[EngineOutput]:
         """All events, in order."""
-        return [event for step in self.steps(client) for event in step.events]
+        return [event for step in self.steps(client) for event in step.outputs]

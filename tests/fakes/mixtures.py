@@ -9,7 +9,7 @@ import numpy as np
 
 from fakes.by_hand import scheduler_of
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.wire import Beam, Event, Pooling, Request, Sampling
+from kvasir_runtime.wire import BeamSearchConfig, EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
 VOCAB = 320
 WISHES: tuple[dict[str, Any], ...] = (
@@ -26,35 +26,37 @@ WISHES: tuple[dict[str, Any], ...] = (
 )
 
 
-def request(number: int, **wishes: object) -> Request:
+def request(number: int, **wishes: object) -> EngineRequest:
     chance = random.Random(number)
     shared = tuple(random.Random(0).choices(range(3, VOCAB), k=40))
     prompt = shared[: chance.choice((0, 17, 40))] + tuple(chance.choices(range(3, VOCAB), k=chance.randint(1, 30)))
     beam, pooling = wishes.pop("beam", None), wishes.pop("pooling", None)
     values = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, **wishes}
-    return Request(
+    return EngineRequest(
         request_id=str(number),
         prompt=prompt,
-        sampling=Sampling(**values),  # type: ignore[arg-type]
+        sampling=SamplingConfig(**values),  # type: ignore[arg-type]
         beam=beam,  # type: ignore[arg-type]
         pooling=pooling,  # type: ignore[arg-type]
     )
 
 
-def mixed() -> list[Request]:
+def mixed() -> list[EngineRequest]:
     """Every wish twice, and prompts to be pooled, and searches."""
     requests = [request(number, **WISHES[number % len(WISHES)]) for number in range(2 * len(WISHES))]
-    requests += [request(50, pooling=Pooling(kind="mean")), request(51, pooling=Pooling(kind="last"))]
-    searched = [request(60, beam=Beam(width=3, answers=("60", "60b", "60c"), early_stopping=False), max_tokens=9)]
+    requests += [request(50, pooling=PoolingConfig(kind="mean")), request(51, pooling=PoolingConfig(kind="last"))]
+    searched = [
+        request(60, beam=BeamSearchConfig(width=3, answers=("60", "60b", "60c"), early_stopping=False), max_tokens=9)
+    ]
     return [*requests[:9], *searched, *requests[9:]]
 
 
-Story = dict[str, list[Event]]
+Story = dict[str, list[EngineOutput]]
 
 
 def served(
     runner: ModelRunner,
-    requests: list[Request],
+    requests: list[EngineRequest],
     *,
     depth: int,
     budget: int = 40,
@@ -94,7 +96,7 @@ class Near(list[float]):
     __hash__ = None
 
 
-def told(events: list[Event]) -> tuple[object, ...]:
+def told(events: list[EngineOutput]) -> tuple[object, ...]:
     """All that a client hears but for how it was cut into events; logprobs and vectors but for their last places."""
     return (
         [token for event in events for token in event.token_ids],

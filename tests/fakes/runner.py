@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from fakes.model import EOS, FakeModel
-from kvasir_runtime.core.plan import Chunk, Join, Plan, Results, Sampled
-from kvasir_runtime.engine.ports import Grammars
-from kvasir_runtime.watch import Watch
+from kvasir_runtime.core.plan import Chunk, Join, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.engine.interfaces import Grammars
+from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import Logprobs
 
 
@@ -74,7 +74,7 @@ class FakeRunner:
     vector_size: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
-    launched: list[Plan] = field(default_factory=list)
+    launched: list[StepPlan] = field(default_factory=list)
     in_flight: int = 0
     guided: dict[int, list[tuple[int, Row, int]]] = field(default_factory=dict)
     void: set[tuple[int, int]] = field(default_factory=set)
@@ -92,7 +92,7 @@ class FakeRunner:
             eos_token_ids=self.eos_token_ids,
         )
 
-    def launch(self, plan: Plan) -> Results:
+    def launch(self, plan: StepPlan) -> StepResults:
         """Applies the plan in its order; the handle is the result itself."""
         assert plan.num_tokens <= self.max_batch_tokens
         assert len(plan.chunks) == len({chunk.row for chunk in plan.chunks})
@@ -123,12 +123,12 @@ class FakeRunner:
         )
         self.guided[plan.step] = self._undecided(plan)
         pooled = tuple(vector for chunk in plan.chunks if (vector := self._pool(chunk)))
-        return Results(step=plan.step, sampled=sampled, scored=scored, pooled=pooled)
+        return StepResults(step=plan.step, sampled=sampled, scored=scored, pooled=pooled)
 
-    def watched(self, watch: Watch) -> None:
+    def use_profiler(self, profiler: StepProfiler) -> None:
         """It computes nothing whose time could be told."""
 
-    def collect(self, handle: Results) -> Results:
+    def collect(self, handle: StepResults) -> StepResults:
         """In order of launch."""
         assert handle.step == self.launched[-self.in_flight].step
         self.in_flight -= 1
@@ -137,7 +137,7 @@ class FakeRunner:
         sampled = list(handle.sampled)
         for place, row, length in self.guided.pop(handle.step):
             if (handle.step, place) in self.void:
-                sampled[place] = Sampled(sampled[place].row, ())
+                sampled[place] = SampledTokens(sampled[place].row, ())
                 continue
             row.undecided -= 1
             forced = self.model.forced(row.tokens[:length])
@@ -145,10 +145,10 @@ class FakeRunner:
                 row.tokens[length:], row.undecided = forced.tokens, 0
                 self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
             tokens = (*sampled[place].tokens, *forced.tokens)
-            sampled[place] = Sampled(sampled[place].row, tokens, ended=forced.ended, error=forced.error)
+            sampled[place] = SampledTokens(sampled[place].row, tokens, ended=forced.ended, error=forced.error)
         return msgspec.structs.replace(handle, sampled=tuple(sampled))
 
-    def _undecided(self, plan: Plan) -> list[tuple[int, Row, int]]:
+    def _undecided(self, plan: StepPlan) -> list[tuple[int, Row, int]]:
         """Those of the sampling chunks whose grammar says more once the token is known: place, row, known tokens."""
         sampling = [self.rows[chunk.row] for chunk in plan.chunks if chunk.samples]
         guided = [(i, row, len(row.tokens)) for i, row in enumerate(sampling) if row.join.sampling.grammar]
@@ -163,7 +163,7 @@ class FakeRunner:
         assert join.computed_tokens < len(join.tokens)
         self.rows[join.row] = Row(join, list(join.tokens), list(join.blocks), join.computed_tokens)
 
-    def _fork(self, plan: Plan) -> None:
+    def _fork(self, plan: StepPlan) -> None:
         before = dict(self.rows)
         for fork in plan.forks:
             source = before[fork.source]
@@ -207,11 +207,11 @@ class FakeRunner:
             return array("f", (sum(row.pooled) % (7 + place) - 3.0 for place in range(size))).tobytes()
         return struct.pack(f"<{len(row.pooled)}f", *row.pooled)
 
-    def _sampled(self, chunk: Chunk) -> Sampled:
+    def _sampled(self, chunk: Chunk) -> SampledTokens:
         row = self.rows[chunk.row]
         said = row.join.sampling.logprobs
         likeliest = (self.model.likeliest(row.tokens, said),) if said > 0 else ()
-        return Sampled(chunk.row, (self._sample(chunk),), likeliest)
+        return SampledTokens(chunk.row, (self._sample(chunk),), likeliest)
 
     def _sample(self, chunk: Chunk) -> int:
         row = self.rows[chunk.row]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from fakes.runner import FakeRunner
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Plan, Results
+from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.wire import Event, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class Serving:
     depth: int = 1
     now: float = 0.0
     answers: dict[str, Answer] = field(default_factory=dict)
-    flight: deque[tuple[Plan, Results]] = field(default_factory=deque)
-    plans: list[Plan] = field(default_factory=list)
+    flight: deque[tuple[StepPlan, StepResults]] = field(default_factory=deque)
+    plans: list[StepPlan] = field(default_factory=list)
 
-    def submit(self, *requests: Request) -> None:
+    def submit(self, *requests: EngineRequest) -> None:
         """Queue requests; a refusal is an answer."""
         for request in requests:
             for request_id in request.beam.answers if request.beam else (request.request_id,):
@@ -66,7 +66,7 @@ class Serving:
                 break
         assert not self.scheduler.has_work, "requests are left that nobody computes"
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: EngineOutput) -> None:
         answer = self.answers[event.request_id]
         assert not answer.reason, "an event after the last one"
         answer.marks += [len(answer.tokens)] * event.injected
@@ -98,8 +98,8 @@ def serving(depth: int = 1, runner: FakeRunner | None = None, **limits: object) 
     return Serving(Scheduler(Limits(**settings)), runner, depth)  # type: ignore[arg-type]
 
 
-def request(request_id: str, prompt: tuple[int, ...] | list[int], **sampling: object) -> Request:
+def request(request_id: str, prompt: tuple[int, ...] | list[int], **sampling: object) -> EngineRequest:
     """A greedy request for 8 tokens unless told otherwise; salt, route_hashes and beam go to the request."""
     outer = {name: sampling.pop(name) for name in ("salt", "route_hashes", "beam") if name in sampling}
     values = {"max_tokens": 8, "temperature": 0.0, **sampling}
-    return Request(request_id=request_id, prompt=tuple(prompt), sampling=Sampling(**values), **outer)  # type: ignore[arg-type]
+    return EngineRequest(request_id=request_id, prompt=tuple(prompt), sampling=SamplingConfig(**values), **outer)  # type: ignore[arg-type]

@@ -43,14 +43,14 @@ class Faults(msgspec.Struct, kw_only=True):
 class Sequence:
     """One request being answered."""
 
-    def __init__(self, client: bytes, request: wire.Request, says: str = "") -> None:
+    def __init__(self, client: bytes, request: wire.EngineRequest, says: str = "") -> None:
         self.client = client
         self.request = request
         self.done = 0
         self.injected = 0
         self.said = tuple(msgspec.json.decode(Path(says).read_bytes())) if says else ()
 
-    def step(self, faults: Faults) -> wire.Event:
+    def step(self, faults: Faults) -> wire.EngineOutput:
         """Its next tokens."""
         sampling, prompt = self.request.sampling, self.said or self.request.prompt
         limit = sampling.max_tokens
@@ -66,7 +66,7 @@ class Sequence:
             reason = "stop" if stop and limit < sampling.max_tokens else "length"
         ended_by = 0 if reason == "stop" else None
         injected, self.injected = self.injected, 0
-        return wire.Event(
+        return wire.EngineOutput(
             request_id=self.request.request_id,
             token_ids=tokens,
             finish_reason=reason,
@@ -79,7 +79,7 @@ class Sequence:
 class Stub:
     """The process."""
 
-    def __init__(self, launch: wire.Launch, faults: Faults) -> None:
+    def __init__(self, launch: wire.EngineArgs, faults: Faults) -> None:
         self.faults = faults
         self.socket = zmq.Context().socket(zmq.ROUTER)
         self.socket.bind(launch.address)
@@ -142,21 +142,23 @@ class Stub:
             case wire.Hello():
                 self.clients.append(client)
                 self.send(client, self.first_words())
-                self.send(client, wire.Step((), self.state()))
+                self.send(client, wire.StepOutputs((), self.state()))
             case wire.Submit(request):
                 self.totals += 1
                 if self.faults.refuse:
-                    event = wire.Event(request_id=request.request_id, finish_reason="error", message=self.faults.refuse)
-                    self.send(client, wire.Step((event,), self.state()))
+                    event = wire.EngineOutput(
+                        request_id=request.request_id, finish_reason="error", message=self.faults.refuse
+                    )
+                    self.send(client, wire.StepOutputs((event,), self.state()))
                 else:
                     self.live[request.request_id] = Sequence(client, request, self.faults.says)
-                    self.send(client, wire.Step((), self.state()))
+                    self.send(client, wire.StepOutputs((), self.state()))
             case wire.Inject(request_id, token_ids):
                 if request_id in self.live:
                     self.live[request_id].injected += len(token_ids)
             case wire.Abort(request_id):
                 self.live.pop(request_id, None)
-                self.send(client, wire.Step((), self.state()))
+                self.send(client, wire.StepOutputs((), self.state()))
             case wire.Shutdown():
                 self.stopping = True
 
@@ -164,7 +166,7 @@ class Stub:
         """Ready, or the last words."""
         if self.faults.fail:
             self.stopping = True
-            return wire.Failed(self.faults.fail, self.faults.incurable)
+            return wire.EngineFailed(self.faults.fail, self.faults.incurable)
         gate = self.faults.load_gate
         return wire.Progress("loading", 0.25, 3.0) if gate and not Path(gate).exists() else self.ready()
 
@@ -172,14 +174,14 @@ class Stub:
         """One step of all that live, when the gate is open."""
         if self.faults.gate and not Path(self.faults.gate).exists():
             return
-        by_client: dict[bytes, list[wire.Event]] = {}
+        by_client: dict[bytes, list[wire.EngineOutput]] = {}
         for sequence in list(self.live.values()):
             event = sequence.step(self.faults)
             by_client.setdefault(sequence.client, []).append(event)
             if event.finish_reason is not None:
                 del self.live[event.request_id]
         for client, events in by_client.items():
-            self.send(client, wire.Step(tuple(events), self.state()))
+            self.send(client, wire.StepOutputs(tuple(events), self.state()))
 
     def run(self) -> None:
         """Until told to stop or orphaned."""
@@ -191,7 +193,7 @@ class Stub:
                 gate = ""
                 for client in self.clients:
                     self.send(client, self.ready())
-                    self.send(client, wire.Step((), self.state()))
+                    self.send(client, wire.StepOutputs((), self.state()))
             if self.live:
                 self.step()
                 time.sleep(self.faults.step_s)
@@ -201,6 +203,6 @@ class Stub:
 if __name__ == "__main__":
     line = sys.stdin.readline()
     Stub(
-        msgspec.json.decode(line, type=wire.Launch),
+        msgspec.json.decode(line, type=wire.EngineArgs),
         msgspec.json.decode(os.environ.get("KVASIR_STUB", "{}"), type=Faults),
     ).run()

@@ -21,7 +21,7 @@ from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.start import limits_of, ready_of
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.wire import Request, Sampling, Step, Submit, ToEngine
+from kvasir_runtime.wire import EngineRequest, SamplingConfig, StepOutputs, Submit, ToEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 320
@@ -39,7 +39,7 @@ OPTIONS = {"max_model_len": 320, "max_batch_tokens": 48, "max_sequences": 12, "k
 class Answers:
     """Requests a few at a time, and the tokens of each."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[EngineRequest]) -> None:
         self._waiting = list(reversed(requests))
         self._left = len(requests)
         self.wrong = ""
@@ -48,8 +48,8 @@ class Answers:
     def begin(self) -> list[ToEngine]:
         return [Submit(self._waiting.pop()) for _ in range(min(3, len(self._waiting)))]
 
-    def heard(self, step: Step, now: float) -> list[ToEngine] | None:
-        for event in step.events:
+    def heard(self, step: StepOutputs, now: float) -> list[ToEngine] | None:
+        for event in step.outputs:
             self.tokens[event.request_id] += event.token_ids
             self._left -= event.finish_reason is not None
             if event.finish_reason == "error":
@@ -59,14 +59,14 @@ class Answers:
         return [Submit(self._waiting.pop())] if self._waiting else []
 
 
-def requests() -> list[Request]:
+def requests() -> list[EngineRequest]:
     """Greedy and drawn, short and long, some alike in their beginning, some penalised."""
     chance = random.Random(3)
     shared = chance.choices(range(3, VOCAB), k=100)
     made = []
     for number in range(10):
         own = chance.choices(range(3, VOCAB), k=chance.randint(1, 60))
-        sampling = Sampling(
+        sampling = SamplingConfig(
             temperature=(0.0, 0.8)[number % 2],
             top_k=20 if number % 3 == 0 else 0,
             seed=number,
@@ -75,7 +75,7 @@ def requests() -> list[Request]:
             ignore_eos=True,
         )
         prompt = (*shared[: chance.choice((0, 40, 96))], *own)
-        made.append(Request(request_id=f"r{number}", prompt=prompt, sampling=sampling))
+        made.append(EngineRequest(request_id=f"r{number}", prompt=prompt, sampling=sampling))
     return made
 
 

@@ -1,7 +1,7 @@
-"""The API process's end of the socket to the engine: sends requests, hands each event to the stream it belongs to.
+"""The API process's end of the socket to the engine: sends requests, hands each output to the stream it belongs to.
 
 Owned by the server's process; used on its event loop only. It knows messages, not HTTP, text or tensors. When the
-engine dies every open stream gets an error event: silence is never an answer.
+engine dies every open stream gets an error output: silence is never an answer.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ RECONNECT_MS = 20
 
 
 class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
-    """wire.Step with a state that is read when somebody asks for it: most are replaced before."""
+    """wire.StepOutputs with a state that is read when somebody asks for it: most are replaced before."""
 
-    events: tuple[wire.Event, ...]
+    outputs: tuple[wire.EngineOutput, ...]
     state: msgspec.Raw
     computed_tokens: int = 0
 
@@ -60,7 +60,7 @@ class EngineClient:
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._routes: dict[str, tuple[EventQueue, int]] = {}
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(_StepMessage | wire.Progress | wire.Ready | wire.Failed).decode
+        self._decode = msgspec.msgpack.Decoder(_StepMessage | wire.Progress | wire.Ready | wire.EngineFailed).decode
         self._decode_state = msgspec.msgpack.Decoder(RuntimeState).decode
         self._packed_state: msgspec.Raw | None = None
         self._state = RuntimeState()
@@ -102,8 +102,8 @@ class EngineClient:
         """The engine's facts once it takes requests. Raises EngineDeadError with its last words when it never will."""
         return await asyncio.shield(self._outcome)
 
-    def submit(self, requests: Sequence[wire.Request], queue: EventQueue) -> None:
-        """Send the sequences of one HTTP request; their events arrive in queue under their index in requests.
+    def submit(self, requests: Sequence[wire.EngineRequest], queue: EventQueue) -> None:
+        """Send the sequences of one HTTP request; their outputs arrive in queue under their index in requests.
 
         Raises EngineDeadError.
         """
@@ -116,7 +116,7 @@ class EngineClient:
                 self._send(wire.Submit(request))
 
     def abort(self, request_id: str, *, stopped: bool = False) -> None:
-        """Free a sequence's blocks at the next step; stopped when a stop string ended it. No event follows."""
+        """Free a sequence's blocks at the next step; stopped when a stop string ended it. No output follows."""
         if self._routes.pop(request_id, None) is not None and self.failure is None:
             self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
 
@@ -134,7 +134,7 @@ class EngineClient:
         """End all that is open with an error that says why; the engine forgets it."""
         routes, self._routes = self._routes, {}
         for request_id, (queue, index) in routes.items():
-            queue.put(index, wire.Event(request_id=request_id, finish_reason="abort", message=message))
+            queue.put(index, wire.EngineOutput(request_id=request_id, finish_reason="abort", message=message))
             if self.failure is None:
                 self._send(wire.Abort(request_id))
 
@@ -155,7 +155,7 @@ class EngineClient:
             self._outcome.exception()  # nobody has to wait for it
         routes, self._routes = self._routes, {}
         for request_id, (queue, index) in routes.items():
-            queue.put(index, wire.Event(request_id=request_id, finish_reason="error", message=message))
+            queue.put(index, wire.EngineOutput(request_id=request_id, finish_reason="error", message=message))
 
     def _send(self, message: wire.ToEngine) -> None:
         self._socket.send(self._encode(message), zmq.NOBLOCK)
@@ -174,29 +174,29 @@ class EngineClient:
         """Asking is quicker than the exception that says no."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.Failed) -> None:
+    def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.EngineFailed) -> None:
         self.last_message_at = self._clock()
         match message:
-            case _StepMessage(events, state, computed_tokens):
+            case _StepMessage(outputs, state, computed_tokens):
                 self._packed_state = state
                 if computed_tokens:
                     self._on_step(computed_tokens)
-                for event in events:
-                    self._route(event)
+                for output in outputs:
+                    self._route(output)
             case wire.Progress():
                 self._on_progress(message)
             case wire.Ready():
                 self.ready = message
                 if not self._outcome.done():
                     self._outcome.set_result(message)
-            case wire.Failed(text, refusal):
+            case wire.EngineFailed(text, refusal):
                 self.fail(text, refusal=refusal)
 
-    def _route(self, event: wire.Event) -> None:
+    def _route(self, output: wire.EngineOutput) -> None:
         """Unknown ids are those that were aborted a moment ago."""
-        route = self._routes.get(event.request_id)
+        route = self._routes.get(output.request_id)
         if route is None:
             return
-        if event.finish_reason is not None:
-            del self._routes[event.request_id]
-        route[0].put(route[1], event)
+        if output.finish_reason is not None:
+            del self._routes[output.request_id]
+        route[0].put(route[1], output)

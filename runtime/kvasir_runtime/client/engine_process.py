@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_runtime.wire import Launch
+from kvasir_runtime.wire import EngineArgs
 
 ENGINE_COMMAND = (sys.executable, "-m", "kvasir_runtime.engine_main")
 KILL_AFTER_S = 5.0
@@ -58,7 +58,7 @@ class EngineProcess:
     async def start(self, model: str, options: dict[str, Any]) -> None:
         """Start the process, if it was not begun, and tell it what to serve."""
         self.begin()
-        launch = Launch(address=self.address, model=model, options=options)
+        launch = EngineArgs(address=self.address, model=model, options=options)
         await asyncio.to_thread(self._tell, msgspec.json.encode(launch) + b"\n")
 
     async def wait(self) -> str:

@@ -6,7 +6,7 @@ slow reader gets fewer, larger pieces and what waits for it is bounded by the to
 
 import asyncio
 
-from kvasir_runtime.wire import Event
+from kvasir_runtime.wire import EngineOutput
 
 
 class EventQueue:
@@ -15,11 +15,11 @@ class EventQueue:
     __slots__ = ("_events", "_gone", "_waiter")
 
     def __init__(self) -> None:
-        self._events: list[tuple[int, Event]] = []
+        self._events: list[tuple[int, EngineOutput]] = []
         self._gone = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, index: int, event: Event) -> None:
+    def put(self, index: int, event: EngineOutput) -> None:
         """Add an event and wake the reader."""
         self._events.append((index, event))
         self._wake()
@@ -33,7 +33,7 @@ class EventQueue:
         self._gone = True
         self._wake()
 
-    async def take(self, timeout_s: float) -> list[tuple[int, Event]] | None:
+    async def take(self, timeout_s: float) -> list[tuple[int, EngineOutput]] | None:
         """All events since the last call, [] when none came in time; None once the client went away."""
         if not self._events and not self._gone:
             loop = asyncio.get_running_loop()

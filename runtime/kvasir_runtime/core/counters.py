@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvasir_api.state import RequestTotals
-from kvasir_runtime.core.sequence import Sequence
+from kvasir_runtime.core.sequence import SequenceState
 
 
 @dataclass(slots=True)
@@ -21,18 +21,18 @@ class Counters:
     preemptions: int = 0
     kv_token_seconds: float = 0.0
 
-    def arrived(self, sequence: Sequence) -> None:
+    def arrived(self, sequence: SequenceState) -> None:
         """Counted with what the prefix cache held at arrival."""
         self.arrivals += 1
         self.prompt_tokens += sequence.prompt_tokens
         self.uncached_prompt_tokens += sequence.uncached_estimate
 
-    def admitted(self, sequence: Sequence, cached_tokens: int) -> None:
+    def admitted(self, sequence: SequenceState, cached_tokens: int) -> None:
         """First admission: what was asked of the prefix cache and what it gave."""
         self.prefix_query_tokens += sequence.prompt_tokens
         self.prefix_hit_tokens += cached_tokens
 
-    def ended(self, sequence: Sequence, *, aborted: bool, block_size: int) -> None:
+    def ended(self, sequence: SequenceState, *, aborted: bool, block_size: int) -> None:
         """Aborted requests leave no kv_token_seconds, so that the quotient by completions is a mean over answers."""
         if aborted:
             self.aborts += 1

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kvasir_runtime.wire import Request
+from kvasir_runtime.wire import EngineRequest
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Longest prompt that nothing follows: its last token is computed too."""
         return min(self.max_model_len, self.capacity_tokens)
 
-    def longest(self, request: Request) -> int:
+    def longest(self, request: EngineRequest) -> int:
         """Longest prompt and answer of a request; all its beams must fit beside one another."""
         if request.pooling is not None:
             return self.max_pooled_tokens

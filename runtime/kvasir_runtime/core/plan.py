@@ -7,7 +7,7 @@ and sampled ids are appended to a row by the runner itself, so a plan never has 
 
 import msgspec
 
-from kvasir_runtime.wire import Logprobs, Pooling, Sampling
+from kvasir_runtime.wire import Logprobs, PoolingConfig, SamplingConfig
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,8 +24,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     computed_tokens: int
     blocks: tuple[int, ...]
-    sampling: Sampling
-    pooling: Pooling | None = None
+    sampling: SamplingConfig
+    pooling: PoolingConfig | None = None
 
 
 class Grow(msgspec.Struct, frozen=True):
@@ -78,14 +78,14 @@ class Insert(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
 
 
-class Copy(msgspec.Struct, frozen=True):
+class BlockCopy(msgspec.Struct, frozen=True):
     """Copy the contents of one block to another before anything is computed."""
 
     source: int
     target: int
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step. Applied in this order: leaves, joins, forks, grows, copies, inserts, then all chunks in one pass.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
@@ -98,7 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     joins: tuple[Join, ...] = ()
     forks: tuple[Fork, ...] = ()
     grows: tuple[Grow, ...] = ()
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     inserts: tuple[Insert, ...] = ()
     chunks: tuple[Chunk, ...] = ()
 
@@ -108,7 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(chunk.num_tokens for chunk in self.chunks)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class SampledTokens(msgspec.Struct, frozen=True):
     """Tokens that one sampling chunk gave, in order: one, and those that a grammar forces after it, which the runner
     knows and has not computed. logprobs: one each, or none.
 
@@ -124,14 +124,14 @@ class Sampled(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
+class StepResults(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks.
 
     scored: for each chunk with scores, in their order, the logprobs of those tokens.
-    pooled: for each chunk that completes a vector, in their order, the vector as `Event.pooled` has it.
+    pooled: for each chunk that completes a vector, in their order, the vector as `EngineOutput.pooled` has it.
     """
 
     step: int
-    sampled: tuple[Sampled, ...]
+    sampled: tuple[SampledTokens, ...]
     scored: tuple[tuple[Logprobs, ...], ...] = ()
     pooled: tuple[bytes, ...] = ()

@@ -7,31 +7,31 @@ done once they are collected, so that a plan can be made while another is still 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kvasir_runtime.wire import FinishReason, Request
+from kvasir_runtime.wire import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
-    from kvasir_runtime.core.gang import Gang
+    from kvasir_runtime.core.beam_group import BeamGroup
 
 Phase = Literal["waiting", "running", "ended"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
+class SequenceState:
     """State of one request inside the scheduler; mutable, never leaves the core.
 
-    tokens: prompt and collected answer. in_flight: samples launched and not collected; void: others, which will bring
-    nothing, since a grammar forced tokens in their places. computed: positions whose KV
-    exists once every launched plan is collected. published: full blocks already offered to the prefix index.
+    tokens: prompt and collected answer. in_flight: samples launched and not collected;
+    discarded_samples: others, which bring nothing, since a grammar forced tokens in their places. computed: positions
+    whose KV exists once every launched plan is collected. published: full blocks already offered to the prefix index.
     limit: length of tokens at which it ends. hashes: of the full blocks of tokens, as far as they were needed.
-    charged: blocks it took or revived, the share of pinned blocks that it answers for.
+    billed_blocks: blocks it took or revived, the share of pinned blocks that it answers for.
     scored: tokens of the prompt whose logprobs are done once every launched plan is collected; the first has none.
     reported: those of which they were collected.
-    handed: ids that wait to be inserted behind its tokens. inserted: those that were; untold: no event
+    pending_inject: ids that wait to be inserted behind its tokens. inserted: those that were; untold: no event
     has said so; unsent: the last of tokens, which no plan has brought to the runner.
-    gang: the beams of the request, where it is searched for; the sequence is their head or one of them.
+    beams: the beams of the request, where it is searched for; the sequence is their head or one of them.
     """
 
-    request: Request
+    request: EngineRequest
     arrived: float
     limit: int
     root: bytes
@@ -44,21 +44,21 @@ class Sequence:
     computed: int = 0
     published: int = 0
     in_flight: int = 0
-    void: int = 0
+    discarded_samples: int = 0
     last_step: int = -1
     preemptions: int = 0
     cached_tokens: int | None = None
     uncached_estimate: int = 0
-    charged: int = 0
-    charged_since: float = 0.0
+    billed_blocks: int = 0
+    billed_since: float = 0.0
     kv_block_seconds: float = 0.0
     scored: int = 1
     reported: int = 1
-    handed: tuple[int, ...] = ()
+    pending_inject: tuple[int, ...] = ()
     inserted: int = 0
-    untold: int = 0
-    unsent: tuple[int, ...] = ()
-    gang: "Gang | None" = None
+    unreported: int = 0
+    undelivered: tuple[int, ...] = ()
+    beams: "BeamGroup | None" = None
 
     @property
     def reusable(self) -> int:
@@ -109,8 +109,8 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens it may still generate, samples in flight excluded; of a head, all its beams."""
-        if self.gang is not None:
-            return self.gang.width * max(0, self.limit - self.prompt_tokens - self.gang.search.length)
+        if self.beams is not None:
+            return self.beams.width * max(0, self.limit - self.prompt_tokens - self.beams.search.length)
         if self.request.pooling is not None:
             return 0
         return max(0, self.limit - len(self.tokens) - self.in_flight)
@@ -120,41 +120,43 @@ class Sequence:
         """Whether it must wait for a token: what is handed in goes behind the last one, and a grammar must know all but
         the last, whose successor the runner draws once it has told the grammar of it.
         """
-        return self.in_flight > (0 if self.handed else 1 if self.request.sampling.grammar is not None else self.limit)
+        return self.in_flight > (
+            0 if self.pending_inject else 1 if self.request.sampling.grammar is not None else self.limit
+        )
 
     @property
     def num_rows(self) -> int:
         """Rows that it needs to run."""
-        return 1 if self.gang is None else self.gang.width
+        return 1 if self.beams is None else self.beams.width
 
     def insert(self, longest: int) -> None:
         """Append what was handed in, if nothing is in flight. longest: tokens that it may have in all.
 
         The answer may become as long as before. What leaves no room for a token is dropped.
         """
-        if self.in_flight or not self.handed:
+        if self.in_flight or not self.pending_inject:
             return
-        tokens, self.handed = self.handed, ()
+        tokens, self.pending_inject = self.pending_inject, ()
         if len(self.tokens) + len(tokens) >= longest:
             return
         self.tokens += tokens
         self.limit = min(longest, self.limit + len(tokens))
         self.inserted += len(tokens)
-        self.untold += len(tokens)
-        self.unsent += tokens
+        self.unreported += len(tokens)
+        self.undelivered += tokens
 
-    def charge(self, blocks: int, now: float) -> None:
+    def bill(self, blocks: int, now: float) -> None:
         """Change the share of pinned blocks it answers for, and carry the integral over time forward."""
-        self.kv_block_seconds += self.charged * max(0.0, now - self.charged_since)
-        self.charged = blocks
-        self.charged_since = now
+        self.kv_block_seconds += self.billed_blocks * max(0.0, now - self.billed_since)
+        self.billed_blocks = blocks
+        self.billed_since = now
 
 
-def new_sequence(request: Request, *, root: bytes, limit: int, eos: frozenset[int], now: float) -> Sequence:
+def new_sequence(request: EngineRequest, *, root: bytes, limit: int, eos: frozenset[int], now: float) -> SequenceState:
     """A sequence that just arrived. limit: most tokens, prompt included, that any sequence may have."""
     sampling = request.sampling
     own = frozenset(sampling.stop_token_ids)
-    return Sequence(
+    return SequenceState(
         request=request,
         arrived=now,
         # A prompt that is only pooled ends with its computation, not at a length.
@@ -162,11 +164,11 @@ def new_sequence(request: Request, *, root: bytes, limit: int, eos: frozenset[in
         root=root,
         tokens=list(request.prompt),
         stops=own if sampling.ignore_eos else own | eos,
-        charged_since=now,
+        billed_since=now,
     )
 
 
-def refusal(request: Request, limit: int, num_rows: int) -> str:
+def refusal(request: EngineRequest, limit: int, num_rows: int) -> str:
     """Why a request can never run, as a sentence; empty when it can. num_rows: sequences that can run at a time."""
     if request.beam is not None and not 1 <= request.beam.width <= num_rows:
         return f"{request.beam.width} beams are wanted, and {num_rows} sequences can run here at a time"
@@ -181,14 +183,14 @@ def refusal(request: Request, limit: int, num_rows: int) -> str:
     return ""
 
 
-def _pooling_refusal(request: Request, limit: int) -> str:
+def _pooling_refusal(request: EngineRequest, limit: int) -> str:
     """As refusal(), where no token follows. The last token is computed too, so the cache must have a place for it."""
     if len(request.prompt) > limit:
         return f"the prompt has {len(request.prompt)} tokens, and may have {limit} here"
     return ""
 
 
-def ending(sequence: Sequence, token: int) -> FinishReason | None:
+def ending(sequence: SequenceState, token: int) -> FinishReason | None:
     """Whether a token, just collected and not yet appended, is the sequence's last one, and why.
 
     "stop": EOS or a stop id, which does not become part of the answer. Before min_tokens the runner was forbidden to

@@ -14,12 +14,31 @@ from typing import Any
 import msgspec
 
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.plan import Plan, Results
+from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.engine.ports import Clients, Runner
-from kvasir_runtime.engine.trace import Broke, Collected, Heard, NoTrace, Opened, Planned, Trace
-from kvasir_runtime.watch import Watch
-from kvasir_runtime.wire import Abort, Drain, Event, Hello, Inject, Ready, Shutdown, Step, Submit, ToEngine
+from kvasir_runtime.engine.interfaces import Clients, Runner
+from kvasir_runtime.engine.trace import (
+    FailureRecord,
+    MessageRecord,
+    NoTrace,
+    PlanRecord,
+    ResultsRecord,
+    StartRecord,
+    Trace,
+)
+from kvasir_runtime.step_profiler import StepProfiler
+from kvasir_runtime.wire import (
+    Abort,
+    Drain,
+    EngineOutput,
+    Hello,
+    Inject,
+    Ready,
+    Shutdown,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
 
 LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
@@ -29,7 +48,7 @@ MAX_FAILED_STEPS = 3
 """Failed steps in a row after which the device, and not one request, must be what is broken."""
 
 
-class EngineError(Exception):
+class EngineFatalError(Exception):
     """The engine cannot go on; str() is one line."""
 
 
@@ -50,7 +69,7 @@ class Engine:
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
-        watch: Watch | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -60,8 +79,8 @@ class Engine:
         self._depth = depth
         self._clock = clock
         self._trace = NoTrace() if trace is None else trace
-        self._watch = Watch() if watch is None else watch
-        self._flight: deque[tuple[Plan, Any, float]] = deque()
+        self._profiler = StepProfiler() if profiler is None else profiler
+        self._flight: deque[tuple[StepPlan, Any, float]] = deque()
         self._present: dict[bytes, None] = {}
         self._owners: dict[str, bytes] = {}
         self._followers: dict[str, tuple[str, ...]] = {}
@@ -70,12 +89,12 @@ class Engine:
         self._submitted: dict[str, float] = {}
         self._queued: dict[str, float] = {}
         self._computed_tokens = 0
-        self._outbox: defaultdict[bytes, list[Event]] = defaultdict(list)
+        self._outbox: defaultdict[bytes, list[EngineOutput]] = defaultdict(list)
         self._collected_at = 0.0
-        self._spoke_at = 0.0
+        self._sent_at = 0.0
         self._failed_steps = 0
         self._stopping = threading.Event()
-        self._trace.add(Opened(scheduler.limits))
+        self._trace.add(StartRecord(scheduler.limits))
 
     @property
     def present(self) -> list[bytes]:
@@ -90,77 +109,77 @@ class Engine:
         """A client that introduced itself: it gets the facts, and from now on every step."""
         self._present[client] = None
         self._send(client, self._ready)
-        self._spoke_at = 0.0
+        self._sent_at = 0.0
 
     def run(self) -> None:
         """Serve. Raises EngineError when the runner fails again and again."""
         try:
             self._serve()
         finally:
-            self._watch.close()
+            self._profiler.close()
 
     def _serve(self) -> None:
         while True:
             collected = self._collect()
-            news = not self._stopping.is_set() and self._listen(idle=collected is None)
+            news = not self._stopping.is_set() and self._receive(idle=collected is None)
             if collected is not None:
                 self._commit(*collected)
-            news |= self._unpark()
+            news |= self._submit_compiled()
             if not self._stopping.is_set():
                 self._launch()
             # What a step gave is told while the next one is computed.
-            untold = collected is not None or self._outbox or (news and not self._flight)
-            if untold or self._clock() >= self._spoke_at + HEARTBEAT_S:
-                self._speak()
-                self._watch.lap("send")
+            unsent = collected is not None or self._outbox or (news and not self._flight)
+            if unsent or self._clock() >= self._sent_at + HEARTBEAT_S:
+                self._send_outputs()
+                self._profiler.lap("send")
             if self._stopping.is_set():
                 return
 
-    def _listen(self, *, idle: bool) -> bool:
+    def _receive(self, *, idle: bool) -> bool:
         """Hear the clients, and wait for them where there is nothing else to do. Whether one said something."""
         busy = not idle or self._outbox or self._scheduler.has_work or self._flight
-        idle_s = PARKED_S if self._parked else max(0.0, self._spoke_at + HEARTBEAT_S - self._clock())
+        idle_s = PARKED_S if self._parked else max(0.0, self._sent_at + HEARTBEAT_S - self._clock())
         heard = self._clients.receive(0.0 if busy else idle_s)
         if not busy:
-            self._watch.start()
+            self._profiler.start()
         for client, message in heard:
-            self._hear(client, message)
-        self._watch.lap("receive")
+            self._handle(client, message)
+        self._profiler.lap("receive")
         return bool(heard)
 
-    def _hear(self, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: ToEngine) -> None:
         match message:
             case Hello():
                 self.greet(client)
             case Submit(request) if request.sampling.grammar is None or self._grammars is None:
                 self._submit(client, message)
             case Submit():
-                self._park(client, message)
+                self._await_grammar(client, message)
             case Abort():
                 self._abort(message)
             case Inject(request_id, token_ids):
-                self._trace.add(Heard(self._clock(), message))
+                self._trace.add(MessageRecord(self._clock(), message))
                 self._scheduler.inject(request_id, token_ids)
             case Drain():
                 self._state = msgspec.structs.replace(self._state, phase="draining")
             case Shutdown():
                 self.stop()
 
-    def _park(self, client: bytes, message: Submit) -> None:
+    def _await_grammar(self, client: bytes, message: Submit) -> None:
         """A request whose grammar is compiled first; those who come after it need not wait for that."""
         request = message.request
         assert self._grammars is not None
         assert request.sampling.grammar is not None
         if request.request_id in self._owners:
             why = f"a request with the id {request.request_id} has not ended yet"
-            self._outbox[client].append(Event(request_id=request.request_id, finish_reason="error", message=why))
+            self._outbox[client].append(EngineOutput(request_id=request.request_id, finish_reason="error", message=why))
             return
         self._grammars.ask(request.request_id, request.sampling.grammar)
         self._parked[request.request_id] = message
         self._owners[request.request_id] = client
         self._submitted[request.request_id] = self._clock()
 
-    def _unpark(self) -> bool:
+    def _submit_compiled(self) -> bool:
         """Queue the requests whose grammars are ready. Whether there were any."""
         before = len(self._parked)
         for request_id, message in list(self._parked.items()):
@@ -171,7 +190,7 @@ class Engine:
             del self._parked[request_id]
             client, submitted = self._owners[request_id], self._submitted[request_id]
             if why:
-                self._post((Event(request_id=request_id, finish_reason="error", message=why),))
+                self._post((EngineOutput(request_id=request_id, finish_reason="error", message=why),))
             elif self._submit(client, message):
                 self._submitted[request_id] = submitted
             else:
@@ -181,7 +200,7 @@ class Engine:
     def _submit(self, client: bytes, message: Submit) -> bool:
         """Queue a request; False when it is refused."""
         now = self._clock()
-        self._trace.add(Heard(now, message))
+        self._trace.add(MessageRecord(now, message))
         refused = self._scheduler.submit(message.request, now)
         if refused is None:
             self._owners[message.request.request_id] = client
@@ -196,7 +215,7 @@ class Engine:
     def _abort(self, message: Abort) -> None:
         now = self._clock()
         self._parked.pop(message.request_id, None)
-        self._trace.add(Heard(now, message))
+        self._trace.add(MessageRecord(now, message))
         self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
         self._forget(message.request_id)
 
@@ -210,7 +229,7 @@ class Engine:
         for follower in self._followers.pop(request_id, ()):
             self._owners.pop(follower, None)
 
-    def _collect(self) -> tuple[Plan, Results, float] | None:
+    def _collect(self) -> tuple[StepPlan, StepResults, float] | None:
         """The oldest plan in flight, its results and when it was launched. None when there is none, or it failed."""
         if not self._flight:
             return None
@@ -220,20 +239,20 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
             self._break(error)
             return None
-        self._watch.lap("results")
+        self._profiler.lap("results")
         return plan, results, launched_at
 
-    def _commit(self, plan: Plan, results: Results, launched_at: float) -> None:
+    def _commit(self, plan: StepPlan, results: StepResults, launched_at: float) -> None:
         """Take in what a plan gave. An abort that came meanwhile was heard before, so nothing follows it."""
         now = self._clock()
-        self._trace.add(Collected(now, results))
+        self._trace.add(ResultsRecord(now, results))
         self._post(self._scheduler.commit(results, now))
         self._scheduler.speed.observe(plan, now - max(launched_at, self._collected_at))
         self._collected_at = now
         self._computed_tokens += plan.num_tokens
         self._failed_steps = 0
-        self._watch.lap("commit")
-        self._watch.step(plan.num_tokens, len(plan.chunks))
+        self._profiler.lap("commit")
+        self._profiler.step(plan.num_tokens, len(plan.chunks))
 
     def _launch(self) -> None:
         """Launch until depth plans are in flight."""
@@ -244,20 +263,20 @@ class Engine:
             self._break(error)
             return
         if not self._flight and self._scheduler.has_work:
-            raise EngineError("requests are left that the scheduler does not plan")
+            raise EngineFatalError("requests are left that the scheduler does not plan")
 
     def _launch_one(self) -> bool:
         """False where nothing can be planned before something is collected."""
         now = self._clock()
         plan = self._scheduler.plan(now)
-        self._trace.add(Planned(now, plan))
+        self._trace.add(PlanRecord(now, plan))
         if plan is None:
             return False
         for join in plan.joins:
             submitted = self._submitted.pop(join.request_id, None)
             if submitted is not None:  # else it was preempted and comes back
                 self._queued[join.request_id] = now - submitted
-        self._watch.lap("plan")
+        self._profiler.lap("plan")
         self._flight.append((plan, self._runner.launch(plan), now))
         return True
 
@@ -273,13 +292,13 @@ class Engine:
                 LOG.warning("a later step failed too: %s", one_line(later))
         message = f"the engine failed to compute a step: {one_line(error)}"
         now = self._clock()
-        self._trace.add(Broke(now, message))
+        self._trace.add(FailureRecord(now, message))
         self._post(self._scheduler.fail_running(message, now))
         if self._failed_steps >= MAX_FAILED_STEPS:
-            self._speak()
-            raise EngineError(f"{self._failed_steps} steps failed in a row, the last with {one_line(error)}")
+            self._send_outputs()
+            raise EngineFatalError(f"{self._failed_steps} steps failed in a row, the last with {one_line(error)}")
 
-    def _post(self, events: tuple[Event, ...]) -> None:
+    def _post(self, events: tuple[EngineOutput, ...]) -> None:
         for event in events:
             queue_s = self._queued.pop(event.request_id, None)
             if queue_s is not None:
@@ -291,17 +310,17 @@ class Engine:
             if event.finish_reason is not None:
                 self._forget(event.request_id)
 
-    def _speak(self) -> None:
+    def _send_outputs(self) -> None:
         """One message to every client: its events and the state after the step."""
         state = self._scheduler.report(self._state)
         outbox, self._outbox = self._outbox, defaultdict(list)
         for client in {**self._present, **dict.fromkeys(outbox)}:
-            events = tuple(outbox.get(client, ()))
-            self._send(client, Step(events=events, state=state, computed_tokens=self._computed_tokens))
+            outputs = tuple(outbox.get(client, ()))
+            self._send(client, StepOutputs(outputs=outputs, state=state, computed_tokens=self._computed_tokens))
         self._computed_tokens = 0
-        self._spoke_at = self._clock()
+        self._sent_at = self._clock()
 
-    def _send(self, client: bytes, message: Ready | Step) -> None:
+    def _send(self, client: bytes, message: Ready | StepOutputs) -> None:
         if not self._clients.send(client, message):
             self._leave(client)
 

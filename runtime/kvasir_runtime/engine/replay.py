@@ -9,9 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.plan import StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.engine.trace import Broke, Collected, Heard, Opened, Planned, Record, records
+from kvasir_runtime.engine.trace import (
+    FailureRecord,
+    MessageRecord,
+    PlanRecord,
+    ResultsRecord,
+    StartRecord,
+    TraceRecord,
+    records,
+)
 from kvasir_runtime.wire import Abort, Inject, Submit
 
 
@@ -20,20 +28,20 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     num_plans: int
     differs: bool = False
-    recorded: Plan | None = None
-    replayed: Plan | None = None
+    recorded: StepPlan | None = None
+    replayed: StepPlan | None = None
 
 
-def replay(trace: Iterable[Record]) -> Replay:
+def replay(trace: Iterable[TraceRecord]) -> Replay:
     """Replays until the end or the first difference. Raises ValueError when the trace has no beginning."""
     scheduler: Scheduler | None = None
     num_plans = 0
     for record in trace:
-        if isinstance(record, Opened):
+        if isinstance(record, StartRecord):
             scheduler = Scheduler(record.limits)
         elif scheduler is None:
             raise ValueError("the trace does not begin with the limits of its scheduler")
-        elif isinstance(record, Planned):
+        elif isinstance(record, PlanRecord):
             plan = scheduler.plan(record.now)
             if plan != record.plan:
                 return Replay(num_plans=num_plans, differs=True, recorded=record.plan, replayed=plan)
@@ -43,17 +51,17 @@ def replay(trace: Iterable[Record]) -> Replay:
     return Replay(num_plans=num_plans)
 
 
-def _tell(scheduler: Scheduler, record: Heard | Collected | Broke) -> None:
+def _tell(scheduler: Scheduler, record: MessageRecord | ResultsRecord | FailureRecord) -> None:
     match record:
-        case Heard(now, Submit(request)):
+        case MessageRecord(now, Submit(request)):
             scheduler.submit(request, now)
-        case Heard(now, Abort(request_id, reason)):
+        case MessageRecord(now, Abort(request_id, reason)):
             scheduler.abort(request_id, now, success=reason == "stop")
-        case Heard(_, Inject(request_id, token_ids)):
+        case MessageRecord(_, Inject(request_id, token_ids)):
             scheduler.inject(request_id, token_ids)
-        case Collected(now, results):
+        case ResultsRecord(now, results):
             scheduler.commit(results, now)
-        case Broke(now, message):
+        case FailureRecord(now, message):
             scheduler.fail_running(message, now)
 
 

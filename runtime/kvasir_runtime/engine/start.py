@@ -1,4 +1,4 @@
-"""From the launch document to a running engine: build the runner, tell clients how far it is, wire the loop.
+"""From the arguments of the process to a running engine: build the runner, tell clients how far it is, wire the loop.
 
 Called by engine_main. A reason not to start is told to every client that says hello within a moment, and to the log.
 """
@@ -13,97 +13,97 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime import source
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.engine.link import Link
+from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
+from kvasir_runtime.engine.client_socket import ClientSocket
+from kvasir_runtime.engine.interfaces import Facts, Runner
 from kvasir_runtime.engine.loop import Engine
-from kvasir_runtime.engine.ports import Facts, Runner
-from kvasir_runtime.engine.profile import Profile
 from kvasir_runtime.engine.trace import TraceFile
 from kvasir_runtime.errors import StartError
-from kvasir_runtime.watch import Watch
-from kvasir_runtime.wire import Failed, FromEngine, Hello, Progress, Ready, Shutdown, ToEngine
+from kvasir_runtime.step_profiler import StepProfiler
+from kvasir_runtime.wire import EngineFailed, FromEngine, Hello, Progress, Ready, Shutdown, ToEngine
 
 LOG = logging.getLogger(__name__)
-LAST_WORDS_S = 2.0
+FINAL_MESSAGE_S = 2.0
 TARGET_STEP_S = 0.1
 """How long streams on a CPU should wait for a step that computes a prompt too; a shorter one costs throughput."""
 
 Build = Callable[[ServeOptions, Callable[[Progress], None]], Runner]
 
 
-class Stopped(Exception):
+class ShutdownRequested(Exception):
     """A client said Shutdown before the engine was ready."""
 
 
-class Lobby:
-    """Clients that came while the model is loading, and the last that was said to them."""
+class StartupClients:
+    """Clients that connect while the model is loading, and the last message that was sent to all of them."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._said: FromEngine = Progress(phase="starting", progress_fraction=0.0)
+    def __init__(self, socket: ClientSocket) -> None:
+        self._socket = socket
+        self._last_message: FromEngine = Progress(phase="starting", progress_fraction=0.0)
         self._present: list[bytes] = []
         self._engine: Engine | None = None
 
     @property
     def present(self) -> list[bytes]:
-        """Who said hello."""
+        """Clients that sent Hello."""
         return self._present
 
     def follow(self, engine: Engine) -> None:
-        """From now on the engine hears who comes; last words go to whom it knows."""
+        """The engine greets clients from now on; a final message goes to those that it knows."""
         self._engine = engine
 
-    def say(self, message: FromEngine) -> None:
-        """Tell everybody, now and when they come later. Raises Stopped when one of them wants no engine any more."""
-        self._said = message
-        self.hear(0.0)
-        self._present = [client for client in self._present if self._link.send(client, message)]
+    def send(self, message: FromEngine) -> None:
+        """Send to all clients, and to those that come later. Raises ShutdownRequested where one sent Shutdown."""
+        self._last_message = message
+        self.receive(0.0)
+        self._present = [client for client in self._present if self._socket.send(client, message)]
 
-    def hear(self, timeout_s: float) -> None:
-        """Welcome whoever comes. Requests cannot come before Ready; what else does is ignored."""
-        for client, message in self._link.receive(timeout_s):
-            self._hear(client, message)
+    def receive(self, timeout_s: float) -> None:
+        """Greet new clients. Requests cannot come before Ready; other messages are ignored."""
+        for client, message in self._socket.receive(timeout_s):
+            self._handle(client, message)
 
-    def _hear(self, client: bytes, message: ToEngine) -> None:
-        if isinstance(message, Shutdown):
-            raise Stopped
-        if isinstance(message, Hello) and client not in self._present and self._link.send(client, self._said):
-            self._present.append(client)
-
-    def say_last(self, message: Failed) -> bool:
-        """Tell everybody, and wait a moment for somebody to tell if nobody is there. False if nobody came."""
-        deadline = time.monotonic() + LAST_WORDS_S
+    def send_final(self, message: EngineFailed) -> bool:
+        """Send to all clients, and wait a moment for one where there is none. False if no client came."""
+        deadline = time.monotonic() + FINAL_MESSAGE_S
         if self._engine is not None:
             self._present = self._engine.present
         try:
-            self.say(message)
+            self.send(message)
             while not self._present and time.monotonic() < deadline:
-                self.hear(0.1)
-        except Stopped:
+                self.receive(0.1)
+        except ShutdownRequested:
             return True
         return bool(self._present)
 
+    def _handle(self, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Shutdown):
+            raise ShutdownRequested
+        if isinstance(message, Hello) and client not in self._present and self._socket.send(client, self._last_message):
+            self._present.append(client)
 
-def started(options: ServeOptions, build: Build, link: Link, lobby: Lobby) -> Engine:
+
+def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clients: StartupClients) -> Engine:
     """The engine, its model loaded, its clients greeted. Raises StartError, or what else the runner raised."""
-    lobby.say(Progress(phase="starting", progress_fraction=0.0))
-    trace, watch = _trace(options.trace), _profile(options.profile)
-    runner = build(options, lobby.say)
-    runner.watched(watch)
-    lobby.hear(0.0)
+    clients.send(Progress(phase="starting", progress_fraction=0.0))
+    trace, profiler = _trace(options.trace), _profile(options.profile)
+    runner = build(options, clients.send)
+    runner.use_profiler(profiler)
+    clients.receive(0.0)
     facts = runner.facts
     limits = limits_of(options, facts)
     on_gpu = not facts.device.lower().startswith("cpu")
     engine = Engine(
         scheduler=Scheduler(limits),
         runner=runner,
-        clients=link,
+        clients=socket,
         ready=ready_of(facts, limits),
         state=_state(options, facts),
         depth=2 if on_gpu else 1,
         trace=trace,
-        watch=watch,
+        profiler=profiler,
     )
-    for client in lobby.present:
+    for client in clients.present:
         engine.greet(client)
     return engine
 
@@ -116,10 +116,10 @@ def _trace(path: str) -> TraceFile | None:
         raise StartError(f"--trace {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _profile(path: str) -> Watch:
+def _profile(path: str) -> StepProfiler:
     """Opened before the model is loaded, as a trace is. Raises StartError."""
     try:
-        return Profile(Path(path)) if path else Watch()
+        return ChromeTraceProfiler(Path(path)) if path else StepProfiler()
     except (OSError, ValueError) as error:
         raise StartError(f"--profile {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 

@@ -12,60 +12,60 @@ from typing import Protocol
 import msgspec
 
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Plan, Results
+from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.wire import Abort, Inject, Submit
 
 _LENGTH = struct.Struct("<I")
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class StartRecord(msgspec.Struct, frozen=True, tag="start"):
     """First record: the limits of the scheduler."""
 
     limits: Limits
 
 
-class Heard(msgspec.Struct, frozen=True, tag="heard"):
+class MessageRecord(msgspec.Struct, frozen=True, tag="message"):
     """A message was given to the scheduler at a time in seconds."""
 
     now: float
     message: Submit | Abort | Inject
 
 
-class Planned(msgspec.Struct, frozen=True, tag="planned"):
+class PlanRecord(msgspec.Struct, frozen=True, tag="plan"):
     """The scheduler was asked for a plan and answered."""
 
     now: float
-    plan: Plan | None
+    plan: StepPlan | None
 
 
-class Collected(msgspec.Struct, frozen=True, tag="collected"):
+class ResultsRecord(msgspec.Struct, frozen=True, tag="results"):
     """Results were committed."""
 
     now: float
-    results: Results
+    results: StepResults
 
 
-class Broke(msgspec.Struct, frozen=True, tag="broke"):
+class FailureRecord(msgspec.Struct, frozen=True, tag="failure"):
     """A step failed and everybody who ran was told."""
 
     now: float
     message: str
 
 
-Record = Opened | Heard | Planned | Collected | Broke
+TraceRecord = StartRecord | MessageRecord | PlanRecord | ResultsRecord | FailureRecord
 
 
 class Trace(Protocol):
     """Where records go."""
 
-    def add(self, record: Record) -> None:
+    def add(self, record: TraceRecord) -> None:
         """Keep one."""
 
 
 class NoTrace:
     """Keeps nothing."""
 
-    def add(self, record: Record) -> None:
+    def add(self, record: TraceRecord) -> None:
         """Forgets it."""
 
 
@@ -76,7 +76,7 @@ class TraceFile:
         self._file = path.open("wb")
         self._encoder = msgspec.msgpack.Encoder()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: TraceRecord) -> None:
         """Write one."""
         frame = self._encoder.encode(record)
         self._file.write(_LENGTH.pack(len(frame)) + frame)
@@ -87,9 +87,9 @@ class TraceFile:
         self._file.close()
 
 
-def records(path: Path) -> Iterator[Record]:
+def records(path: Path) -> Iterator[TraceRecord]:
     """All whole records of a file. Raises msgspec.MsgspecError for one that is none of ours."""
-    decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+    decoder: msgspec.msgpack.Decoder[TraceRecord] = msgspec.msgpack.Decoder(TraceRecord)
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (length,) = _LENGTH.unpack(head)

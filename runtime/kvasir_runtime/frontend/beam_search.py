@@ -11,7 +11,7 @@ import msgspec
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.generation import Body
-from kvasir_runtime.wire import Beam, Ready, Request
+from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, Ready
 
 
 def width_of(body: Body) -> int:
@@ -29,16 +29,16 @@ def fitting(body: Body, prompt_tokens: int, limit: int, ready: Ready | None) -> 
         return limit
     if width > ready.max_sequences:
         raise _refused(f"{width} beams are more than the {ready.max_sequences} sequences that run at a time", "n")
-    beam = Beam(width=width, answers=())
+    beam = BeamSearchConfig(width=width, answers=())
     return min(limit, beam.max_length(prompt_tokens, ready.capacity_tokens // ready.block_size, ready.block_size))
 
 
-def searched(body: Body, requests: Sequence[Request]) -> list[Request]:
+def searched(body: Body, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
     """The requests of one prompt, one for each answer, as one search and those that are answered with it."""
     first, *others = requests
     if first.sampling.grammar is not None:
         raise _refused("a beam search cannot follow a grammar", "use_beam_search")
-    beam = Beam(
+    beam = BeamSearchConfig(
         width=width_of(body),
         length_penalty=body.length_penalty,
         early_stopping=body.early_stopping,

@@ -16,7 +16,7 @@ from kvasir_runtime.frontend.parsing.parts import Content, Part, Reasoning
 from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.frontend.stop_strings import StopMatcher
 from kvasir_runtime.frontend.tokenizer import Tokenizer
-from kvasir_runtime.wire import Event, FinishReason, Logprobs, Request
+from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logprobs
 
 
 def output_processors(job: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
@@ -82,7 +82,9 @@ class OutputProcessor:
         "stopped",
     )
 
-    def __init__(self, request: Request, job: GenerationRequest, decode: Decode, *, echo: str | None = None) -> None:
+    def __init__(
+        self, request: EngineRequest, job: GenerationRequest, decode: Decode, *, echo: str | None = None
+    ) -> None:
         before = request.prompt[-16:] if job.continues else ()
         self.request_id = request.request_id
         self._job = job
@@ -105,7 +107,7 @@ class OutputProcessor:
         self.open = True
         self.stopped = False
 
-    def accept(self, event: Event) -> tuple[str, FinishReason | None]:
+    def accept(self, event: EngineOutput) -> tuple[str, FinishReason | None]:
         """The text that an event adds and, on the last, why it ended. An event after the end adds nothing."""
         if not self.open:
             return "", None
@@ -170,7 +172,7 @@ class OutputProcessor:
         found, self._ids = self._ids, []
         return found
 
-    def _answer(self, event: Event) -> tuple[str, FinishReason | None]:
+    def _answer(self, event: EngineOutput) -> tuple[str, FinishReason | None]:
         reason = event.finish_reason
         if self._stops is None and self._job.logprobs < 0:
             self.num_tokens += len(event.token_ids)
@@ -211,7 +213,7 @@ class OutputProcessor:
             self._parts.append(Content(text))
         return text
 
-    def _token_by_token(self, event: Event) -> str:
+    def _token_by_token(self, event: EngineOutput) -> str:
         """So that what follows a stop string in the same step is not counted, and each token has its place."""
         parts = []
         for place, token_id in enumerate(event.token_ids):

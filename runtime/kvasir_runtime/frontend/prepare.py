@@ -25,7 +25,7 @@ from kvasir_runtime.frontend.structured_outputs import build
 from kvasir_runtime.frontend.structured_outputs.chat import asked_of
 from kvasir_runtime.frontend.tokenizer import PromptTooLong, Tokenizer
 from kvasir_runtime.frontend.tool_results import ToolResultRenderer, tool_result_renderer
-from kvasir_runtime.wire import Ready, Request, Sampling
+from kvasir_runtime.wire import EngineRequest, Ready, SamplingConfig
 
 DEFAULT_COMPLETION_TOKENS = 16
 SEED_MASK = (1 << 63) - 1
@@ -68,7 +68,7 @@ class GenerationRequest:
     chat: bool
     stream: bool
     include_usage: bool
-    requests: tuple[Request, ...]
+    requests: tuple[EngineRequest, ...]
     num_prompts: int
     prompt_tokens: int
     stops: tuple[str, ...]
@@ -156,8 +156,8 @@ def from_body(
 
 
 def _requests(
-    body: Body, answer_id: str, asked: Sequence[tuple[tuple[int, ...], str, Sampling]], drawn: int
-) -> list[Request]:
+    body: Body, answer_id: str, asked: Sequence[tuple[tuple[int, ...], str, SamplingConfig]], drawn: int
+) -> list[EngineRequest]:
     """So many of each prompt (its ids, its text, how it is continued), in order; of a search, as it is sent."""
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
     salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
@@ -165,7 +165,7 @@ def _requests(
     cut = body.truncate_prompt_tokens is not None
     routes = [() if cut else hashes.route_hashes(text, model=body.model, salt=salt) for _, text, _ in asked]
     requests = [
-        Request(
+        EngineRequest(
             request_id=f"{answer_id}-{number * drawn + choice}",
             prompt=prompt,
             sampling=msgspec.structs.replace(sampling, seed=(seed + choice) & SEED_MASK),
@@ -211,14 +211,14 @@ def _echoes(body: Body, prompts: Sequence[tuple[int, ...]], tokenizer: Tokenizer
     )
 
 
-def _sampling(body: Body, tokenizer: Tokenizer, drawn: int) -> Sampling:
+def _sampling(body: Body, tokenizer: Tokenizer, drawn: int) -> SamplingConfig:
     """Without length and seed. top_p 0 leaves only the likeliest token, which is top_k 1; top_k -1 means off.
 
     drawn: choices for each prompt; where not all are shown, logprobs tell the best.
     """
     shown = _logprobs(body)
     echoed = shown if isinstance(body, CompletionBody) and body.echo else -1
-    return Sampling(
+    return SamplingConfig(
         temperature=body.temperature,
         top_k=1 if body.top_p == 0 else max(0, body.top_k),
         top_p=1.0 if body.top_p == 0 else body.top_p,

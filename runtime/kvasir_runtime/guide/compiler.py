@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvasir_runtime.guide.errors import one_line
-from kvasir_runtime.wire import Grammar, Sampling
+from kvasir_runtime.wire import Grammar, SamplingConfig
 
 if TYPE_CHECKING:  # llguidance is loaded with the first grammar
     from llguidance import LLMatcher
@@ -67,7 +67,7 @@ class GrammarCompiler:
             self._entries[grammar].holders.discard(request_id)
             self._forget()
 
-    def guide(self, sampling: Sampling, answered: Sequence[int]) -> "GrammarMatcher":
+    def guide(self, sampling: SamplingConfig, answered: Sequence[int]) -> "GrammarMatcher":
         """The beginning of an answer, or where it stood when it was preempted. Raises GrammarError."""
         from kvasir_runtime.guide.matcher import GrammarMatcher
 

@@ -13,7 +13,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from kvasir_runtime.guide.errors import one_line
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 Mask = NDArray[np.int32]
 MAX_FORCED = 128
@@ -35,7 +35,7 @@ class GrammarMatcher:
     """One answer. mask() and take() are called in turns, from one thread at a time."""
 
     def __init__(
-        self, matcher: LLMatcher, sampling: Sampling, eos_token_ids: Sequence[int], answered: Sequence[int] = ()
+        self, matcher: LLMatcher, sampling: SamplingConfig, eos_token_ids: Sequence[int], answered: Sequence[int] = ()
     ) -> None:
         """matcher: its own copy, at the beginning, of a grammar that compiles.
 

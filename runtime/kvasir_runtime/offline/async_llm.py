@@ -33,7 +33,7 @@ from kvasir_runtime.frontend.structured_outputs.grammar_validator import Grammar
 from kvasir_runtime.frontend.tool_choice import AUTO, NONE, TAIL, formats_of
 from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
 from kvasir_runtime.offline.outputs import Embedding, EmbeddingOutput, Output
-from kvasir_runtime.wire import Event, Progress, Ready, Request
+from kvasir_runtime.wire import EngineOutput, EngineRequest, Progress, Ready
 
 NAME: Final = "offline"
 LAST_WORDS_S: Final = 0.2
@@ -187,12 +187,12 @@ class AsyncLLM:
             for request, event in zip(requests, events, strict=True)
         ]
 
-    async def _last_events(self, requests: Sequence[Request], num_at_once: int) -> list[Event]:
+    async def _last_events(self, requests: Sequence[EngineRequest], num_at_once: int) -> list[EngineOutput]:
         """The last event of each, in their order."""
         assert self._client is not None, "the session is not open"
         waiting, queue = deque(requests), EventQueue()
         running: set[str] = set()
-        found: dict[str, Event] = {}
+        found: dict[str, EngineOutput] = {}
         try:
             while waiting or running:
                 batch = [waiting.popleft() for _ in range(min(len(waiting), num_at_once - len(running)))]

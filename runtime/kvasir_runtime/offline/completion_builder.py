@@ -6,7 +6,7 @@ from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices
 from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.offline.outputs import Completion, Logprob, Output, TokenLogprobs
-from kvasir_runtime.wire import Event, FinishReason, Logprobs
+from kvasir_runtime.wire import EngineOutput, FinishReason, Logprobs
 
 
 class CompletionBuilder:
@@ -21,7 +21,7 @@ class CompletionBuilder:
         self.score: float | None = None
         self.reason: FinishReason = "stop"
 
-    def add(self, text: str, event: Event, reason: FinishReason | None) -> None:
+    def add(self, text: str, event: EngineOutput, reason: FinishReason | None) -> None:
         """Take in an event and the text that it added."""
         self.texts.append(text)
         self.token_ids += event.token_ids

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
+from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.kernels.cpu.rowsteps import RowSteps
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.state.row_state import HostRowState, RowState
@@ -26,11 +26,11 @@ class GreedyFastPath:
                 return False
         return self._steps.begin([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], self._cache)
 
-    def finish(self, plan: Plan) -> Results:
+    def finish(self, plan: StepPlan) -> StepResults:
         """Take part in it, and what it gave."""
         drawn = self._steps.finish()
-        sampled = tuple(Sampled(chunk.row, (token,)) for chunk, token in zip(plan.chunks, drawn, strict=True))
-        return Results(step=plan.step, sampled=sampled)
+        sampled = tuple(SampledTokens(chunk.row, (token,)) for chunk, token in zip(plan.chunks, drawn, strict=True))
+        return StepResults(step=plan.step, sampled=sampled)
 
 
 def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> GreedyFastPath | None:

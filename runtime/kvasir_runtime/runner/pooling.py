@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Plan
+from kvasir_runtime.core.plan import Chunk, StepPlan
 from kvasir_runtime.runner.state.device_stream import DeviceStream
-from kvasir_runtime.wire import Pooling
+from kvasir_runtime.wire import PoolingConfig
 
 ROWS_AT_ONCE = 64
 """Rows of logits made at a time, as a vocabulary is wide."""
@@ -39,7 +39,7 @@ class PooledVectors:
 class _Row:
     """pooling: what is wanted of the prompt of so many tokens. total: of the chunks before, (hidden_size,) float32."""
 
-    pooling: Pooling
+    pooling: PoolingConfig
     prompt_tokens: int
     total: Tensor | None = None
 
@@ -52,7 +52,7 @@ class Pooler:
         self._stream = stream
         self._rows: dict[int, _Row] = {}
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Forget the rows that leave, learn those that join; a prompt that comes back is summed from its beginning."""
         if not self._rows and all(join.pooling is None for join in plan.joins):
             return
@@ -82,7 +82,7 @@ class Pooler:
         made = self._through_head(complete)
         return PooledVectors(packed=torch.cat(made), sizes=tuple(len(vector) for vector in made))
 
-    def _vector(self, row: _Row, part: Tensor) -> tuple[Pooling, Tensor]:
+    def _vector(self, row: _Row, part: Tensor) -> tuple[PoolingConfig, Tensor]:
         """The pooled hidden state; in the model's dtype where a head follows."""
         assert row.total is not None
         match row.pooling.kind:
@@ -93,7 +93,7 @@ class Pooler:
             case _:
                 return row.pooling, part[-1]
 
-    def _through_head(self, complete: Sequence[tuple[Pooling, Tensor]]) -> list[Tensor]:
+    def _through_head(self, complete: Sequence[tuple[PoolingConfig, Tensor]]) -> list[Tensor]:
         made = [vector for _, vector in complete]
         places = [place for place, (pooling, _) in enumerate(complete) if pooling.kind in {"labels", "tokens"}]
         for start in range(0, len(places), ROWS_AT_ONCE):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Join, Plan, Results
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -35,8 +35,8 @@ from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs, StepOutpu
 from kvasir_runtime.runner.sampling.sampler import Sampler
 from kvasir_runtime.runner.state.device_stream import DeviceStream, StreamEvent
 from kvasir_runtime.runner.state.row_state import ModelInput, RowState
-from kvasir_runtime.watch import Watch
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.step_profiler import StepProfiler
+from kvasir_runtime.wire import SamplingConfig
 
 if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import GrammarMatcher
@@ -83,7 +83,7 @@ class LaunchedStep:
     without them.
     """
 
-    plan: Plan
+    plan: StepPlan
     mask_batch: GrammarMaskBatch | None = None
     begun: bool = False
     forward: Callable[[], None] | None = None
@@ -91,7 +91,7 @@ class LaunchedStep:
     drawn: StepOutput = field(default_factory=StepOutput)
     event: StreamEvent | None = None
     final: list["GrammarMatcher"] = field(default_factory=list)
-    results: Results | None = None
+    results: StepResults | None = None
     ending: list["GrammarMatcher"] = field(default_factory=list)
 
 
@@ -139,7 +139,7 @@ class ModelRunner:
         self._launched: deque[LaunchedStep] = deque()
         self._early = not stream.overlaps and model.begins(cache)
         self._fast_path = fast_path_of(model, rows, cache, facts.max_batch_tokens)
-        self._watch = Watch()
+        self._profiler = StepProfiler()
 
     @property
     def graph_bytes(self) -> int:
@@ -159,13 +159,13 @@ class ModelRunner:
             kernels += ", graphs"
         self.facts = replace(self.facts, kernels=kernels, fallback=fallback)
 
-    def watched(self, watch: Watch) -> None:
-        """From now on, say what the time of a step goes into."""
-        self._watch = watch
-        self._model.count(watch.wants_parts)
+    def use_profiler(self, profiler: StepProfiler) -> None:
+        """Report from now on what the time of a step goes into."""
+        self._profiler = profiler
+        self._model.count(profiler.wants_parts)
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a plan; never waits for the device."""
         launched = LaunchedStep(plan=plan)
         if self._stream.overlaps:
@@ -178,7 +178,7 @@ class ModelRunner:
         return launched
 
     @torch.inference_mode()
-    def collect(self, launched: LaunchedStep) -> Results:
+    def collect(self, launched: LaunchedStep) -> StepResults:
         """The tokens that a plan drew, once it has run. Plans are collected in the order of their launches."""
         if not self._launched or self._launched[0] is not launched:
             raise ValueError(f"step {launched.plan.step} is not the oldest launched plan")
@@ -209,9 +209,9 @@ class ModelRunner:
             prompt_tokens=len(tokens),
             computed_tokens=0,
             blocks=blocks,
-            sampling=Sampling(max_tokens=1),
+            sampling=SamplingConfig(max_tokens=1),
         )
-        self._rows.apply(Plan(step=0, joins=(join,)))
+        self._rows.apply(StepPlan(step=0, joins=(join,)))
         parts = []
         for start in range(0, len(tokens), self.facts.max_batch_tokens):
             count = min(self.facts.max_batch_tokens, len(tokens) - start)
@@ -235,7 +235,7 @@ class ModelRunner:
                 self._grammar_masks.start(launched.mask_batch)
             finish()
 
-    def _take(self, launched: LaunchedStep) -> Results:
+    def _take(self, launched: LaunchedStep) -> StepResults:
         """Wait for a plan and tell its tokens to the grammars."""
         if launched.results is None:
             if launched.event is not None:
@@ -284,11 +284,11 @@ class ModelRunner:
                 self._early and bool(sampled) and self._sampler.sampling_kind(sampled, launched.mask_batch) == "greedy"
             )
             if greedy and self._fast_path is not None and self._fast_path.begin(plan.chunks):
-                self._watch.lap("batch")
+                self._profiler.lap("batch")
                 launched.forward = partial(self._fast_forward, launched, self._fast_path)
                 return
             inputs = self._rows.batch(plan.chunks)
-            self._watch.lap("batch")
+            self._profiler.lap("batch")
             if self._early:
                 self._model.begin(inputs.computed(), self._cache, greedy=greedy)
                 launched.forward = partial(self._forwarded, launched, inputs, sampled)
@@ -300,8 +300,8 @@ class ModelRunner:
         """Take part in the whole step, which was begun."""
         launched.forward = None
         launched.results = fast_path_of.finish(launched.plan)
-        self._watch.lap("forward")
-        self._watch.parts(self._model.counted())
+        self._profiler.lap("forward")
+        self._profiler.parts(self._model.counted())
 
     def _forwarded(self, launched: LaunchedStep, inputs: ModelInput, sampled: list[Chunk]) -> None:
         """Take part in the forward pass that was begun, and go on behind it."""
@@ -310,8 +310,8 @@ class ModelRunner:
 
     def _behind(self, launched: LaunchedStep, inputs: ModelInput, hidden: Tensor, sampled: list[Chunk]) -> None:
         """What follows the forward pass, unless it has to wait for a grammar."""
-        self._watch.lap("forward")
-        self._watch.parts(self._model.counted())
+        self._profiler.lap("forward")
+        self._profiler.parts(self._model.counted())
         if not hidden.shape[0]:
             return
         launched.finish = partial(self._draw, launched, inputs, hidden, sampled)
@@ -323,7 +323,7 @@ class ModelRunner:
         if self._graphs is None or not sampled:
             return None
         replayed = self._graphs.replay(launched.plan.chunks, self._sampler.sampling_kind(sampled, launched.mask_batch))
-        self._watch.lap("replay")
+        self._profiler.lap("replay")
         return replayed
 
     def _guide(self, launched: LaunchedStep, masks: GrammarMasks, sampled: list[Chunk]) -> None:
@@ -349,7 +349,7 @@ class ModelRunner:
             if sampled
             else StepOutput()
         )
-        self._watch.lap("head+draw")
+        self._profiler.lap("head+draw")
         owners = self._requested_logprobs.of_prompts(chunks)
         pooled_from = len(sampled) + sum(count for _, count, _ in owners)
         if owners:

@@ -28,7 +28,7 @@ from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, Ser
 from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
 from kvasir_runtime.server.observability.tracing import RequestTrace, asked
 from kvasir_runtime.server.request_registry import RequestRegistry
-from kvasir_runtime.wire import Event, FinishReason
+from kvasir_runtime.wire import EngineOutput, FinishReason
 
 KEEP_ALIVE_S: Final = 15.0
 WRITE_TIMEOUT_S: Final = 120.0
@@ -130,7 +130,7 @@ class GenerationResponse(Response):
         for index, choice in enumerate(self._choices):
             if choice.open:
                 self._client.abort(choice.request_id)
-                self._queue.put(index, Event(request_id=choice.request_id, finish_reason="abort"))
+                self._queue.put(index, EngineOutput(request_id=choice.request_id, finish_reason="abort"))
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
@@ -182,7 +182,7 @@ class GenerationResponse(Response):
                 )
         return pieces
 
-    def _before(self, index: int, event: Event) -> None:
+    def _before(self, index: int, event: EngineOutput) -> None:
         """Before an event is taken in."""
 
     def _told(self, parts: list[Part]) -> list[Part]:
@@ -208,7 +208,7 @@ class GenerationResponse(Response):
         if self.summary.first_token_s < 0:
             self.summary.first_token_s = now - self._arrived
 
-    def _failure(self, event: Event) -> ApiError:
+    def _failure(self, event: EngineOutput) -> ApiError:
         if self._aborted:
             self._end("abort")
             return openai_errors.aborted()

@@ -20,7 +20,7 @@ from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, Call
 from kvasir_runtime.frontend.tool_results import ToolResult, ToolResultBlock
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
 from kvasir_runtime.server.streaming import StreamedResponse
-from kvasir_runtime.wire import Event, FinishReason
+from kvasir_runtime.wire import EngineOutput, FinishReason
 
 MAX_WAIT_S: Final = 600.0
 """How long an answer whose turn has ended waits for the next result."""
@@ -92,7 +92,7 @@ class ToolResultStream(StreamedResponse):
             return pieces
         return [*(pieces or ()), self._closed("stop")]
 
-    def _before(self, index: int, event: Event) -> None:
+    def _before(self, index: int, event: EngineOutput) -> None:
         count = event.injected
         while count > 0 and self._sent:
             block = self._sent.popleft()

@@ -15,7 +15,7 @@ from bench.gpu.floors import step
 from bench.gpu.inprocess import Late, Served, prompt, request
 from bench.gpu.section import NO_TIME, Context
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.wire import Step, Submit, ToEngine
+from kvasir_runtime.wire import StepOutputs, Submit, ToEngine
 
 GOALS: Final = {
     ("bfloat16", 1, 1024): 0.85,
@@ -64,9 +64,9 @@ class Steady:
         """Every request."""
         return [Submit(made) for made in self._requests]
 
-    def heard(self, step: Step, now: float) -> Sequence[ToEngine] | None:
+    def heard(self, step: StepOutputs, now: float) -> Sequence[ToEngine] | None:
         """Count tokens, and times once all have begun."""
-        for event in step.events:
+        for event in step.outputs:
             if event.finish_reason is not None:
                 self.wrong = f"a sequence ended while it was measured: {event.finish_reason} {event.message}"
                 return None

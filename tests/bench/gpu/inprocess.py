@@ -17,11 +17,21 @@ import torch
 
 from bench.gpu.sizes import Sizes
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.engine.link import Link
-from kvasir_runtime.engine.ports import Runner
-from kvasir_runtime.engine.start import Lobby, started
+from kvasir_runtime.engine.client_socket import ClientSocket
+from kvasir_runtime.engine.interfaces import Runner
+from kvasir_runtime.engine.start import StartupClients, start_engine
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.wire import Abort, FromEngine, Hello, Request, Sampling, Shutdown, Step, Submit, ToEngine
+from kvasir_runtime.wire import (
+    Abort,
+    EngineRequest,
+    FromEngine,
+    Hello,
+    SamplingConfig,
+    Shutdown,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
 
 CLIENT: Final = b"bench"
 Build = Callable[[ServeOptions, Callable[[Any], None]], Runner]
@@ -39,7 +49,7 @@ class Script(Protocol):
     def begin(self) -> Sequence[ToEngine]:
         """What is sent first."""
 
-    def heard(self, step: Step, now: float) -> Sequence[ToEngine] | None:
+    def heard(self, step: StepOutputs, now: float) -> Sequence[ToEngine] | None:
         """What is sent after a step; None ends the load, whatever still runs."""
 
 
@@ -74,9 +84,9 @@ class Seat:
     def send(self, client: bytes, message: FromEngine) -> bool:
         """Steps go to the script until it has enough."""
         now = self._clock()
-        if isinstance(message, Step):
-            self._running -= {event.request_id for event in message.events if event.finish_reason is not None}
-            if not self._ended and (message.events or message.computed_tokens):
+        if isinstance(message, StepOutputs):
+            self._running -= {event.request_id for event in message.outputs if event.finish_reason is not None}
+            if not self._ended and (message.outputs or message.computed_tokens):
                 answer = self._script.heard(message, now)
                 if answer is None:
                     self._end()
@@ -112,8 +122,8 @@ class Served:
     def run(self, script: Script, left_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
         """Until the script has enough. Raises Late when that takes more than left_s."""
         seat = Seat(script, clock() + left_s, clock)
-        link = cast("Link", seat)
-        engine = started(self.options, lambda *_: cast("Any", self.runner), link, Lobby(link))
+        socket = cast("ClientSocket", seat)
+        engine = start_engine(self.options, lambda *_: cast("Any", self.runner), socket, StartupClients(socket))
         gc.collect()
         gc.freeze()  # as the engine's own process does
         seat.open()
@@ -134,10 +144,10 @@ class Served:
             torch.cuda.empty_cache()
 
 
-def request(prompt: Sequence[int], max_tokens: int) -> Request:
+def request(prompt: Sequence[int], max_tokens: int) -> EngineRequest:
     """A greedy one of full length, under a name of its own."""
-    sampling = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return Request(request_id=f"bench-{next(_names)}", prompt=tuple(prompt), sampling=sampling)
+    sampling = SamplingConfig(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineRequest(request_id=f"bench-{next(_names)}", prompt=tuple(prompt), sampling=sampling)
 
 
 def prompt(tokens: int, vocab: int, seed: object) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from bench.gpu.book import Cell, failed, measured, skipped
 from bench.gpu.compiled import loop, stepper
 from bench.gpu.inprocess import Served, prompt, request
 from bench.gpu.section import NO_TIME, Context
-from kvasir_runtime.wire import Step, Submit, ToEngine
+from kvasir_runtime.wire import StepOutputs, Submit, ToEngine
 
 COMPILE_S = 60.0
 CROWD_S = 40.0
@@ -100,8 +100,8 @@ class _All:
         self.began = time.perf_counter()
         return [Submit(made) for made in self._requests]
 
-    def heard(self, step: Step, now: float) -> list[ToEngine] | None:
-        for event in step.events:
+    def heard(self, step: StepOutputs, now: float) -> list[ToEngine] | None:
+        for event in step.outputs:
             self.tokens += len(event.token_ids)
             self._left -= event.finish_reason is not None
             if event.finish_reason == "error":

@@ -7,7 +7,7 @@ from bench.gpu.book import Cell, Goal, measured, skipped
 from bench.gpu.floors import prefill
 from bench.gpu.inprocess import Late, Served, prompt, request
 from bench.gpu.section import NO_TIME, Context
-from kvasir_runtime.wire import Step, Submit, ToEngine
+from kvasir_runtime.wire import StepOutputs, Submit, ToEngine
 
 GOALS: Final = {1024: 0.88, 8192: 0.83}
 FOLLOW_UP: Final = 60.0
@@ -29,9 +29,9 @@ class OneByOne:
         """The first; its time begins with the first step, as nothing is said before."""
         return [Submit(self._left.pop())]
 
-    def heard(self, step: Step, now: float) -> Sequence[ToEngine] | None:
+    def heard(self, step: StepOutputs, now: float) -> Sequence[ToEngine] | None:
         """The next as soon as one is answered. The very first is a warm one: its time is not known."""
-        for event in step.events:
+        for event in step.outputs:
             if event.finish_reason == "error":
                 self.wrong = event.message
                 return None

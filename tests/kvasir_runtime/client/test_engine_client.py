@@ -64,11 +64,11 @@ async def connected(tmp_path, **kwargs):
 
 
 def request(request_id):
-    return wire.Request(request_id=request_id, prompt=(1, 2), sampling=wire.Sampling(max_tokens=3))
+    return wire.EngineRequest(request_id=request_id, prompt=(1, 2), sampling=wire.SamplingConfig(max_tokens=3))
 
 
 def event(request_id, *tokens, reason=None):
-    return wire.Event(request_id=request_id, token_ids=tokens, finish_reason=reason)
+    return wire.EngineOutput(request_id=request_id, token_ids=tokens, finish_reason=reason)
 
 
 async def take(queue):
@@ -93,7 +93,7 @@ async def test_events_of_one_step_reach_their_streams_in_one_wake_up(tmp_path):
         assert [(await engine.hear()).request.request_id for _ in range(3)] == ["a", "b", "c"]
         assert client.num_inflight == 3
         events = (event("a", 1), event("b", 2, 3), event("c", 4, reason="stop"), event("unknown", 5))
-        await engine.say(wire.Step(events, RuntimeState(step=7)))
+        await engine.say(wire.StepOutputs(events, RuntimeState(step=7)))
         assert await take(one) == [(0, events[0]), (1, events[1])]
         assert await take(two) == [(0, events[2])]
         assert client.state.step == 7
@@ -111,10 +111,10 @@ async def test_an_abort_is_sent_once_and_later_events_are_dropped(tmp_path):
         await engine.hear()
         assert await engine.hear() == wire.Abort("a", "abort")
         assert await engine.hear() == wire.Abort("b", "stop")
-        await engine.say(wire.Step((event("a", 1),), RuntimeState()))
+        await engine.say(wire.StepOutputs((event("a", 1),), RuntimeState()))
         client.submit([request("c")], queue)
         await engine.hear()
-        await engine.say(wire.Step((event("c", 2),), RuntimeState()))
+        await engine.say(wire.StepOutputs((event("c", 2),), RuntimeState()))
         assert await take(queue) == [(0, event("c", 2))]
 
 
@@ -123,7 +123,7 @@ async def test_a_failure_ends_every_stream_with_its_words(tmp_path):
         queue = EventQueue()
         client.submit([request("a")], queue)
         await engine.hear()
-        await engine.say(wire.Failed("no memory"))
+        await engine.say(wire.EngineFailed("no memory"))
         ((_, last),) = await take(queue)
         assert (last.finish_reason, last.message) == ("error", "no memory")
         with pytest.raises(EngineDeadError, match="no memory"):
@@ -155,7 +155,7 @@ async def test_a_burst_of_messages_is_read_to_the_end(tmp_path):
         client.submit([request("a")], queue)
         await engine.hear()
         for number in range(2000):
-            await engine.say(wire.Step((event("a", number),), RuntimeState(step=number)))
+            await engine.say(wire.StepOutputs((event("a", number),), RuntimeState(step=number)))
         tokens = []
         while len(tokens) < 2000:
             tokens += [token for _, item in await take(queue) for token in item.token_ids]

@@ -7,13 +7,13 @@ import pytest
 from fakes.runner import FakeRunner
 from fakes.serving import serving
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.wire import Pooling, Request, Sampling
+from kvasir_runtime.wire import EngineRequest, PoolingConfig, SamplingConfig
 
-LAST, MEAN = Pooling(kind="last"), Pooling(kind="mean")
+LAST, MEAN = PoolingConfig(kind="last"), PoolingConfig(kind="mean")
 
 
 def pooled(name, prompt, pooling):
-    return Request(request_id=name, prompt=tuple(prompt), sampling=Sampling(max_tokens=1), pooling=pooling)
+    return EngineRequest(request_id=name, prompt=tuple(prompt), sampling=SamplingConfig(max_tokens=1), pooling=pooling)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -6,7 +6,7 @@ from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
 from kvasir_api.state import DecodeTotals, RuntimeState
-from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
+from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.core.sequence import new_sequence
 
 NO_EOS = FakeModel(table=tuple(range(1, 61)))
@@ -256,12 +256,12 @@ def test_results_of_another_plan_are_refused():
     served = endless()
     served.submit(request("a", [1]))
     with pytest.raises(ValueError, match="results of step 1, expected those of none"):
-        served.scheduler.commit(Results(step=1, sampled=()), 0.0)
+        served.scheduler.commit(StepResults(step=1, sampled=()), 0.0)
     served.scheduler.plan(0.0)
     with pytest.raises(ValueError, match="results of step 2, expected those of 1"):
-        served.scheduler.commit(Results(step=2, sampled=()), 0.0)
+        served.scheduler.commit(StepResults(step=2, sampled=()), 0.0)
     with pytest.raises(ValueError, match="not one for each chunk"):
-        served.scheduler.commit(Results(step=1, sampled=(Sampled(3, (1,)),)), 0.0)
+        served.scheduler.commit(StepResults(step=1, sampled=(SampledTokens(3, (1,)),)), 0.0)
 
 
 def test_a_failed_step_ends_those_who_run_and_spares_those_who_wait():
@@ -282,7 +282,7 @@ def test_a_speculating_runner_may_give_several_tokens():
     served.submit(request("a", [1], max_tokens=3))
     plan = served.scheduler.plan(0.0)
     assert plan is not None
-    (event,) = served.scheduler.commit(Results(step=1, sampled=(Sampled(0, (4, 5, 6, 7)),)), 0.0)
+    (event,) = served.scheduler.commit(StepResults(step=1, sampled=(SampledTokens(0, (4, 5, 6, 7)),)), 0.0)
     assert (event.token_ids, event.finish_reason) == ((4, 5, 6), "length")
 
 
@@ -311,7 +311,7 @@ def test_the_report_counts_tokens_requests_and_time():
 
 def test_the_report_has_what_was_decoded():
     served = endless()
-    served.scheduler.speed.observe(Plan(step=1, chunks=(Chunk(row=0, start=4, num_tokens=1, samples=True),)), 0.5)
+    served.scheduler.speed.observe(StepPlan(step=1, chunks=(Chunk(row=0, start=4, num_tokens=1, samples=True),)), 0.5)
     state = served.scheduler.report(RuntimeState())
     assert state.decoded == DecodeTotals(steps=1, seconds=0.5, rows=1, kv_tokens=5)
     assert state.rates.decode_step_s == 0.5
@@ -369,7 +369,7 @@ def test_results_without_the_scores_of_the_plan_are_refused():
     plan = served.scheduler.plan(1.0)
     assert [chunk.scores for chunk in plan.chunks] == [(1, 3)]
     with pytest.raises(ValueError, match="scores"):
-        served.scheduler.commit(Results(step=plan.step, sampled=(Sampled(0, (5,)),)), 1.0)
+        served.scheduler.commit(StepResults(step=plan.step, sampled=(SampledTokens(0, (5,)),)), 1.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -1,7 +1,7 @@
 """Guided requests are computed ahead of their masks; what a grammar forces takes the place of what was launched."""
 
 from fakes.serving import request, serving
-from kvasir_runtime.core.plan import Results, Sampled
+from kvasir_runtime.core.plan import SampledTokens, StepResults
 from kvasir_runtime.wire import Grammar
 
 
@@ -16,11 +16,11 @@ def test_forced_tokens_void_what_was_launched_behind_the_token_that_led_to_them(
     first, second = scheduler.plan(0.0), scheduler.plan(0.0)
     assert [chunks(plan) for plan in (first, second)] == [[(0, 0, 3, True)], [(0, 3, 1, True)]]
     assert scheduler.plan(0.0) is None, "a third would be drawn by a mask that two tokens are missing for"
-    (event,) = scheduler.commit(Results(step=1, sampled=(Sampled(0, (11, 12, 13)),)), 0.0)
+    (event,) = scheduler.commit(StepResults(step=1, sampled=(SampledTokens(0, (11, 12, 13)),)), 0.0)
     assert event.token_ids == (11, 12, 13)
     third = scheduler.plan(0.0)
     assert chunks(third) == [(0, 4, 2, True)], "what was forced, and not the place of 11 again"
-    assert scheduler.commit(Results(step=2, sampled=(Sampled(0, ()),)), 0.0) == ()
-    (event,) = scheduler.commit(Results(step=3, sampled=(Sampled(0, (14,)),)), 0.0)
+    assert scheduler.commit(StepResults(step=2, sampled=(SampledTokens(0, ()),)), 0.0) == ()
+    (event,) = scheduler.commit(StepResults(step=3, sampled=(SampledTokens(0, (14,)),)), 0.0)
     assert event.token_ids == (14,)
     assert chunks(scheduler.plan(0.0)) == [(0, 6, 1, True)]

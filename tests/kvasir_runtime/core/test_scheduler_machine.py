@@ -13,9 +13,9 @@ from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.plan import StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.wire import Beam, Grammar, Pooling
+from kvasir_runtime.wire import BeamSearchConfig, Grammar, PoolingConfig
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
 INJECTED = 77
@@ -110,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, kind=st.sampled_from(["last", "mean"]))
     def pool(self, prompt, kind):
         made = request(f"r{len(self.requests)}", prompt)
-        made = msgspec.structs.replace(made, pooling=Pooling(kind=kind))
+        made = msgspec.structs.replace(made, pooling=PoolingConfig(kind=kind))
         self.requests[made.request_id] = made
         self.served.submit(made)
 
@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def search(self, prompt, width, max_tokens, never):
         name = f"s{len(self.searches)}"
         names = tuple(f"{name}/{number}" for number in range(width))
-        beam = Beam(width=width, answers=names, early_stopping="never" if never else False)
+        beam = BeamSearchConfig(width=width, answers=names, early_stopping="never" if never else False)
         made = request(names[0], prompt, max_tokens=max_tokens, beam=beam)
         self.searches[names[0]] = made
         self.served.submit(made)
@@ -284,7 +284,7 @@ def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(li
     assert not served.scheduler.num_launched
 
 
-def fresh(plan: Plan, block_size: int):
+def fresh(plan: StepPlan, block_size: int):
     """Blocks that this plan takes for itself, prefix hits excepted."""
     for join in plan.joins:
         yield from join.blocks[join.computed_tokens // block_size :]

@@ -14,7 +14,7 @@ from fakes.overlapping import Overlapping
 from fakes.serving import request
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.replay import replay
@@ -187,9 +187,9 @@ def test_what_is_launched_after_forced_tokens_were_taken_early_comes_to_nothing(
         return Chunk(row=row, start=start, num_tokens=num_tokens, samples=True)
 
     flying = [
-        runner.launch(Plan(step=1, joins=joins, chunks=(chunk(0, 0, 3), chunk(1, 0, 3)))),
-        runner.launch(Plan(step=2, chunks=(chunk(1, 3),))),
-        runner.launch(Plan(step=3, chunks=(chunk(0, 3),))),
+        runner.launch(StepPlan(step=1, joins=joins, chunks=(chunk(0, 0, 3), chunk(1, 0, 3)))),
+        runner.launch(StepPlan(step=2, chunks=(chunk(1, 3),))),
+        runner.launch(StepPlan(step=3, chunks=(chunk(0, 3),))),
     ]
     first, second, third = (runner.collect(one).sampled for one in flying)
     assert len(first[0].tokens) > 1

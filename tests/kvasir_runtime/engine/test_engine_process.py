@@ -36,7 +36,7 @@ class Process:
             env=environment,
             bufsize=0,
         )
-        launch = wire.Launch(address=self.address, model=model, options={"log_format": "text", **options})
+        launch = wire.EngineArgs(address=self.address, model=model, options={"log_format": "text", **options})
         self.process.stdin.write(msgspec.json.encode(launch) + b"\n")
         self.process.stdin.flush()
         self.context = zmq.Context()
@@ -70,9 +70,9 @@ class Process:
         tokens, open_names, steps = {name: [] for name in names}, set(names), []
         while open_names:
             step = self.receive(socket)
-            assert isinstance(step, wire.Step)
+            assert isinstance(step, wire.StepOutputs)
             steps.append(step)
-            for event in step.events:
+            for event in step.outputs:
                 tokens[event.request_id] += event.token_ids
                 if event.finish_reason is not None:
                     open_names.discard(event.request_id)
@@ -134,7 +134,7 @@ def test_clients_come_late_talk_nonsense_and_hear_a_heartbeat(start):
     tokens, _ = engine.answer("late", socket=late)
     assert tokens["late"]
     beats = [engine.receive(late) for _ in range(2)]
-    assert all(isinstance(beat, wire.Step) and not beat.events for beat in beats)
+    assert all(isinstance(beat, wire.StepOutputs) and not beat.outputs for beat in beats)
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0
 
@@ -143,7 +143,7 @@ def test_an_abort_frees_the_blocks(start):
     engine = start("endless", prefix_cache=False)
     engine.until(wire.Ready)
     engine.send(wire.Submit(request("a", range(1, 50), max_tokens=200)))
-    while not any(step.events for step in [engine.receive()]):
+    while not any(step.outputs for step in [engine.receive()]):
         pass
     engine.send(wire.Abort("a"))
     deadline = time.monotonic() + DEADLINE_S
@@ -161,7 +161,7 @@ def test_an_abort_frees_the_blocks(start):
 )
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1(start, model, message, refusal):
     engine = start(model)
-    assert engine.until(wire.Failed)[-1] == wire.Failed(message, refusal)
+    assert engine.until(wire.EngineFailed)[-1] == wire.EngineFailed(message, refusal)
     assert engine.wait() == 1
     log = engine.process.stderr.read().decode()
     assert ("Traceback" in log) == (model == "crash")
@@ -173,8 +173,8 @@ def test_a_runner_that_always_fails_ends_the_process(start):
     engine.until(wire.Ready)
     for name in "abcd":
         engine.send(wire.Submit(request(name, [1])))
-    messages = engine.until(wire.Failed)
-    ends = [event.request_id for step in messages if isinstance(step, wire.Step) for event in step.events]
+    messages = engine.until(wire.EngineFailed)
+    ends = [event.request_id for step in messages if isinstance(step, wire.StepOutputs) for event in step.outputs]
     assert ends == ["a", "b", "c"]
     assert "3 steps failed in a row" in messages[-1].message
     assert engine.wait() == 1
@@ -210,5 +210,5 @@ def test_the_end_of_the_parent_before_a_launch_document_is_the_end_without_a_wor
 def test_a_launch_document_that_is_not_understood(line):
     ended = told(line)
     assert ended.returncode == 1
-    assert ended.stderr.startswith(b"error: the launch document is not understood: ")
+    assert ended.stderr.startswith(b"error: the engine arguments on standard input cannot be read: ")
     assert ended.stderr.count(b"\n") == 1

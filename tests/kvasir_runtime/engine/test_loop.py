@@ -12,16 +12,16 @@ from fakes.serving import request, serving
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.engine.loop import Engine, EngineError
+from kvasir_runtime.engine.loop import Engine, EngineFatalError
 from kvasir_runtime.engine.replay import replay
-from kvasir_runtime.engine.trace import Record
-from kvasir_runtime.wire import Abort, Beam, Drain, Hello, Ready, Shutdown, Submit
+from kvasir_runtime.engine.trace import TraceRecord
+from kvasir_runtime.wire import Abort, BeamSearchConfig, Drain, Hello, Ready, Shutdown, Submit
 
 ENDLESS = FakeModel(table=tuple(range(1, 61)))
 OTHER = b"api-1"
 
 
-class TraceList(list[Record]):
+class TraceList(list[TraceRecord]):
     """A trace in memory."""
 
     def add(self, record):
@@ -106,7 +106,7 @@ def test_every_client_hears_every_step_and_only_its_own_events():
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_all_answers_of_a_search_go_to_who_asked_and_none_is_remembered(leaves):
-    beam = Beam(width=3, answers=("s/0", "s/1", "s/2"))
+    beam = BeamSearchConfig(width=3, answers=("s/0", "s/1", "s/2"))
     made = msgspec.structs.replace(request("s/0", (1, 2, 3), max_tokens=5), beam=beam)
     clients = FakeClients(
         [[(OTHER, Submit(made)), submit("a", max_tokens=9)], [], [(OTHER, Abort("s/0"))] if leaves else []]
@@ -142,7 +142,7 @@ def test_an_abort_frees_blocks_with_the_next_step(depth):
     after = clients.steps()[3:]
     assert after[0].state.kv.pinned_tokens == 0
     assert after[-1].state.totals.aborts == 1
-    assert all(not step.events for step in after)
+    assert all(not step.outputs for step in after)
 
 
 def test_draining_is_said_and_work_is_finished():
@@ -182,7 +182,7 @@ def test_a_failed_step_is_told_and_the_rest_goes_on(depth):
 def test_a_runner_that_always_fails_ends_the_engine_after_everybody_was_told():
     clients = FakeClients([[submit(name) for name in "abcdef"]])
     runner = FakeRunner(fail_steps=frozenset(range(99)))
-    with pytest.raises(EngineError, match="3 steps failed in a row, the last with step 3 was told to fail"):
+    with pytest.raises(EngineFatalError, match="3 steps failed in a row, the last with step 3 was told to fail"):
         engine(clients, runner=runner, max_sequences=1).run()
     assert [event.request_id for event in clients.events()] == ["a", "b", "c"]
 

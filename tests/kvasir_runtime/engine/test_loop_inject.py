@@ -13,7 +13,7 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import TraceFile, records
-from kvasir_runtime.wire import Hello, Inject, Ready, Request, Sampling, Submit
+from kvasir_runtime.wire import EngineRequest, Hello, Inject, Ready, SamplingConfig, Submit
 
 MODEL = FakeModel(table=tuple(range(1, 61)))
 LIMITS = Limits(
@@ -36,7 +36,7 @@ READY = Ready(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_client_is_told_where_they_stand_and_the_trace_replays(tmp_path, depth):
-    request = Request(request_id="a", prompt=(1, 2), sampling=Sampling(max_tokens=12))
+    request = EngineRequest(request_id="a", prompt=(1, 2), sampling=SamplingConfig(max_tokens=12))
     script = [[Hello(), Submit(request)], [], [], [], [Inject("a", (90, 91)), Inject("unknown", (7,))]]
     clients, ticks, trace = FakeClients(script), count(), TraceFile(tmp_path / "trace")
     Engine(

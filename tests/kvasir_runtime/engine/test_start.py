@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.engine.start import Lobby, started
+from kvasir_runtime.engine.start import StartupClients, start_engine
 from kvasir_runtime.errors import StartError
 
 
@@ -18,7 +18,7 @@ class NobodyThere:
 def test_trace_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path):
     built = []
     options = ServeOptions(model="m", trace=str(tmp_path / "absent" / "trace"))
-    link = NobodyThere()
+    socket = NobodyThere()
     with pytest.raises(StartError, match=r"--trace .*: cannot be written: No such file or directory"):
-        started(options, lambda *given: built.append(given), link, Lobby(link))
+        start_engine(options, lambda *given: built.append(given), socket, StartupClients(socket))
     assert not built

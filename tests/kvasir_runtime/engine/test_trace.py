@@ -1,14 +1,24 @@
 """The trace file: what is written is read, also when the process died while writing."""
 
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Chunk, Grow, Join, Plan, Results, Sampled
+from kvasir_runtime.core.plan import Chunk, Grow, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.engine import replay
-from kvasir_runtime.engine.trace import Broke, Collected, Heard, Opened, Planned, TraceFile, records
-from kvasir_runtime.wire import Abort, Request, Sampling, Submit
+from kvasir_runtime.engine.trace import (
+    FailureRecord,
+    MessageRecord,
+    PlanRecord,
+    ResultsRecord,
+    StartRecord,
+    TraceFile,
+    records,
+)
+from kvasir_runtime.wire import Abort, EngineRequest, SamplingConfig, Submit
 
 LIMITS = Limits(num_blocks=4, block_size=4, max_batch_tokens=8, max_sequences=2, max_model_len=16, eos_token_ids=(0,))
-REQUEST = Request(request_id="a", prompt=(1, 2), sampling=Sampling(max_tokens=1, temperature=0.0), salt=b"s")
-PLAN = Plan(
+REQUEST = EngineRequest(
+    request_id="a", prompt=(1, 2), sampling=SamplingConfig(max_tokens=1, temperature=0.0), salt=b"s"
+)
+PLAN = StepPlan(
     step=1,
     joins=(
         Join(
@@ -24,14 +34,14 @@ PLAN = Plan(
     chunks=(Chunk(row=0, start=0, num_tokens=2, samples=True),),
 )
 RECORDS = [
-    Opened(LIMITS),
-    Heard(0.5, Submit(REQUEST)),
-    Planned(0.5, PLAN),
-    Collected(0.7, Results(step=1, sampled=(Sampled(0, (5,)),))),
-    Heard(0.8, Abort("a")),
-    Planned(0.9, None),
-    Broke(1.0, "why"),
-    Planned(1.1, Plan(step=2, grows=(Grow(0, (1,)),))),
+    StartRecord(LIMITS),
+    MessageRecord(0.5, Submit(REQUEST)),
+    PlanRecord(0.5, PLAN),
+    ResultsRecord(0.7, StepResults(step=1, sampled=(SampledTokens(0, (5,)),))),
+    MessageRecord(0.8, Abort("a")),
+    PlanRecord(0.9, None),
+    FailureRecord(1.0, "why"),
+    PlanRecord(1.1, StepPlan(step=2, grows=(Grow(0, (1,)),))),
 ]
 
 

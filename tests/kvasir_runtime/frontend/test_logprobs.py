@@ -11,7 +11,7 @@ from kvasir_runtime.frontend.logprobs import OutputToken, TokenLabels
 from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices, output_processors
 from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.frontend.tokenizer import Tokenizer
-from kvasir_runtime.wire import Event, Logprobs, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, Logprobs, SamplingConfig
 
 TOKENIZER = tiny_tokenizer.tokenizer()
 LABELS = TokenLabels(TOKENIZER)
@@ -25,7 +25,7 @@ def ids(text):
 
 def job(*, prompts=((5,),), drawn=1, **fields):
     requests = tuple(
-        Request(request_id=f"r{p}-{c}", prompt=prompt, sampling=Sampling(max_tokens=99))
+        EngineRequest(request_id=f"r{p}-{c}", prompt=prompt, sampling=SamplingConfig(max_tokens=99))
         for p, prompt in enumerate(prompts)
         for c in range(drawn)
     )
@@ -47,7 +47,7 @@ def found(number):
 
 
 def event(token_ids, reason=None, start=0, **fields):
-    return Event(
+    return EngineOutput(
         request_id="r0-0",
         token_ids=tuple(token_ids),
         logprobs=tuple(found(start + place) for place in range(len(token_ids))),
@@ -126,10 +126,10 @@ def test_tokens_of_a_cut_stop_string_are_not_told():
 def test_an_echo_comes_first_with_its_logprobs_and_shifts_the_places():
     prompt = ids("é plan")
     (made,) = output_processors(job(prompts=(prompt,), echoes=("é plan",)), TOKENIZER)
-    early = Event(request_id="r0-0", prompt_logprobs=tuple(found(place) for place in range(1, len(prompt) - 1)))
+    early = EngineOutput(request_id="r0-0", prompt_logprobs=tuple(found(place) for place in range(1, len(prompt) - 1)))
     assert made.accept(early) == ("", None)
     late = event(ids("ab"), "length", start=50)
-    text, said = run(made, [Event(**{**{f: getattr(late, f) for f in late.__struct_fields__},
+    text, said = run(made, [EngineOutput(**{**{f: getattr(late, f) for f in late.__struct_fields__},
                      "prompt_logprobs": (found(len(prompt) - 1),)})])  # fmt: skip
     assert text == "é planab"
     assert [token.token_id for token in said] == [*prompt, *ids("ab")]
@@ -169,7 +169,7 @@ def test_the_best_are_the_likeliest_as_a_whole():
     choices = output_processors(made, TOKENIZER)
     for choice, total in zip(choices, (-3.0, -1.0, -2.0, -5.0, -9.0, -4.0), strict=True):
         half = Logprobs(total / 2, 1)
-        choice.accept(Event(request_id="r", token_ids=(5, 6), logprobs=(half, half)))
+        choice.accept(EngineOutput(request_id="r", token_ids=(5, 6), logprobs=(half, half)))
     assert best_choices(made, choices) == [1, 2, 5, 3]
     assert best_choices(job(drawn=1), choices[:1]) == [0]
 

@@ -5,7 +5,7 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend.output_processor import OutputProcessor
 from kvasir_runtime.frontend.prepare import GenerationRequest
-from kvasir_runtime.wire import Event, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
 TOKENIZER = tiny_tokenizer.tokenizer()
 
@@ -15,7 +15,7 @@ def ids(text):
 
 
 def choice(stops=(), *, include=False, min_tokens=0):
-    request = Request(request_id="r", prompt=(1,), sampling=Sampling(max_tokens=99, min_tokens=min_tokens))
+    request = EngineRequest(request_id="r", prompt=(1,), sampling=SamplingConfig(max_tokens=99, min_tokens=min_tokens))
     job = GenerationRequest(
         answer_id="a",
         model="m",
@@ -32,7 +32,7 @@ def choice(stops=(), *, include=False, min_tokens=0):
 
 
 def event(text="", reason=None, **fields):
-    return Event(request_id="r", token_ids=ids(text), finish_reason=reason, **fields)
+    return EngineOutput(request_id="r", token_ids=ids(text), finish_reason=reason, **fields)
 
 
 def test_text_tokens_and_reason():
@@ -94,5 +94,5 @@ def test_events_after_the_end_add_nothing():
 def test_half_a_character_at_the_end_is_shown_as_such():
     half = TOKENIZER.encoder.encode("🚀").ids[:1]
     made = choice()
-    text, _ = made.accept(Event(request_id="r", token_ids=tuple(half), finish_reason="length"))
+    text, _ = made.accept(EngineOutput(request_id="r", token_ids=tuple(half), finish_reason="length"))
     assert text == "\ufffd"

@@ -7,7 +7,7 @@ from llguidance.numpy import allocate_token_bitmask
 from fakes import grammars
 from kvasir_runtime.guide import validate
 from kvasir_runtime.guide.matcher import GrammarMatcher
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 ALL = grammars.all_of_them()
 LISTED = {
@@ -46,7 +46,7 @@ def test_what_is_written_is_valid(words, name):
     assert found.error == ""
     matcher, ended = words.matcher(found.grammar), 0
     for seed in range(8):
-        guide = GrammarMatcher(matcher.deep_copy(), Sampling(max_tokens=1, grammar=grammar), (0,))
+        guide = GrammarMatcher(matcher.deep_copy(), SamplingConfig(max_tokens=1, grammar=grammar), (0,))
         tokens = written(guide, np.random.default_rng(seed), words.tokenizer.vocab_size)
         if tokens is not None:
             text = words.tokenizer.decode_bytes(tokens).decode()

@@ -12,7 +12,7 @@ from fakes.grammars import of_schema, schema_check
 from kvasir_runtime.guide import validate, vocabulary
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.guide.matcher import GrammarMatcher
-from kvasir_runtime.wire import Grammar, Sampling
+from kvasir_runtime.wire import Grammar, SamplingConfig
 
 SCHEMA = {
     "type": "object",
@@ -55,7 +55,7 @@ def test_every_kind_of_tokenizer_guides(tmp_path, kind, extra):
     assert validate.verdict(grammar, words).error == ""
     mask, ended = allocate_token_bitmask(1, size), 0
     for seed in range(5):
-        guide = GrammarMatcher(words.matcher(grammar), Sampling(max_tokens=1, grammar=grammar), (eos,))
+        guide = GrammarMatcher(words.matcher(grammar), SamplingConfig(max_tokens=1, grammar=grammar), (eos,))
         chance, tokens, taken = np.random.default_rng(seed), [], None
         while len(tokens) < 300 and not (taken and taken.ended):
             guide.fill(mask)

@@ -12,20 +12,20 @@ from fakes.checkpoints import Shape
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.watch import Watch
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.step_profiler import StepProfiler
+from kvasir_runtime.wire import SamplingConfig
 
 pytestmark = pytest.mark.skipif(
     (found := library()) is None or not found.has("step"), reason="this processor or installation has no whole step"
 )
 
-PLAIN = Sampling(max_tokens=50, temperature=0.0)
-TOLD = Sampling(max_tokens=50, temperature=0.0, logprobs=0)
-WARM = Sampling(max_tokens=50, temperature=1.0, seed=3)
-BIASED = Sampling(max_tokens=50, temperature=0.0, logit_bias=((7, 100.0),))
+PLAIN = SamplingConfig(max_tokens=50, temperature=0.0)
+TOLD = SamplingConfig(max_tokens=50, temperature=0.0, logprobs=0)
+WARM = SamplingConfig(max_tokens=50, temperature=1.0, seed=3)
+BIASED = SamplingConfig(max_tokens=50, temperature=0.0, logit_bias=((7, 100.0),))
 
 
-class Laps(Watch):
+class Laps(StepProfiler):
     """Keeps the names."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def made(folder: Path, cache_dtype: torch.dtype = torch.bfloat16) -> ModelRunner
     return runner_of(folder, ops=cpu_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
 
 
-def streams(sampling: Sampling) -> list[Stream]:
+def streams(sampling: SamplingConfig) -> list[Stream]:
     lengths = (1, 70, 15, 16, 17)
     prompts = [tuple(random.Random(length).choices(range(3, 320), k=length)) for length in lengths]
     return [Stream(prompt=prompt, sampling=sampling) for prompt in prompts]
@@ -67,7 +67,7 @@ def test_both_ways_give_the_same_answers(folder: Path, cache_dtype: torch.dtype,
 
 def test_one_who_asks_for_more_takes_the_others_along_and_back(folder: Path) -> None:
     runner, laps = made(folder), Laps()
-    runner.watched(laps)
+    runner.use_profiler(laps)
     hand, (alone, other, *_) = Hand(runner), streams(PLAIN)
     hand.run([alone], 3)
     assert laps.names == ["batch", "forward"] * 3
@@ -87,6 +87,6 @@ def test_one_who_asks_for_more_takes_the_others_along_and_back(folder: Path) -> 
 
 def test_an_answer_that_may_not_end_yet_takes_the_long_way(folder: Path) -> None:
     runner, laps = made(folder), Laps()
-    runner.watched(laps)
+    runner.use_profiler(laps)
     Hand(runner).run([Stream(prompt=(5, 6, 7), min_tokens=2)], 4)
     assert laps.names == ["batch", "forward", "head+draw"] * 2 + ["batch", "forward"] * 2

@@ -14,7 +14,7 @@ from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.wire import Pooling, Request, Sampling
+from kvasir_runtime.wire import EngineRequest, PoolingConfig, SamplingConfig
 
 TOLERANCE = 1e-4
 SHAPES = {
@@ -66,7 +66,7 @@ def vectors(runner, requests, *, budget, depth=1, prefix_cache=True):
 
 def pooled(prompts, pooling):
     return [
-        Request(request_id=str(i), prompt=prompt, sampling=Sampling(max_tokens=1), pooling=pooling)
+        EngineRequest(request_id=str(i), prompt=prompt, sampling=SamplingConfig(max_tokens=1), pooling=pooling)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -84,7 +84,7 @@ def test_hidden_states_are_those_of_transformers_however_the_prompt_is_cut(root,
     folder, prompts = folder_of(root, name), prompts_of(1, 1, 7, 8, 33, 70)
     want = [wanted(folder, prompt, kind) for prompt in prompts]
     for budget, depth in ((4096, 1), (5, 1), (13, 2)):
-        found, _, _ = vectors(runner_of(folder), pooled(prompts, Pooling(kind=kind)), budget=budget, depth=depth)
+        found, _, _ = vectors(runner_of(folder), pooled(prompts, PoolingConfig(kind=kind)), budget=budget, depth=depth)
         for index, expected in enumerate(want):
             np.testing.assert_allclose(found[str(index)], expected, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -98,7 +98,7 @@ def test_labels_are_those_of_transformers(root, name, labels):
     runner = runner_of(folder)
     assert (runner.facts.head, runner.facts.num_labels) == ("labels", labels)
     for budget in (4096, 9):
-        found, _, _ = vectors(runner_of(folder), pooled(prompts, Pooling(kind="labels")), budget=budget)
+        found, _, _ = vectors(runner_of(folder), pooled(prompts, PoolingConfig(kind="labels")), budget=budget)
         for index, prompt in enumerate(prompts):
             with torch.inference_mode():
                 want = judge(torch.tensor([list(prompt)]), use_cache=False).logits[0].numpy()
@@ -107,7 +107,9 @@ def test_labels_are_those_of_transformers(root, name, labels):
 
 def test_logits_of_tokens_are_those_that_are_drawn_from(root):
     folder, prompts = folder_of(root, "qwen3"), prompts_of(3, 20, 5)
-    found, _, _ = vectors(runner_of(folder), pooled(prompts, Pooling(kind="tokens", token_ids=(9, 4, 300))), budget=8)
+    found, _, _ = vectors(
+        runner_of(folder), pooled(prompts, PoolingConfig(kind="tokens", token_ids=(9, 4, 300))), budget=8
+    )
     for index, prompt in enumerate(prompts):
         want = oracle_of(folder).logits(prompt)[-1][[9, 4, 300]].numpy()
         np.testing.assert_allclose(found[str(index)], want, atol=TOLERANCE, rtol=TOLERANCE)
@@ -118,18 +120,20 @@ def test_a_model_without_a_head_is_pooled_under_both_spellings_of_its_names(root
     folder, (prompt,) = folder_of(root, "qwen3", head="Model", prefix=prefix), prompts_of(4, 40)
     runner = runner_of(folder)
     assert (runner.facts.head, runner.facts.hidden_size) == ("none", 64)
-    found, _, _ = vectors(runner, pooled([prompt], Pooling(kind="mean")), budget=16)
+    found, _, _ = vectors(runner, pooled([prompt], PoolingConfig(kind="mean")), budget=16)
     np.testing.assert_allclose(found["0"], wanted(folder, prompt, "mean"), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize(("kind", "cached"), [("last", 32), ("mean", 0)])
 def test_a_prefix_hit_is_taken_where_it_is_exact(root, kind, cached):
     folder, (prompt,) = folder_of(root, "llama"), prompts_of(5, 38)
-    requests = pooled([prompt], Pooling(kind=kind))
+    requests = pooled([prompt], PoolingConfig(kind=kind))
     runner = runner_of(folder)
     scheduler_pairs = [
         requests[0],
-        Request(request_id="1", prompt=prompt, sampling=Sampling(max_tokens=1), pooling=Pooling(kind=kind)),
+        EngineRequest(
+            request_id="1", prompt=prompt, sampling=SamplingConfig(max_tokens=1), pooling=PoolingConfig(kind=kind)
+        ),
     ]
     found, hits, _ = vectors(runner, scheduler_pairs, budget=19)
     assert hits == {"0": 0, "1": cached}
@@ -140,10 +144,12 @@ def test_a_prefix_hit_is_taken_where_it_is_exact(root, kind, cached):
 def test_vectors_survive_preemption_beside_answers(root, depth):
     folder, prompts = folder_of(root, "qwen2"), prompts_of(6, *range(20, 60, 2))
     answers = [
-        Request(request_id=f"a{i}", prompt=prompt, sampling=Sampling(temperature=0.0, max_tokens=40, ignore_eos=True))
+        EngineRequest(
+            request_id=f"a{i}", prompt=prompt, sampling=SamplingConfig(temperature=0.0, max_tokens=40, ignore_eos=True)
+        )
         for i, prompt in enumerate(prompts_of(7, *range(20, 50, 5)))
     ]
-    requests = [*answers, *pooled(prompts, Pooling(kind="mean"))]
+    requests = [*answers, *pooled(prompts, PoolingConfig(kind="mean"))]
     runner = runner_of(folder, num_blocks=40, max_sequences=12)
     found, _, num_preempted = vectors(runner, requests, budget=24, depth=depth)
     assert num_preempted > 0

@@ -13,7 +13,7 @@ from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.wire import Beam, Event, Request, Sampling
+from kvasir_runtime.wire import BeamSearchConfig, EngineOutput, EngineRequest, SamplingConfig
 
 SHAPES = {
     "llama": Shape(std=0.3),
@@ -40,19 +40,19 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 def searching(
     name: str, ids: Sequence[int], width: int, *, num_tokens: int, stops: Sequence[int] = STOPS, **rest: object
-) -> Request:
+) -> EngineRequest:
     """A request for all beams; stops instead of the model's own, so that many of them are met."""
-    beam = Beam(width=width, answers=tuple(f"{name}/{number}" for number in range(width)), **rest)  # type: ignore[arg-type]
-    sampling = Sampling(max_tokens=num_tokens, ignore_eos=True, stop_token_ids=tuple(stops), logprobs=0)
-    return Request(request_id=f"{name}/0", prompt=tuple(ids), sampling=sampling, beam=beam)
+    beam = BeamSearchConfig(width=width, answers=tuple(f"{name}/{number}" for number in range(width)), **rest)  # type: ignore[arg-type]
+    sampling = SamplingConfig(max_tokens=num_tokens, ignore_eos=True, stop_token_ids=tuple(stops), logprobs=0)
+    return EngineRequest(request_id=f"{name}/0", prompt=tuple(ids), sampling=sampling, beam=beam)
 
 
 def run(
-    runner: ModelRunner, requests: list[Request], *, budget: int = 256, depth: int = 1
-) -> tuple[dict[str, Event], int]:
+    runner: ModelRunner, requests: list[EngineRequest], *, budget: int = 256, depth: int = 1
+) -> tuple[dict[str, EngineOutput], int]:
     """The last events by id, and how many joins there were."""
     scheduler = scheduler_of(runner, budget=budget)
-    ended: dict[str, Event] = {}
+    ended: dict[str, EngineOutput] = {}
     flying, joins = deque(), 0
     for request in requests:
         assert scheduler.submit(request, 0.0) is None
@@ -69,14 +69,14 @@ def run(
     return ended, joins
 
 
-def answers(ended: dict[str, Event], request: Request) -> list[tuple[int, ...]]:
+def answers(ended: dict[str, EngineOutput], request: EngineRequest) -> list[tuple[int, ...]]:
     assert request.beam is not None
     found = [ended[name] for name in request.beam.answers]
     return [(*e.token_ids, *(() if e.stop_token_id is None else (e.stop_token_id,))) for e in found]
 
 
 @torch.inference_mode()
-def judged(folder: Path, request: Request) -> tuple[list[tuple[int, ...]], list[float]]:
+def judged(folder: Path, request: EngineRequest) -> tuple[list[tuple[int, ...]], list[float]]:
     """What transformers' generate() answers, and its scores."""
     assert request.beam is not None
     ids = torch.tensor([request.prompt])
@@ -144,8 +144,8 @@ def test_penalties_and_early_stopping_mean_the_same_and_are_told_apart(root: Pat
 def test_chunked_prompts_preemptions_and_neighbours_change_nothing(root: Path, depth: int, budget: int) -> None:
     folder = folder_of(root, "qwen3")
     requests = [searching(str(n), prompt(20 + 7 * n), width, num_tokens=20) for n, width in enumerate((4, 2, 6, 3, 1))]
-    greedy = Sampling(temperature=0.0, max_tokens=60, ignore_eos=True)
-    plain = [Request(request_id=f"p{n}", prompt=prompt(9 + n), sampling=greedy) for n in range(3)]
+    greedy = SamplingConfig(temperature=0.0, max_tokens=60, ignore_eos=True)
+    plain = [EngineRequest(request_id=f"p{n}", prompt=prompt(9 + n), sampling=greedy) for n in range(3)]
     together = [plain[0], *requests[:3], plain[1], *requests[3:], plain[2]]
     runner = runner_of(folder, num_blocks=26, max_sequences=9)
     ended, joins = run(runner, together, budget=budget, depth=depth)
@@ -158,8 +158,8 @@ def test_beams_without_a_stop_run_to_the_end_and_min_tokens_holds(root: Path) ->
     folder = folder_of(root, "qwen2")
     endless = searching("a", prompt(11), 5, num_tokens=12, stops=())
     late = searching("b", prompt(11), 5, num_tokens=12)
-    sampling = Sampling(max_tokens=12, min_tokens=6, ignore_eos=True, stop_token_ids=STOPS, logprobs=0)
-    late = Request(request_id="b/0", prompt=late.prompt, sampling=sampling, beam=late.beam)
+    sampling = SamplingConfig(max_tokens=12, min_tokens=6, ignore_eos=True, stop_token_ids=STOPS, logprobs=0)
+    late = EngineRequest(request_id="b/0", prompt=late.prompt, sampling=sampling, beam=late.beam)
     ended, _ = run(runner_of(folder), [endless, late])
     for request in (endless, late):
         assert answers(ended, request) == judged(folder, request)[0]

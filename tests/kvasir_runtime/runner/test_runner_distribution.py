@@ -19,7 +19,7 @@ from fakes.oracle import oracle_of
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.wire import Request, Sampling
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 NUM_DRAWS = 3000
 PROMPT = (50, 60, 70, 80, 90, 100, 110, 120, 130)
@@ -58,8 +58,8 @@ def draws(runner: ModelRunner, settings: dict[str, Any]) -> Counter[int]:
     """How often each token was drawn, by as many requests as there are draws, each with a seed of its own."""
     scheduler, found, flying = scheduler_of(runner, budget=256), Counter[int](), deque[Any]()
     for seed in range(NUM_DRAWS):
-        sampling = Sampling(max_tokens=1, ignore_eos=True, seed=seed, **{"temperature": 1.0, **settings})
-        assert scheduler.submit(Request(request_id=str(seed), prompt=PROMPT, sampling=sampling), 0.0) is None
+        sampling = SamplingConfig(max_tokens=1, ignore_eos=True, seed=seed, **{"temperature": 1.0, **settings})
+        assert scheduler.submit(EngineRequest(request_id=str(seed), prompt=PROMPT, sampling=sampling), 0.0) is None
     while scheduler.has_work:
         while len(flying) < 2 and (plan := scheduler.plan(0.0)) is not None:
             flying.append(runner.launch(plan))
@@ -147,8 +147,8 @@ def test_choices_of_one_request_are_independent_draws(runner: ModelRunner, logit
     limits = Limits(num_blocks=256, block_size=8, max_batch_tokens=256, max_sequences=64, max_model_len=4096)
     scheduler = Scheduler(limits)
     for seed in range(NUM_DRAWS):
-        sampling = Sampling(max_tokens=1, ignore_eos=True, seed=seed, temperature=1.0, **settings)
-        scheduler.submit(Request(request_id=str(seed), prompt=PROMPT, sampling=sampling), 0.0)
+        sampling = SamplingConfig(max_tokens=1, ignore_eos=True, seed=seed, temperature=1.0, **settings)
+        scheduler.submit(EngineRequest(request_id=str(seed), prompt=PROMPT, sampling=sampling), 0.0)
     while (plan := scheduler.plan(0.0)) is not None:
         for event in scheduler.commit(runner.collect(runner.launch(plan)), 0.0):
             order[event.request_id] = event.token_ids[0]

@@ -12,9 +12,9 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
-from kvasir_runtime.core.plan import Chunk, Copy, Join, Plan
+from kvasir_runtime.core.plan import BlockCopy, Chunk, Join, StepPlan
 from kvasir_runtime.kernels.ops import REFERENCE
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 VOCAB = 320
 WINDOW = {"sliding_window": 24}
@@ -65,12 +65,12 @@ def check(root: Path, name: str, *streams: Stream) -> None:
 def test_logits_of_every_position_equal_the_oracle(root: Path, name: str, chunk: int) -> None:
     tokens = prompt(61)
     runner = runner_of(folder_of(root, name))
-    sampling = Sampling(max_tokens=1, temperature=0.0)
+    sampling = SamplingConfig(max_tokens=1, temperature=0.0)
     blocks = tuple(int(b) for b in np.random.default_rng(0).permutation(32)[:8])
     join = Join(
         row=1, request_id="a", tokens=tokens, prompt_tokens=61, computed_tokens=0, blocks=blocks, sampling=sampling
     )
-    runner.collect(runner.launch(Plan(step=1, joins=(join,))))
+    runner.collect(runner.launch(StepPlan(step=1, joins=(join,))))
     logits = []
     with torch.inference_mode():
         for start in range(0, 61, min(chunk, 61)):
@@ -155,7 +155,7 @@ def test_copied_blocks_hold_what_the_source_held(root: Path) -> None:
     fork = Stream(prompt=prompt(24))
     fork.blocks = [hand._free.pop() for _ in range(2)]
     fork.computed = 16
-    hand.step([(fork, 8)], copies=[Copy(first.blocks[i], fork.blocks[i]) for i in range(2)])
+    hand.step([(fork, 8)], copies=[BlockCopy(first.blocks[i], fork.blocks[i]) for i in range(2)])
     hand.run([fork], 4)
     assert fork.answer == first.answer
 
@@ -166,7 +166,7 @@ def test_end_of_text_is_not_drawn_before_min_tokens(root: Path, tmp_path: Path) 
     folder = checkpoints.write(tmp_path)
     checkpoints.write_weights(folder, weights)
     hand = Hand(runner_of(folder))
-    stopping = Sampling(temperature=0.0, max_tokens=9, stop_token_ids=(1,))
+    stopping = SamplingConfig(temperature=0.0, max_tokens=9, stop_token_ids=(1,))
     streams = [Stream(prompt=(5, 6)), Stream(prompt=(5, 6), sampling=stopping, min_tokens=3)]
     hand.run(streams, 5)
     assert [stream.answer for stream in streams] == [[0] * 5, [2, 2, 2, 0, 0]]
@@ -174,14 +174,14 @@ def test_end_of_text_is_not_drawn_before_min_tokens(root: Path, tmp_path: Path) 
 
 def test_seeded_draw_is_the_same_alone_in_a_batch_and_after_preemption(root: Path) -> None:
     runner = runner_of(folder_of(root, "llama"))
-    hot = Sampling(temperature=0.9, top_p=0.95, seed=42, max_tokens=1)
+    hot = SamplingConfig(temperature=0.9, top_p=0.95, seed=42, max_tokens=1)
 
     def stream() -> Stream:
         return Stream(prompt=prompt(20), sampling=hot)
 
     alone, together, preempted = stream(), stream(), stream()
     Hand(runner).run([alone], 16)
-    others = [Stream(prompt=prompt(n), sampling=Sampling(seed=n, max_tokens=1)) for n in (4, 50, 9)]
+    others = [Stream(prompt=prompt(n), sampling=SamplingConfig(seed=n, max_tokens=1)) for n in (4, 50, 9)]
     Hand(runner).run([*others, together], 16, chunk=6)
     hand = Hand(runner)
     hand.run([preempted], 7)
@@ -193,7 +193,7 @@ def test_seeded_draw_is_the_same_alone_in_a_batch_and_after_preemption(root: Pat
 
 def test_plans_are_collected_in_order(root: Path) -> None:
     runner = runner_of(folder_of(root, "llama"))
-    first, second = runner.launch(Plan(step=1)), runner.launch(Plan(step=2))
+    first, second = runner.launch(StepPlan(step=1)), runner.launch(StepPlan(step=2))
     with pytest.raises(ValueError, match="step 2 is not the oldest"):
         runner.collect(second)
     assert runner.collect(first).step == 1
@@ -210,10 +210,10 @@ def test_two_plans_in_flight_give_the_same_answer(root: Path) -> None:
         prompt_tokens=30,
         computed_tokens=0,
         blocks=tuple(range(5)),
-        sampling=Sampling(temperature=0.0, max_tokens=9),
+        sampling=SamplingConfig(temperature=0.0, max_tokens=9),
     )
-    plans = [Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=30, samples=True),))]
-    plans += [Plan(step=2 + i, chunks=(Chunk(row=0, start=30 + i, num_tokens=1, samples=True),)) for i in range(8)]
+    plans = [StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=30, samples=True),))]
+    plans += [StepPlan(step=2 + i, chunks=(Chunk(row=0, start=30 + i, num_tokens=1, samples=True),)) for i in range(8)]
     answer, flying = [], [runner.launch(plans.pop(0))]
     while flying:
         if plans:

@@ -12,7 +12,7 @@ from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import TIE, oracle_of
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.wire import Event, Logprobs, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, Logprobs, SamplingConfig
 
 VOCAB = 320
 EOS = checkpoints.EOS_TOKEN_ID
@@ -27,17 +27,17 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(random.Random(seed * 101 + length).choices(range(3, VOCAB), k=length))
 
 
-def request(name: str, tokens: tuple[int, ...], **sampling: object) -> Request:
+def request(name: str, tokens: tuple[int, ...], **sampling: object) -> EngineRequest:
     values = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **sampling}
-    return Request(request_id=name, prompt=tokens, sampling=Sampling(**values))  # type: ignore[arg-type]
+    return EngineRequest(request_id=name, prompt=tokens, sampling=SamplingConfig(**values))  # type: ignore[arg-type]
 
 
 def serve(
-    runner: ModelRunner, *requests: Request, budget: int = 64, depth: int = 1
-) -> tuple[dict[str, list[Event]], int]:
+    runner: ModelRunner, *requests: EngineRequest, budget: int = 64, depth: int = 1
+) -> tuple[dict[str, list[EngineOutput]], int]:
     """The events of each request, and how many preemptions there were."""
     scheduler = scheduler_of(runner, budget=budget)
-    events: dict[str, list[Event]] = {item.request_id: [] for item in requests}
+    events: dict[str, list[EngineOutput]] = {item.request_id: [] for item in requests}
     flying, joins = deque(), 0
     for item in requests:
         assert scheduler.submit(item, 0.0) is None
@@ -50,11 +50,11 @@ def serve(
     return events, joins - len(requests)
 
 
-def answer(events: list[Event]) -> list[int]:
+def answer(events: list[EngineOutput]) -> list[int]:
     return [token for event in events for token in event.token_ids]
 
 
-def wished(logits: torch.Tensor, sampling: Sampling, given: tuple[int, ...], said: list[int]) -> list[float]:
+def wished(logits: torch.Tensor, sampling: SamplingConfig, given: tuple[int, ...], said: list[int]) -> list[float]:
     """Plain formulas, token by token: what the logits become by the wishes of a request."""
     changed = logits.tolist()
     if sampling.allowed_token_ids:
@@ -72,7 +72,7 @@ def wished(logits: torch.Tensor, sampling: Sampling, given: tuple[int, ...], sai
     return changed
 
 
-def unlike(folder: Path, item: Request, said: list[int]) -> list[int]:
+def unlike(folder: Path, item: EngineRequest, said: list[int]) -> list[int]:
     """Places of a greedy answer where another token was likelier by the wishes."""
     logits = oracle_of(folder).logits([*item.prompt, *said])[len(item.prompt) - 1 : -1]
     wrong = []
@@ -160,7 +160,7 @@ def test_wishes_hold_through_preemption_in_any_company(folder: Path, depth: int)
         assert_logprobs(folder, item, tight[item.request_id])
 
 
-def assert_logprobs(folder: Path, item: Request, events: list[Event]) -> None:
+def assert_logprobs(folder: Path, item: EngineRequest, events: list[EngineOutput]) -> None:
     """Those of the answer are the oracle's log-softmax of unchanged logits."""
     said, found = answer(events), [one for event in events for one in event.logprobs]
     wanted = oracle_of(folder).logits([*item.prompt, *said])[len(item.prompt) - 1 : -1].log_softmax(-1)

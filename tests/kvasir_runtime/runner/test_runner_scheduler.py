@@ -11,7 +11,7 @@ from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.wire import Request, Sampling
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 SHAPES = {
     "llama": Shape(),
@@ -32,7 +32,7 @@ def folder_of(root: Path, name: str) -> Path:
 
 
 def answers(
-    runner: ModelRunner, requests: list[Request], *, budget: int, depth: int = 1, handed: tuple[int, ...] = ()
+    runner: ModelRunner, requests: list[EngineRequest], *, budget: int, depth: int = 1, handed: tuple[int, ...] = ()
 ) -> tuple[dict[str, list[int]], int]:
     """All answers by request id, and how many sequences were preempted on the way. handed: ids that the first request
     is handed after some steps; they are put into its answer where they came."""
@@ -58,9 +58,9 @@ def answers(
     return found, joins - len(requests)
 
 
-def requests_of(prompts: list[tuple[int, ...]], num_tokens: int) -> list[Request]:
-    sampling = Sampling(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    return [Request(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+def requests_of(prompts: list[tuple[int, ...]], num_tokens: int) -> list[EngineRequest]:
+    sampling = SamplingConfig(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return [EngineRequest(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -92,10 +92,10 @@ def test_sampled_answers_do_not_depend_on_batch_budget_or_preemption(root: Path)
     folder = folder_of(root, "llama")
     prompts = [tuple(random.Random(i).choices(range(3, 320), k=5 + i)) for i in range(12)]
     requests = [
-        Request(
+        EngineRequest(
             request_id=str(i),
             prompt=prompt,
-            sampling=Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=i, max_tokens=30, ignore_eos=True),
+            sampling=SamplingConfig(temperature=1.0, top_k=40, top_p=0.9, seed=i, max_tokens=30, ignore_eos=True),
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -8,7 +8,7 @@ from fakes import tiny_tokenizer
 from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.streaming import StreamedResponse, WholeResponse
-from kvasir_runtime.wire import Event, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
 TOKENIZER = tiny_tokenizer.tokenizer()
 
@@ -73,7 +73,7 @@ class Wire:
 
 def answer(form, client, meter, ended, n=1, **kwargs):
     requests = tuple(
-        Request(request_id=f"r{index}", prompt=(5,), sampling=Sampling(max_tokens=9)) for index in range(n)
+        EngineRequest(request_id=f"r{index}", prompt=(5,), sampling=SamplingConfig(max_tokens=9)) for index in range(n)
     )
     job = GenerationRequest(
         answer_id="a",
@@ -103,7 +103,7 @@ def answer(form, client, meter, ended, n=1, **kwargs):
 
 def event(index, text="", reason=None, message=""):
     ids = tuple(TOKENIZER.encoder.encode(text).ids)
-    return index, Event(request_id=f"r{index}", token_ids=ids, finish_reason=reason, message=message)
+    return index, EngineOutput(request_id=f"r{index}", token_ids=ids, finish_reason=reason, message=message)
 
 
 async def run(form, events, *, wire=None, client=None, n=1, hang_up=False, **kwargs):

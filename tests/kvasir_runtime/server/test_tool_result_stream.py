@@ -11,7 +11,7 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.frontend.tool_results import ToolResult
 from kvasir_runtime.server.tool_result_stream import ToolResultStream
-from kvasir_runtime.wire import Event
+from kvasir_runtime.wire import EngineOutput
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
@@ -103,7 +103,7 @@ class Stream:
     async def says(self, text="", reason=None, injected=0):
         await asyncio.sleep(0)
         request = self.client.submitted[-1].request_id
-        event = Event(request_id=request, token_ids=ids(text), finish_reason=reason, injected=injected)
+        event = EngineOutput(request_id=request, token_ids=ids(text), finish_reason=reason, injected=injected)
         self.client.queue.put(0, event)
         await asyncio.sleep(0.001)
 

@@ -14,10 +14,10 @@ from fakes import checkpoints, ggufs
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.weights import gguf_checkpoint, gguf_dequant
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 WIDE = Shape(hidden_size=256, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=32, intermediate_size=512)
 K_M = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "attn_k": "Q5_K", "token_embd": "Q8_0"}
@@ -61,7 +61,7 @@ def test_pairs_are_put_back_into_halves() -> None:
 def test_logits_equal_those_of_reference_weights(tmp_path: Path, name: str) -> None:
     path, judge = both(tmp_path, *MODELS[name])
     runner, tokens = runner_of(path), tuple((7 * i) % 300 + 3 for i in range(45))
-    sampling = Sampling(max_tokens=1, temperature=0.0)
+    sampling = SamplingConfig(max_tokens=1, temperature=0.0)
     join = Join(
         row=0,
         request_id="a",
@@ -71,7 +71,7 @@ def test_logits_equal_those_of_reference_weights(tmp_path: Path, name: str) -> N
         blocks=tuple(range(6)),
         sampling=sampling,
     )
-    runner.collect(runner.launch(Plan(step=1, joins=(join,))))
+    runner.collect(runner.launch(StepPlan(step=1, joins=(join,))))
     with torch.inference_mode():
         part = Chunk(row=0, start=0, num_tokens=45, samples=False)
         batch = replace(runner._rows.batch([part]).batch, logit_rows=None)

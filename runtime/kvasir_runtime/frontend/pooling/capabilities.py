@@ -16,7 +16,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend.tokenizer import Tokenizer, read_json
-from kvasir_runtime.wire import Pooling, Ready
+from kvasir_runtime.wire import PoolingConfig, Ready
 
 MAX_MODULES_BYTES: Final = 1 << 20
 JUDGEMENTS: Final = ("no", "yes")
@@ -52,7 +52,7 @@ class ScoringCapability:
     """kind: a label's logit, the logits of two tokens, or the similarity of two embeddings. pooling: of one prompt."""
 
     kind: Literal["label", "judgement", "similarity"]
-    pooling: Pooling
+    pooling: PoolingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +129,12 @@ def _scoring(
             )
         words = JUDGEMENTS if options.scoring == "yes-no" else tokens
         return ScoringCapability(
-            kind="judgement", pooling=Pooling(kind="tokens", token_ids=_token_ids(words, tokenizer))
+            kind="judgement", pooling=PoolingConfig(kind="tokens", token_ids=_token_ids(words, tokenizer))
         )
     if ready.head == "labels":
         if ready.num_labels != 1:
             return f"The model's classification head has {ready.num_labels} labels; a score needs a head with one."
-        return ScoringCapability(kind="label", pooling=Pooling(kind="labels"))
+        return ScoringCapability(kind="label", pooling=PoolingConfig(kind="labels"))
     if isinstance(embedding, EmbeddingCapability) and embedding.declared:
         return _similarity(embedding)
     return (
@@ -145,7 +145,7 @@ def _scoring(
 
 
 def _similarity(embedding: EmbeddingCapability) -> ScoringCapability:
-    return ScoringCapability(kind="similarity", pooling=Pooling(kind=embedding.kind))
+    return ScoringCapability(kind="similarity", pooling=PoolingConfig(kind=embedding.kind))
 
 
 def _token_ids(words: object, tokenizer: Tokenizer) -> tuple[int, ...]:

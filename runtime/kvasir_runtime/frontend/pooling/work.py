@@ -30,7 +30,7 @@ from kvasir_runtime.frontend.pooling.inputs import Cut
 from kvasir_runtime.frontend.pooling.protocol import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
 from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
-from kvasir_runtime.wire import Event, Pooling, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
 MAX_TOTAL_TOKENS: Final = 1 << 20
 
@@ -40,8 +40,8 @@ class Work:
     """requests: to compute. finish: the answer's document from their last events, in order; created: unix seconds."""
 
     answer_id: str
-    requests: tuple[Request, ...]
-    finish: Callable[[Sequence[Event], int], bytes]
+    requests: tuple[EngineRequest, ...]
+    finish: Callable[[Sequence[EngineOutput], int], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Embedded:
     """What embeddings take, whatever their answer looks like. vector: that of a prompt from its last event."""
 
     prompts: list[tuple[int, ...]]
-    pooling: Pooling
-    vector: Callable[[Event], vectors.Vector]
+    pooling: PoolingConfig
+    vector: Callable[[EngineOutput], vectors.Vector]
 
 
 def embedded(body: EmbeddingBody, served: ModelProfile) -> Embedded:
@@ -65,7 +65,7 @@ def embedded(body: EmbeddingBody, served: ModelProfile) -> Embedded:
     normalize = ability.normalize if body.normalize is None else body.normalize
     return Embedded(
         prompts=prompts,
-        pooling=Pooling(kind=ability.kind),
+        pooling=PoolingConfig(kind=ability.kind),
         vector=lambda event: vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize),
     )
 
@@ -75,7 +75,7 @@ def embeddings(raw: bytes, served: ModelProfile) -> Work:
     body = validation.validated(raw, EmbeddingBody, HARMLESS)
     asked = embedded(body, served)
 
-    def finish(events: Sequence[Event], _created: int) -> bytes:
+    def finish(events: Sequence[EngineOutput], _created: int) -> bytes:
         made = []
         for index, event in enumerate(events):
             vector = asked.vector(event)
@@ -89,7 +89,7 @@ def embeddings(raw: bytes, served: ModelProfile) -> Work:
     return work("embd-", asked, finish)
 
 
-def work(prefix: str, asked: Embedded, finish: Callable[[Sequence[Event], int], bytes]) -> Work:
+def work(prefix: str, asked: Embedded, finish: Callable[[Sequence[EngineOutput], int], bytes]) -> Work:
     """The work of embeddings. prefix: how its id begins."""
     return _work(_new_id(prefix), asked.prompts, asked.pooling, finish)
 
@@ -103,7 +103,7 @@ def reranking(raw: bytes, served: ModelProfile) -> Work:
     )
     answer_id = _new_id("rerank-")
 
-    def finish(events: Sequence[Event], _created: int) -> bytes:
+    def finish(events: Sequence[EngineOutput], _created: int) -> bytes:
         found = score(events)
         best = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n or None]
         results = [
@@ -126,7 +126,7 @@ def scores(raw: bytes, served: ModelProfile) -> Work:
     prompts, score, pooling = _scored(body, body.text_1, body.text_2, served, ("text_1", "text_2"), None)
     answer_id = _new_id("score-")
 
-    def finish(events: Sequence[Event], created: int) -> bytes:
+    def finish(events: Sequence[EngineOutput], created: int) -> bytes:
         usage = _usage(prompts)
         document = Scores(
             id=answer_id,
@@ -141,7 +141,7 @@ def scores(raw: bytes, served: ModelProfile) -> Work:
 
 
 _Prompts = list[tuple[int, ...]]
-_Score = Callable[[Sequence[Event]], list[float]]
+_Score = Callable[[Sequence[EngineOutput]], list[float]]
 
 
 def _scored(
@@ -151,7 +151,7 @@ def _scored(
     served: ModelProfile,
     params: tuple[str, str],
     second_keep: int | None,
-) -> tuple[_Prompts, _Score, Pooling]:
+) -> tuple[_Prompts, _Score, PoolingConfig]:
     """Prompts for pairs of texts (one first text goes with each second), and the score of each pair from the events."""
     if body.model is not None:
         prepare.check_model(body.model, served)
@@ -174,7 +174,7 @@ def _scored(
     return prompts, lambda events: [_likelihood(ability, event) for event in events], ability.pooling
 
 
-def _likelihood(ability: ScoringCapability, event: Event) -> float:
+def _likelihood(ability: ScoringCapability, event: EngineOutput) -> float:
     """0..1: of the one label, or of yes over no."""
     logits = _read(event)
     return vectors.sigmoid(float(logits[0]) if ability.kind == "label" else float(logits[1] - logits[0]))
@@ -187,13 +187,13 @@ def _similarities(
     served: ModelProfile,
     cut: Cut,
     params: tuple[str, str],
-) -> tuple[_Prompts, _Score, Pooling]:
+) -> tuple[_Prompts, _Score, PoolingConfig]:
     """Every text is embedded once."""
     second_cut = cut if cut.second_keep is None else Cut(keep=cut.second_keep, special=cut.special)
     texts = [(text, cut, params[0]) for text in firsts] + [(text, second_cut, params[1]) for text in seconds]
     prompts = _bounded((inputs.single(text, served, how, param=param) for text, how, param in texts), params[1])
 
-    def score(events: Sequence[Event]) -> list[float]:
+    def score(events: Sequence[EngineOutput]) -> list[float]:
         found = [_read(event) for event in events]
         ones, others = found[: len(firsts)], found[len(firsts) :]
         return [vectors.similarity(ones[index % len(ones)], other) for index, other in enumerate(others)]
@@ -230,10 +230,12 @@ def _bounded(prompts: Iterable[tuple[int, ...]], param: str) -> _Prompts:
     return made
 
 
-def _work(answer_id: str, prompts: _Prompts, pooling: Pooling, finish: Callable[[Sequence[Event], int], bytes]) -> Work:
-    sampling = Sampling(max_tokens=1)
+def _work(
+    answer_id: str, prompts: _Prompts, pooling: PoolingConfig, finish: Callable[[Sequence[EngineOutput], int], bytes]
+) -> Work:
+    sampling = SamplingConfig(max_tokens=1)
     requests = tuple(
-        Request(request_id=f"{answer_id}-{number}", prompt=prompt, sampling=sampling, pooling=pooling)
+        EngineRequest(request_id=f"{answer_id}-{number}", prompt=prompt, sampling=sampling, pooling=pooling)
         for number, prompt in enumerate(prompts)
     )
     return Work(answer_id=answer_id, requests=requests, finish=finish)
@@ -248,7 +250,7 @@ def _usage(prompts: _Prompts) -> Usage:
     return Usage(count, count)
 
 
-def _read(event: Event) -> vectors.Vector:
+def _read(event: EngineOutput) -> vectors.Vector:
     """The vector of an event. Raises Failed for one that is none, as 16 bits can overflow."""
     vector = vectors.read(event.pooled)
     if not vectors.is_finite(vector):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Plan, Results
+from kvasir_runtime.core.plan import Chunk, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
@@ -72,7 +72,7 @@ class GrammarMasks:
         self._guides: dict[int, GrammarMatcher | str] = {}
         self._thread: ThreadPoolExecutor | None = None
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Forget the rows that leave, learn those that join; one that was preempted goes on where it stood."""
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
             self._guides.pop(row, None)
@@ -128,8 +128,8 @@ class GrammarMasks:
 
     @torch.inference_mode()
     def accept(
-        self, results: Results, mask_batch: GrammarMaskBatch, rows: RowState, logits_processors: LogitsProcessors
-    ) -> tuple[Results, list["GrammarMatcher"]]:
+        self, results: StepResults, mask_batch: GrammarMaskBatch, rows: RowState, logits_processors: LogitsProcessors
+    ) -> tuple[StepResults, list["GrammarMatcher"]]:
         """The results with what the drawn tokens led to. Forced tokens are appended to the rows that are still held.
 
         Second the guides that do not want what may have been launched to be drawn after these tokens.

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.runner.state.device_stream import DeviceStream
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 _SLOTS = 4
 _FORBIDDEN = float("-inf")
@@ -51,7 +51,7 @@ class LogitsProcessors:
         self._allowed: dict[int, tuple[Tensor, int]] = {}
         self._bad: dict[int, _Words] = {}
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Forget the rows that leave, learn those that join; what is inserted counts as said, as after a preemption."""
         for row in plan.leaves:
             self._forget(row)
@@ -71,7 +71,7 @@ class LogitsProcessors:
         return row in self._allowed or row in self._bad
 
     def process(self, logits: Tensor, sampled: Sequence[Chunk], tokens: Tensor) -> None:
-        """Change the logits of the chunks that sample, in place, in the order that `wire.Sampling` names.
+        """Change the logits of the chunks that sample, in place, in the order that `wire.SamplingConfig` names.
 
         logits: (samples, vocab) float32; tokens: (rows, positions) the known ids of every row.
         """
@@ -191,6 +191,6 @@ class LogitsProcessors:
         self._free_slots += range(have + more - 1, have - 1, -1)
 
 
-def has_penalties(sampling: Sampling) -> bool:
+def has_penalties(sampling: SamplingConfig) -> bool:
     """Whether a request asks for a penalty that does something."""
     return bool(sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1.0)

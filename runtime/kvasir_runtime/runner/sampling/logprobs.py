@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Plan, Results, Sampled
+from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.kernels import logprobs
 from kvasir_runtime.runner.pooling import PooledVectors
 from kvasir_runtime.wire import Logprobs
@@ -56,16 +56,16 @@ class StepOutput:
             pooled=None if self.pooled is None else replace(self.pooled, packed=move(self.pooled.packed)),
         )
 
-    def results(self, plan: Plan) -> Results:
+    def results(self, plan: StepPlan) -> StepResults:
         """As the scheduler takes it; everything must be in host memory."""
         ids = [] if self.ids is None else self.ids.tolist()
         said = {} if self.of_sampled is None else self.of_sampled.read()
         scored = {} if self.of_prompt is None else self.of_prompt.read()
         rows = [chunk.row for chunk in plan.chunks if chunk.samples]
-        return Results(
+        return StepResults(
             step=plan.step,
             sampled=tuple(
-                Sampled(row, (token,), said.get(place, ()))
+                SampledTokens(row, (token,), said.get(place, ()))
                 for place, (row, token) in enumerate(zip(rows, ids, strict=True))
             ),
             scored=tuple(scored[place] for place in range(len(scored))),
@@ -80,7 +80,7 @@ class RequestedLogprobs:
         self._of_answer: dict[int, int] = {}
         self._of_prompt: dict[int, int] = {}
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Forget the rows that leave, learn those that join or fork: beams are told of their likeliest tokens."""
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
             self._of_answer.pop(row, None)

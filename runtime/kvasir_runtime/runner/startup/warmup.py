@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import torch
 
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
 from kvasir_runtime.runner.startup import host_resources
 from kvasir_runtime.runner.startup.capacity import MeasuredMemory
 from kvasir_runtime.runner.startup.startup_cache import StepMemory
-from kvasir_runtime.wire import Pooling, Sampling
+from kvasir_runtime.wire import PoolingConfig, SamplingConfig
 
 SHORT_TOKENS = 32
 OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300, 1500)
@@ -86,14 +86,14 @@ def memory(device: torch.device, found: StepMemory, held_bytes: int) -> Measured
 
 def _prepared(
     scratch: Scratch, facts: RunnerFacts, num_tokens: int, device: torch.device
-) -> tuple[ModelRunner, tuple[Plan, ...]]:
+) -> tuple[ModelRunner, tuple[StepPlan, ...]]:
     num_blocks = -(-num_tokens // facts.block_size)
     runner = scratch(replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
     others = OTHER_CHUNKS if device.type == "cuda" else ()
     return runner, plans_of(num_tokens, num_blocks, others, generates=facts.head == "vocabulary")
 
 
-def _run(runner: ModelRunner, plans: tuple[Plan, ...]) -> None:
+def _run(runner: ModelRunner, plans: tuple[StepPlan, ...]) -> None:
     for plan in plans:
         runner.collect(runner.launch(plan))
 
@@ -118,7 +118,7 @@ def _give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, generates: bool) -> tuple[Plan, ...]:
+def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, generates: bool) -> tuple[StepPlan, ...]:
     """A prompt of full length, one token on top of half of it, and chunks of the other lengths as far as they fit.
 
     Without a vocabulary the prompt is pooled, and nothing else is computed.
@@ -130,14 +130,14 @@ def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, gener
         prompt_tokens=num_tokens,
         computed_tokens=0,
         blocks=tuple(range(num_blocks)),
-        sampling=Sampling(max_tokens=1),
-        pooling=None if generates else Pooling(kind="mean"),
+        sampling=SamplingConfig(max_tokens=1),
+        pooling=None if generates else PoolingConfig(kind="mean"),
     )
     if not generates:
         pooled = Chunk(row=0, start=0, num_tokens=num_tokens, samples=False, pools=(0, num_tokens))
-        return (Plan(step=0, joins=(join,), chunks=(pooled,)),)
+        return (StepPlan(step=0, joins=(join,), chunks=(pooled,)),)
     prompt = Chunk(row=0, start=0, num_tokens=num_tokens, samples=True)
     token = Chunk(row=0, start=num_tokens // 2, num_tokens=1, samples=True)
     rest = [Chunk(row=0, start=0, num_tokens=count, samples=True) for count in others if count <= num_tokens]
-    further = (Plan(step=2 + index, chunks=(chunk,)) for index, chunk in enumerate(rest))
-    return Plan(step=0, joins=(join,), chunks=(prompt,)), Plan(step=1, chunks=(token,)), *further
+    further = (StepPlan(step=2 + index, chunks=(chunk,)) for index, chunk in enumerate(rest))
+    return StepPlan(step=0, joins=(join,), chunks=(prompt,)), StepPlan(step=1, chunks=(token,)), *further

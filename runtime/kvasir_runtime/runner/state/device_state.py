@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Fork, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Fork, Join, StepPlan
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.sample import Draws
@@ -70,7 +70,7 @@ class DeviceRowState:
         """(rows, positions) int32: the known ids of every row."""
         return self._tokens
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Take in joins, forks, grows and inserts; they travel with the batch."""
         for join in plan.joins:
             self._join(join)

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from kvasir_runtime.core.plan import Chunk, Fork
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 _ARRAYS: Final = ("temperature", "top_p", "min_p", "top_k", "seed")
 
@@ -24,7 +24,7 @@ class RowSamplingParams:
         self._stop_token_ids: list[tuple[int, ...]] = [()] * num_rows
         self._warm: set[int] = set()  # rows with a temperature; for few rows a set is quicker than an array
 
-    def set(self, row: int, sampling: Sampling) -> None:
+    def set(self, row: int, sampling: SamplingConfig) -> None:
         """A sequence takes a row."""
         self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
         self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Fork, Plan
+from kvasir_runtime.core.plan import Chunk, Fork, StepPlan
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.layers.decoder import Batch
@@ -65,7 +65,7 @@ class RowState(Protocol):
     def num_bytes(self) -> int:
         """Of device memory; 0 where that is the host's, whose pages are taken as they are written."""
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Take in joins, forks, grows and inserts. Leaves need nothing: a row is overwritten when it is used again."""
 
     def batch(self, chunks: Sequence[Chunk]) -> ModelInput:
@@ -116,7 +116,7 @@ class HostRowState:
         self._first_blocks = [-1] * max_sequences
         self._params = RowSamplingParams(max_sequences, eos_token_ids)
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """As `RowState` says, and so the others."""
         for join in plan.joins:
             self._host[join.row, : len(join.tokens)] = join.tokens

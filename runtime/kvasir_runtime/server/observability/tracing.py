@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from kvasir_api import __version__
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -59,7 +59,7 @@ class RequestTrace:
     sequences: list[SequenceStats] = field(default_factory=list)
 
 
-def asked(sampling: Sampling) -> dict[str, int | float]:
+def asked(sampling: SamplingConfig) -> dict[str, int | float]:
     """What a span says of how tokens were drawn, by the names of the conventions."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
     return {name: getattr(sampling, name) for name in names}

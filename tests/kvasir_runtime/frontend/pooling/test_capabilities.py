@@ -8,7 +8,7 @@ from fakes import checkpoints, ggufs, tiny_tokenizer
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities, EmbeddingCapability, capabilities
-from kvasir_runtime.wire import Pooling, Ready
+from kvasir_runtime.wire import PoolingConfig, Ready
 
 NORMALIZED = ("Transformer", "Pooling", "Normalize")
 
@@ -89,7 +89,9 @@ def test_how_it_scores(tmp_path, given, kind):
     assert made.kind == kind
     if kind == "judgement":
         encoder = tiny_tokenizer.tokenizer().encoder
-        assert made.pooling == Pooling(kind="tokens", token_ids=(encoder.token_to_id("n"), encoder.token_to_id("y")))
+        assert made.pooling == PoolingConfig(
+            kind="tokens", token_ids=(encoder.token_to_id("n"), encoder.token_to_id("y"))
+        )
 
 
 def test_why_there_are_no_scores(tmp_path):

@@ -12,13 +12,13 @@ from kvasir_runtime.frontend.errors import GenerationFailed, Refused
 from kvasir_runtime.frontend.pooling import protocol, work
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities, EmbeddingCapability, ScoringCapability
 from kvasir_runtime.frontend.prepare import ModelProfile
-from kvasir_runtime.wire import Event, Pooling
+from kvasir_runtime.wire import EngineOutput, PoolingConfig
 
 EMBEDS = EmbeddingCapability(kind="mean", normalize=True, size=4, shortens=True)
 SCORES = {
-    "label": ScoringCapability(kind="label", pooling=Pooling(kind="labels")),
-    "judgement": ScoringCapability(kind="judgement", pooling=Pooling(kind="tokens", token_ids=(1, 2))),
-    "similarity": ScoringCapability(kind="similarity", pooling=Pooling(kind="mean")),
+    "label": ScoringCapability(kind="label", pooling=PoolingConfig(kind="labels")),
+    "judgement": ScoringCapability(kind="judgement", pooling=PoolingConfig(kind="tokens", token_ids=(1, 2))),
+    "similarity": ScoringCapability(kind="similarity", pooling=PoolingConfig(kind="mean")),
 }
 LEAST = {
     work.embeddings: {"model": "m", "input": "x"},
@@ -44,7 +44,7 @@ def served(scoring="label", longest=512):
 
 
 def events(*vectors):
-    return [Event(request_id="", finish_reason="stop", pooled=struct.pack(f"<{len(v)}f", *v)) for v in vectors]
+    return [EngineOutput(request_id="", finish_reason="stop", pooled=struct.pack(f"<{len(v)}f", *v)) for v in vectors]
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,7 +11,7 @@ from fakes import checkpoints
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.wire import Grammar, Request, Sampling
+from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
 
 GOOD = Grammar(kind="regex", text="[ab]+")
 GBNF = Grammar(kind="lark", text='root ::= "a" | "b"')
@@ -26,8 +26,8 @@ def folder(tmp_path_factory):
 
 
 def job(grammar, *, num=1, field="guided_regex"):
-    sampling = Sampling(max_tokens=4, grammar=grammar)
-    requests = tuple(Request(request_id=str(number), prompt=(1,), sampling=sampling) for number in range(num))
+    sampling = SamplingConfig(max_tokens=4, grammar=grammar)
+    requests = tuple(EngineRequest(request_id=str(number), prompt=(1,), sampling=sampling) for number in range(num))
     return GenerationRequest(
         answer_id="x",
         model="m",

@@ -17,7 +17,7 @@ from fakes.recording import Recordings
 from kvasir_runtime.kernels.gpu.table import TRITON
 from kvasir_runtime.kernels.ops import REFERENCE
 from kvasir_runtime.kernels.sample import Draws
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 SIZES = {"num_heads": 4, "head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 256}
 SHAPES = {
@@ -45,7 +45,7 @@ def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Pat
     assert (runner.facts.kernels, runner.facts.fallback) == ("triton, graphs", "")
     wishes = ({"temperature": 0.0}, {"top_k": 4}, {"frequency_penalty": 1.0, "logprobs": 1})
     streams = [
-        Stream(prompt=tuple(range(3, 40 + number)), sampling=Sampling(max_tokens=9, **wish))  # type: ignore[arg-type]
+        Stream(prompt=tuple(range(3, 40 + number)), sampling=SamplingConfig(max_tokens=9, **wish))  # type: ignore[arg-type]
         for number, wish in enumerate(wishes)
     ]
     hand = Hand(runner)

@@ -13,13 +13,13 @@ from fakes.mixtures import mixed, served, told
 from fakes.overlapping import Overlapping
 from fakes.recording import OPS, Recordings
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.runner.graphs.cudagraph_sizes import GraphKey
 from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
 from kvasir_runtime.runner.startup import warmup
 from kvasir_runtime.runner.startup.build import assemble, build
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 DRAWS = {
     "greedy": {"temperature": 0.0},
@@ -52,7 +52,7 @@ def streams(count: int, draw: str, seed: int = 0) -> list[Stream]:
     return [
         Stream(
             prompt=tuple(chance.choices(range(3, 320), k=chance.randint(1, 40))),
-            sampling=Sampling(**{"max_tokens": 30, "seed": number, **DRAWS[draw]}),  # type: ignore[arg-type]
+            sampling=SamplingConfig(**{"max_tokens": 30, "seed": number, **DRAWS[draw]}),  # type: ignore[arg-type]
         )
         for number in range(count)
     ]
@@ -141,14 +141,16 @@ def test_recordings_are_launched_in_flight_without_the_host(folder: Path) -> Non
         folder, ops=OPS, device_stream=device_stream, capturers=Recordings, max_sequences=2, num_blocks=8
     )
     runner.record()
-    sampling = Sampling(max_tokens=20, seed=5, temperature=1.0)
+    sampling = SamplingConfig(max_tokens=20, seed=5, temperature=1.0)
     join = Join(
         row=1, request_id="a", tokens=(7, 8), prompt_tokens=2, computed_tokens=0, blocks=(3, 1), sampling=sampling
     )
-    flying = [runner.launch(Plan(step=1, joins=(join,), chunks=(Chunk(row=1, start=0, num_tokens=2, samples=True),)))]
+    flying = [
+        runner.launch(StepPlan(step=1, joins=(join,), chunks=(Chunk(row=1, start=0, num_tokens=2, samples=True),)))
+    ]
     for step in range(2, 12):
         chunk = Chunk(row=1, start=step, num_tokens=1, samples=True)
-        flying.append(runner.launch(Plan(step=step, chunks=(chunk,))))
+        flying.append(runner.launch(StepPlan(step=step, chunks=(chunk,))))
     assert device_stream.num_waits == [0]
     drawn = [runner.collect(one).sampled[0].tokens[0] for one in flying]
     alone = Stream(prompt=(7, 8), sampling=sampling)

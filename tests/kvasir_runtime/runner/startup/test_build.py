@@ -10,14 +10,14 @@ import torch
 from fakes import checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import KvCacheDtype, ServeOptions
-from kvasir_runtime.core.plan import Chunk, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.errors import CapacityError, ModelError, StartError
 from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.runner.startup.capacity import MeasuredMemory, cache_blocks, fitting_limit
-from kvasir_runtime.wire import Progress, Sampling
+from kvasir_runtime.wire import Progress, SamplingConfig
 
 MIB = 2**20
 
@@ -59,9 +59,9 @@ def test_an_8_bit_cache_is_counted_with_its_scales_and_answers(folder: Path) -> 
         prompt_tokens=3,
         computed_tokens=0,
         blocks=(0,),
-        sampling=Sampling(temperature=0.0, max_tokens=1),
+        sampling=SamplingConfig(temperature=0.0, max_tokens=1),
     )
-    plan = Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
+    plan = StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
     wanted = built(folder, kv_cache_tokens=512, dtype="float32")
     (mine,), (theirs,) = (each.collect(each.launch(plan)).sampled for each in (runner, wanted))
     assert mine.tokens == theirs.tokens
@@ -116,9 +116,9 @@ def test_bfloat16_checkpoint_runs_in_16_bits(folder: Path) -> None:
         prompt_tokens=3,
         computed_tokens=0,
         blocks=(0,),
-        sampling=Sampling(max_tokens=1, temperature=0.8, top_p=0.9),
+        sampling=SamplingConfig(max_tokens=1, temperature=0.8, top_p=0.9),
     )
-    plan = Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
+    plan = StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
     (sampled,) = runner.collect(runner.launch(plan)).sampled
     assert 0 <= sampled.tokens[0] < 320
 

@@ -11,9 +11,9 @@ from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.mixtures import WISHES, mixed, request, served, told
 from fakes.overlapping import Overlapping
-from kvasir_runtime.core.plan import Chunk, Insert, Join, Plan
+from kvasir_runtime.core.plan import Chunk, Insert, Join, StepPlan
 from kvasir_runtime.runner.state.device_state import DeviceRowState
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,17 @@ def test_a_launch_waits_for_nothing_and_sends_one_packet(folder: Path) -> None:
         prompt_tokens=3,
         computed_tokens=0,
         blocks=(4, 9),
-        sampling=Sampling(temperature=1.0, top_k=9, seed=1, max_tokens=9),
+        sampling=SamplingConfig(temperature=1.0, top_k=9, seed=1, max_tokens=9),
     )
-    flying = [runner.launch(Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),)))]
+    flying = [
+        runner.launch(StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),)))
+    ]
     for step in range(2, 9):  # nothing was collected: every launch reads what the one before it drew
         chunk = Chunk(row=0, start=step + 1, num_tokens=1, samples=True)
-        flying.append(runner.launch(Plan(step=step, chunks=(chunk,))))
+        flying.append(runner.launch(StepPlan(step=step, chunks=(chunk,))))
     assert (device_stream.num_uploads, device_stream.num_waits) == (8, [0])
     drawn = [token for one in flying for sampled in runner.collect(one).sampled for token in sampled.tokens]
-    stream = Stream(prompt=(5, 6, 7), sampling=Sampling(temperature=1.0, top_k=9, seed=1, max_tokens=9))
+    stream = Stream(prompt=(5, 6, 7), sampling=SamplingConfig(temperature=1.0, top_k=9, seed=1, max_tokens=9))
     Hand(runner_of(folder)).run([stream], 8)
     assert drawn == stream.answer
 
@@ -87,14 +89,14 @@ def test_a_launch_waits_for_nothing_and_sends_one_packet(folder: Path) -> None:
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_what_is_handed_in_is_read_behind_what_was_drawn(folder: Path, in_flight: bool) -> None:
     """A result of a call is inserted behind a token that only the device knows by then, and the answer goes on."""
-    sampling = Sampling(temperature=1.0, seed=5, max_tokens=30)
+    sampling = SamplingConfig(temperature=1.0, seed=5, max_tokens=30)
     join = Join(
         row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, blocks=(4, 9), sampling=sampling
     )
-    plans = [Plan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))]
+    plans = [StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))]
     insert = Insert(row=0, position=4, tokens=(11, 12, 13))
-    plans.append(Plan(step=2, inserts=(insert,), chunks=(Chunk(row=0, start=3, num_tokens=4, samples=True),)))
-    plans += [Plan(step=s, chunks=(Chunk(row=0, start=s + 4, num_tokens=1, samples=True),)) for s in range(3, 9)]
+    plans.append(StepPlan(step=2, inserts=(insert,), chunks=(Chunk(row=0, start=3, num_tokens=4, samples=True),)))
+    plans += [StepPlan(step=s, chunks=(Chunk(row=0, start=s + 4, num_tokens=1, samples=True),)) for s in range(3, 9)]
     answers = []
     for device_stream in (None, Overlapping()):
         runner = runner_of(folder, device_stream=device_stream)

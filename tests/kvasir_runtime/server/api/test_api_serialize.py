@@ -13,7 +13,7 @@ from kvasir_runtime.server.api.anthropic.serialize import Messages
 from kvasir_runtime.server.api.ollama.serialize import Lines
 from kvasir_runtime.server.api.responses.serialize import Responses
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
-from kvasir_runtime.wire import Request, Sampling
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 LABELS = TokenLabels(tiny_tokenizer.tokenizer())
 JOB = GenerationRequest(
@@ -22,7 +22,7 @@ JOB = GenerationRequest(
     chat=True,
     stream=True,
     include_usage=False,
-    requests=(Request(request_id="r", prompt=(1,), sampling=Sampling(max_tokens=9)),),
+    requests=(EngineRequest(request_id="r", prompt=(1,), sampling=SamplingConfig(max_tokens=9)),),
     num_prompts=1,
     prompt_tokens=5,
     stops=(),

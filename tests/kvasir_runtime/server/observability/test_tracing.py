@@ -10,13 +10,13 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.server.observability.tracing import RequestTrace, asked
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 ENDED = SequenceStats(reason="stop", duration_s=4.0, queue_s=1.0, prefill_s=0.5, decode_s=2.0, prompt_tokens=9)
 SAID = RequestTrace(
     answer_id="chatcmpl-1",
     model="m",
-    asked=asked(Sampling(max_tokens=7, temperature=0.5, seed=3)),
+    asked=asked(SamplingConfig(max_tokens=7, temperature=0.5, seed=3)),
     prompt_tokens=9,
     completion_tokens=5,
     cached_tokens=4,

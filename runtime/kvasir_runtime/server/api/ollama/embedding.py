@@ -23,13 +23,13 @@ from kvasir_runtime.server.api import common
 from kvasir_runtime.server.api.ollama import options as fields
 from kvasir_runtime.server.api.ollama.options import Options
 from kvasir_runtime.server.api.sparse import Sparse
-from kvasir_runtime.wire import Event, Pooling
+from kvasir_runtime.wire import EngineOutput, PoolingConfig
 
 LABELS: Final = frozenset({"keep_alive"})
 PREFIX: Final = "ollama-"
 
 
-def _nothing(_event: Event) -> vectors.Vector:
+def _nothing(_event: EngineOutput) -> vectors.Vector:
     raise AssertionError("no prompt, no vector")
 
 
@@ -50,7 +50,7 @@ class _Request(Sparse):
         name = http_apis.model_name(self.model, "ollama")
         if not texts:
             prepare.check_model(name, served)
-            return Embedded(prompts=[], pooling=Pooling(kind="last"), vector=_nothing)
+            return Embedded(prompts=[], pooling=PoolingConfig(kind="last"), vector=_nothing)
         return work.embedded(EmbeddingBody(model=name, input=list(texts), **more), served)
 
 
@@ -77,7 +77,7 @@ def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> W
     keep = -1 if body.truncate else None
     asked = body.asked(served, body.input, normalize=True, dimensions=body.dimensions, truncate_prompt_tokens=keep)
 
-    def finish(events: Sequence[Event], _created: int) -> bytes:
+    def finish(events: Sequence[EngineOutput], _created: int) -> bytes:
         document = {
             "model": body.model,
             "embeddings": [asked.vector(event).tolist() for event in events],
@@ -98,7 +98,7 @@ def old(raw: bytes, served: ModelProfile) -> Work:
     except Refused as refused:
         raise common.renamed(refused, {"input": "prompt"}) from refused
 
-    def finish(events: Sequence[Event], _created: int) -> bytes:
+    def finish(events: Sequence[EngineOutput], _created: int) -> bytes:
         return msgspec.json.encode({"embedding": asked.vector(events[0]).tolist()})
 
     return work.work(PREFIX, asked, finish)

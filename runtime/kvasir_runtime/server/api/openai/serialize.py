@@ -15,7 +15,7 @@ from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.api.openai import messages
 from kvasir_runtime.server.api.openai.messages import Delta, Message
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
-from kvasir_runtime.wire import Request
+from kvasir_runtime.wire import EngineRequest
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -252,7 +252,7 @@ def _text_choice(
 
 
 def _of_prompt(
-    job: GenerationRequest, request: Request, piece: OutputDelta, labels: TokenLabels
+    job: GenerationRequest, request: EngineRequest, piece: OutputDelta, labels: TokenLabels
 ) -> list[Any] | msgspec.UnsetType:
     if job.prompt_logprobs < 0:
         return msgspec.UNSET

@@ -21,11 +21,11 @@ from kvasir_runtime.frontend.errors import GenerationFailed
 from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.server.streaming import ClientGone, RequestSummary, engine_gone, send_document
-from kvasir_runtime.wire import Event, Request
+from kvasir_runtime.wire import EngineOutput, EngineRequest
 
 WAKE_S: Final = 60.0
 
-Finish = Callable[[Sequence[Event]], Awaitable[bytes]]
+Finish = Callable[[Sequence[EngineOutput]], Awaitable[bytes]]
 
 
 class PooledAnswer(Response):
@@ -33,7 +33,7 @@ class PooledAnswer(Response):
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[EngineRequest],
         client: EngineClient,
         finish: Finish,
         *,
@@ -61,7 +61,7 @@ class PooledAnswer(Response):
         self._running = running
         self._clock = clock
         self._queue = EventQueue()
-        self._open: dict[str, tuple[Request, float]] = {}
+        self._open: dict[str, tuple[EngineRequest, float]] = {}
         self._aborted = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,11 +91,11 @@ class PooledAnswer(Response):
     def abort(self) -> None:
         """Somebody asked to end it: its client is told why."""
         self._aborted = True
-        self._queue.put(0, Event(request_id="", finish_reason="abort"))
+        self._queue.put(0, EngineOutput(request_id="", finish_reason="abort"))
 
-    async def _events(self) -> list[Event]:
+    async def _events(self) -> list[EngineOutput]:
         """The last event of every prompt, in the order of the requests. Raises Failed, Gone and EngineDeadError."""
-        waiting, found = deque(self._requests), dict[str, Event]()
+        waiting, found = deque(self._requests), dict[str, EngineOutput]()
         while waiting or self._open:
             batch = [waiting.popleft() for _ in range(min(len(waiting), self._window - len(self._open)))]
             if batch:
@@ -113,7 +113,7 @@ class PooledAnswer(Response):
                     self._close(event.request_id, "stop", event)
         return [found[request.request_id] for request in self._requests]
 
-    def _failure(self, event: Event) -> ApiError:
+    def _failure(self, event: EngineOutput) -> ApiError:
         if self._aborted:
             return openai_errors.aborted()
         self._give_up("error")
@@ -125,10 +125,10 @@ class PooledAnswer(Response):
         """The prompts that are still open are not waited for."""
         for request_id in list(self._open):
             self._client.abort(request_id)
-            self._close(request_id, reason, Event(request_id=request_id))
+            self._close(request_id, reason, EngineOutput(request_id=request_id))
             self.summary.reason = reason
 
-    def _close(self, request_id: str, reason: str, event: Event) -> None:
+    def _close(self, request_id: str, reason: str, event: EngineOutput) -> None:
         request, submitted = self._open.pop(request_id)
         now = self._clock()
         self.summary.cached_tokens += event.cached_tokens

@@ -18,7 +18,7 @@ from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.generation import check_queue
 from kvasir_runtime.server.json_response import body_schema
-from kvasir_runtime.wire import Event
+from kvasir_runtime.wire import EngineOutput
 
 RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS: Final = ("/score", "/v1/score")
@@ -65,7 +65,7 @@ async def pooled(request: Request, pod: AppState, prepare: Callable[[bytes, Mode
         pod.leave()
         raise
 
-    async def finish(events: Sequence[Event]) -> bytes:
+    async def finish(events: Sequence[EngineOutput]) -> bytes:
         return await loop.run_in_executor(pod.threads, prepared.finish, events, int(time.time()))
 
     return PooledAnswer(

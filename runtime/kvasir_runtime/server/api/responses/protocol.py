@@ -14,7 +14,7 @@ from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_LOGP
 from kvasir_runtime.server.api.responses import items
 from kvasir_runtime.server.api.responses.items import Id, Item
 from kvasir_runtime.server.api.sparse import Sparse
-from kvasir_runtime.wire import Sampling
+from kvasir_runtime.wire import SamplingConfig
 
 MAX_INPUT: Final = 16_384
 LABELS: Final = frozenset(
@@ -204,7 +204,7 @@ class ResponsesBody(InputBody):
             document |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return document
 
-    def repeated(self, sampling: Sampling) -> dict[str, Any]:
+    def repeated(self, sampling: SamplingConfig) -> dict[str, Any]:
         """What the response says of its request. sampling: as the engine is asked."""
         return {
             "background": self.background,

@@ -17,7 +17,7 @@ from fakes.checkpoints import Shape
 from fakes.overlapping import Overlapping
 from kvasir_runtime.kernels.kv_quant import FLOAT8
 from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
-from kvasir_runtime.wire import Request, Sampling
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 SHAPES = {
     "llama": Shape(),
@@ -61,9 +61,9 @@ def answers(folder: Path, ops: Ops, cached: torch.dtype | None) -> dict[str, lis
     chooser = random.Random(1)
     common = tuple(chooser.choices(range(3, 320), k=17))
     samplings = [
-        Sampling(temperature=0.0, max_tokens=4, ignore_eos=True),
-        Sampling(temperature=1.0, max_tokens=4, seed=5, ignore_eos=True),
-        Sampling(temperature=0.8, top_k=40, top_p=0.9, max_tokens=4, seed=6, ignore_eos=True),
+        SamplingConfig(temperature=0.0, max_tokens=4, ignore_eos=True),
+        SamplingConfig(temperature=1.0, max_tokens=4, seed=5, ignore_eos=True),
+        SamplingConfig(temperature=0.8, top_k=40, top_p=0.9, max_tokens=4, seed=6, ignore_eos=True),
     ]
     # Interpreted kernels make the inputs of steps too, from rows that lie on a device, as they do on a card.
     queue = Overlapping() if DEVICE.type == "cpu" and ops is not REFERENCE else None
@@ -71,7 +71,7 @@ def answers(folder: Path, ops: Ops, cached: torch.dtype | None) -> dict[str, lis
     scheduler, found = scheduler_of(runner, budget=16), dict[str, list[int]]()
     for index, sampling in enumerate(samplings):
         prompt = (*common, *chooser.choices(range(3, 320), k=1 + 3 * index))
-        assert scheduler.submit(Request(request_id=str(index), prompt=prompt, sampling=sampling), 0.0) is None
+        assert scheduler.submit(EngineRequest(request_id=str(index), prompt=prompt, sampling=sampling), 0.0) is None
         found[str(index)] = []
     for now in range(200):
         plan = scheduler.plan(float(now))

@@ -9,7 +9,7 @@ import pytest
 from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.server.api.pooling.response import PooledAnswer
 from kvasir_runtime.server.request_registry import RequestRegistry
-from kvasir_runtime.wire import Event, Pooling, Request, Sampling
+from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
 
 class Client:
@@ -42,7 +42,7 @@ class Client:
         while self.open:
             request = self.open.pop()
             vector = bytes([request.prompt[0]] * 4)
-            event = Event(
+            event = EngineOutput(
                 request_id=request.request_id, finish_reason="stop", pooled=vector, cached_tokens=1, queue_s=0.0
             )
             queue.put(0, event)
@@ -79,9 +79,9 @@ class Wire:
 
 async def run(client, *, count=5, window=2, hang_up=False, abort=""):
     wire, meter, running, ended = Wire(), Meter(), RequestRegistry(), []
-    pooling = Pooling(kind="last")
+    pooling = PoolingConfig(kind="last")
     requests = [
-        Request(request_id=f"e-{n}", prompt=(n, 1), sampling=Sampling(max_tokens=1), pooling=pooling)
+        EngineRequest(request_id=f"e-{n}", prompt=(n, 1), sampling=SamplingConfig(max_tokens=1), pooling=pooling)
         for n in range(count)
     ]
 
@@ -130,8 +130,8 @@ async def test_vectors_come_in_order_through_a_window():
 @pytest.mark.parametrize(
     ("says", "status", "code", "reason"),
     [
-        (Event(request_id="e-0", finish_reason="error", message="it broke"), 500, "internal_error", "error"),
-        (Event(request_id="e-0", finish_reason="abort", message="leaving"), 503, "engine_failed", "error"),
+        (EngineOutput(request_id="e-0", finish_reason="error", message="it broke"), 500, "internal_error", "error"),
+        (EngineOutput(request_id="e-0", finish_reason="abort", message="leaving"), 503, "engine_failed", "error"),
     ],
 )
 async def test_what_the_engine_says_of_one_prompt_ends_all(says, status, code, reason):
@@ -150,7 +150,7 @@ async def test_an_engine_that_is_gone_is_a_503():
 
 
 async def test_a_client_that_leaves_has_its_prompts_aborted():
-    client = Client(says=Event(request_id="e-9"))
+    client = Client(says=EngineOutput(request_id="e-9"))
     wire, meter, answer = await run(client, hang_up=True)
     assert wire.sent == []
     assert client.aborted == ["e-0", "e-1"]
@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_has_its_prompts_aborted():
 
 @pytest.mark.parametrize("name", ["e", "theirs"])
 async def test_it_is_aborted_by_its_id_and_by_its_clients(name):
-    client = Client(says=Event(request_id="e-9"))
+    client = Client(says=EngineOutput(request_id="e-9"))
     wire, meter, _ = await run(client, abort=name)
     assert wire.json["error"]["code"] == "request_aborted"
     assert client.aborted == ["e-0", "e-1"]

@@ -6,14 +6,14 @@ Pure: seconds are given.
 from dataclasses import dataclass
 
 from kvasir_api.state import DecodeTotals, MeasuredRates
-from kvasir_runtime.core.plan import Plan
+from kvasir_runtime.core.plan import StepPlan
 
 MEMORY_S = 10.0
 """Busy seconds after which a measurement weighs 1/e: several autoscaler ticks, shorter than any of its windows."""
 
 
 @dataclass(slots=True)
-class Mean:
+class DecayingMean:
     """Amount per weight, both fading as weight passes; robust against many tiny or few huge steps."""
 
     amount: float = 0.0
@@ -30,18 +30,18 @@ class Mean:
         return self.amount / self.weight if self.weight > 0 else 0.0
 
 
-class Speed:
+class Throughput:
     """Tokens per second of steps bound by prompts, seconds per step of pure decode, and all such steps together."""
 
     __slots__ = ("_decode", "_kv_tokens", "_prefill", "_rows", "_seconds", "_steps")
 
     def __init__(self) -> None:
-        self._prefill = Mean()
-        self._decode = Mean()
+        self._prefill = DecayingMean()
+        self._decode = DecayingMean()
         self._steps = self._rows = self._kv_tokens = 0
         self._seconds = 0.0
 
-    def observe(self, plan: Plan, elapsed_s: float) -> None:
+    def observe(self, plan: StepPlan, elapsed_s: float) -> None:
         """elapsed_s: from launch, or from the end of the step before if that was later, to the collected results."""
         if elapsed_s <= 0 or not plan.chunks:
             return

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from kvasir_runtime.core.rates import Mean
-from kvasir_runtime.core.sequence import Sequence
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.throughput import DecayingMean
 
 MEMORY_S: Final = 2.0
 """Busy seconds after which a measurement weighs 1/e: long prompts make tokens dearer as they go."""
@@ -17,7 +17,7 @@ FEWEST_TOKENS: Final = 64
 """Below it the weights are what a step costs, and smaller steps end hardly sooner."""
 
 
-class Pace:
+class TokenBudget:
     """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
 
     __slots__ = ("_began", "_cost", "_ended", "_max_tokens", "_target_s")
@@ -26,7 +26,7 @@ class Pace:
         """target_s: 0 gives max_tokens always."""
         self._target_s = target_s
         self._max_tokens = max_tokens
-        self._cost = Mean()
+        self._cost = DecayingMean()
         self._began: deque[float] = deque()
         self._ended = float("-inf")
 
@@ -45,7 +45,7 @@ class Pace:
         """Those that have begun will not end."""
         self._began.clear()
 
-    def budget(self, running: Iterable[Sequence]) -> int:
+    def budget(self, running: Iterable[SequenceState]) -> int:
         """Query tokens of the next step. Only sequences that lack nothing but their last token's cache wait for it."""
         num_streams = sum(sequence.known - sequence.computed == 1 for sequence in running)
         if not num_streams or not self._target_s or not self._cost.value:

@@ -1,35 +1,36 @@
 """Beam search as arithmetic: which continuations of the running beams go on, which have ended, and when it is over.
 
-Used by a gang, once for each token. The rules are those of transformers' `generate(num_beams=…)`, so that the result is
-the same token for token: a hypothesis scores the sum of its logprobs over the number of its tokens, the one that ended
-it included, to the power of length_penalty; it is kept if it was among the `width` best continuations of its step.
-(vLLM divides by the length of prompt and answer; with length_penalty 0 both are the plain sum.) It knows no blocks.
+Used by a beam group, once for each token. The rules are those of transformers' `generate(num_beams=…)`, so the result
+is the same token for token: a hypothesis scores the sum of its logprobs over the number of its tokens, the one that
+ended it included, to the power of length_penalty; it is kept if it was among the `width` best continuations of its
+step. (vLLM divides by the length of prompt and answer; with length_penalty 0 both are the plain sum.) It knows no
+blocks.
 """
 
-from collections.abc import Sequence as Chain
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvasir_runtime.wire import Beam, FinishReason, Logprobs
+from kvasir_runtime.wire import BeamSearchConfig, FinishReason, Logprobs
 
 
-class Node(NamedTuple):
+class BeamNode(NamedTuple):
     """One token of a beam, linked to those before it: beams that begin alike share their beginning."""
 
-    before: "Node | None"
+    before: "BeamNode | None"
     token: int
     said: Logprobs
 
 
-class Child(NamedTuple):
+class BeamContinuation(NamedTuple):
     """A continuation. parent: which of the running beams it continues; score: sum of its logprobs."""
 
     parent: int
     score: float
-    node: Node
+    node: BeamNode
 
 
-class Hypothesis(NamedTuple):
+class BeamHypothesis(NamedTuple):
     """A beam that ended. tokens, said: of the answer, without the id that ended it."""
 
     score: float
@@ -40,20 +41,20 @@ class Hypothesis(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Search:
+class BeamSearch:
     """The state of one search. stops: ids that end a beam; min_tokens: before so many none does.
 
     max_tokens: of an answer, at least 1. num_told: likeliest tokens kept beside each of an answer, -1 for no logprobs.
     finished: best first. length: tokens of every running beam.
     """
 
-    beam: Beam
+    beam: BeamSearchConfig
     stops: frozenset[int]
     min_tokens: int
     max_tokens: int
     num_told: int
-    finished: list[Hypothesis] = field(default_factory=list)
-    running: list[Child] = field(default_factory=list)
+    finished: list[BeamHypothesis] = field(default_factory=list)
+    running: list[BeamContinuation] = field(default_factory=list)
     length: int = 0
 
     @property
@@ -61,7 +62,7 @@ class Search:
         """Likeliest tokens of each beam that can matter: as many as there are beams, and all that may end one."""
         return self.beam.width + len(self.stops)
 
-    def advance(self, found: Chain[Logprobs]) -> list[Child]:
+    def advance(self, found: Sequence[Logprobs]) -> list[BeamContinuation]:
         """Take one step: the beams that run now, best first; none when the search is over.
 
         found: for each running beam, in their order (at first for the prompt alone), its likeliest next tokens.
@@ -83,9 +84,9 @@ class Search:
             self.running = []
         return self.running
 
-    def _candidates(self, found: Chain[Logprobs]) -> list[Child]:
+    def _candidates(self, found: Sequence[Logprobs]) -> list[BeamContinuation]:
         """All that may follow, best first."""
-        beams: Chain[Child | None] = self.running or [None] * len(found)
+        beams: Sequence[BeamContinuation | None] = self.running or [None] * len(found)
         children = []
         for parent, (beam, one) in enumerate(zip(beams, found, strict=True)):
             score, before = (0.0, None) if beam is None else (beam.score, beam.node)
@@ -94,17 +95,17 @@ class Search:
                     continue
                 top = max(self.num_told, 0)
                 said = Logprobs(logprob, rank, one.top_ids[:top], one.top[:top])
-                children.append(Child(parent, score + logprob, Node(before, token, said)))
+                children.append(BeamContinuation(parent, score + logprob, BeamNode(before, token, said)))
         return sorted(children, key=lambda child: (-child.score, child.parent, child.node.token))
 
-    def _hypothesis(self, child: Child, *, stops: bool) -> Hypothesis:
-        nodes: list[Node] = []
-        node: Node | None = child.node.before if stops else child.node
+    def _hypothesis(self, child: BeamContinuation, *, stops: bool) -> BeamHypothesis:
+        nodes: list[BeamNode] = []
+        node: BeamNode | None = child.node.before if stops else child.node
         while node is not None:
             nodes.append(node)
             node = node.before
         nodes.reverse()
-        return Hypothesis(
+        return BeamHypothesis(
             score=child.score / self.length**self.beam.length_penalty,
             tokens=tuple(node.token for node in nodes),
             said=tuple(node.said for node in nodes) if self.num_told >= 0 else (),

@@ -27,7 +27,7 @@ LATE_S: Final = 1.0
 """The driver may report a moment after the program has seen its error."""
 
 
-class EventData(ctypes.Structure):
+class NvmlEventData(ctypes.Structure):
     """nvmlEventData_t, in the form that nvmlEventSetWait_v2 fills."""
 
     _fields_ = (
@@ -39,7 +39,7 @@ class EventData(ctypes.Structure):
     )
 
 
-class Xids:
+class XidMonitor:
     """load: gives NVML, or raises OSError where there is none. clock: monotonic seconds."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Xids:
             LOG.debug("no driver to hear Xids from: %s", error)
             self._listening = False
             return
-        data = EventData()
+        data = NvmlEventData()
         while (code := nvml.nvmlEventSetWait_v2(events, ctypes.byref(data), WAIT_MS)) in (SUCCESS, TIMEOUT):
             if code == SUCCESS and data.event_type & XID_CRITICAL:
                 self._hear(int(data.event_data))

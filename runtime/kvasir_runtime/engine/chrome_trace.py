@@ -1,7 +1,7 @@
 """`kvasir serve --profile FILE`: a trace of every step for Perfetto or chrome://tracing, and a table for a person.
 
-A Watch that measures. Events are written as they come, in Chrome's JSON array format, which may end anywhere, so that
-the trace of a process that was killed can be read too.
+A StepProfiler that measures. Events are written as they come, in Chrome's JSON array format, which may end anywhere,
+so that the trace of a process that was killed can be read too.
 """
 
 import json
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvasir_runtime.watch import Watch
+from kvasir_runtime.step_profiler import StepProfiler
 
 LOG = logging.getLogger(__name__)
 REPORT_S = 10.0
@@ -18,7 +18,7 @@ STEPS, PARTS = 1, 2
 """Threads of the trace: what follows one after another, and what the forward pass consists of."""
 
 
-class Profile(Watch):
+class ChromeTraceProfiler(StepProfiler):
     """Laps and their totals since the last table. say: takes the table."""
 
     def __init__(

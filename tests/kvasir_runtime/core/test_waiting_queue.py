@@ -4,7 +4,7 @@ from fakes.serving import request
 from kvasir_api.hashes import extend_block_hashes
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.sequence import new_sequence
-from kvasir_runtime.core.waiting import WALKED_BLOCKS, Waiting, uncached_estimate
+from kvasir_runtime.core.waiting_queue import WALKED_BLOCKS, WaitingQueue, uncached_estimate
 
 
 def sequence(name="a", num_tokens=9):
@@ -20,7 +20,7 @@ def resident(pool, hashes):
 
 
 def test_order_of_arrival_with_the_preempted_before_all():
-    queue, (first, second, third) = Waiting(), (sequence(name) for name in "abc")
+    queue, (first, second, third) = WaitingQueue(), (sequence(name) for name in "abc")
     queue.append(second)
     queue.append(third)
     queue.put_back(first)
@@ -56,7 +56,7 @@ def test_a_long_walk_is_spread_over_several_estimates():
 
 
 def test_refresh_keeps_the_sum_right():
-    pool, queue, items = BlockPool(8), Waiting(), [sequence(name) for name in "abcdef"]
+    pool, queue, items = BlockPool(8), WaitingQueue(), [sequence(name) for name in "abcdef"]
     for item in items:
         queue.append(item)
     resident(pool, items[0].hashes)

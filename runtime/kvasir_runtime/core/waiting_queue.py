@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.sequence import Sequence
+from kvasir_runtime.core.sequence import SequenceState
 
 REFRESHED = 4
 """Estimates brought up to date per snapshot: the queue may be long, a snapshot may not take long."""
@@ -16,37 +16,37 @@ WALKED_BLOCKS = 64
 """Blocks by which one estimate may grow at a time."""
 
 
-class Waiting:
+class WaitingQueue:
     """First come, first served. Every operation is O(1), leaving from the middle included."""
 
     __slots__ = ("_order", "uncached_tokens")
 
     def __init__(self) -> None:
-        self._order: OrderedDict[str, Sequence] = OrderedDict()
+        self._order: OrderedDict[str, SequenceState] = OrderedDict()
         self.uncached_tokens = 0
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return iter(self._order.values())
 
     @property
-    def head(self) -> Sequence:
+    def head(self) -> SequenceState:
         """Who is next; the queue must not be empty."""
         return next(iter(self._order.values()))
 
-    def append(self, sequence: Sequence) -> None:
+    def append(self, sequence: SequenceState) -> None:
         """An arrival."""
         self._order[sequence.request.request_id] = sequence
         self.uncached_tokens += sequence.uncached_estimate
 
-    def put_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: SequenceState) -> None:
         """A preempted sequence, before all others."""
         self.append(sequence)
         self._order.move_to_end(sequence.request.request_id, last=False)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Take it out, wherever it is."""
         del self._order[sequence.request.request_id]
         self.uncached_tokens -= sequence.uncached_estimate
@@ -59,7 +59,7 @@ class Waiting:
             self.uncached_tokens += sequence.uncached_estimate
 
 
-def uncached_estimate(sequence: Sequence, pool: BlockPool, block_size: int) -> int:
+def uncached_estimate(sequence: SequenceState, pool: BlockPool, block_size: int) -> int:
     """Tokens of a waiting sequence that must be computed, from its last estimate and a bounded walk over its hashes."""
     limit = min(len(sequence.hashes), sequence.reusable // block_size)
     hit = min(limit, (len(sequence.tokens) - sequence.uncached_estimate) // block_size)

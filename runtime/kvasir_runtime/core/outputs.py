@@ -1,11 +1,11 @@
-"""What the scheduler says of a sequence, as an event of the wire. Used by the scheduler and by the gangs."""
+"""Outputs of a sequence, as the wire has them. Used by the scheduler and by beam groups."""
 
-from kvasir_runtime.core.sequence import Sequence
-from kvasir_runtime.wire import Event, FinishReason, Logprobs
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.wire import EngineOutput, FinishReason, Logprobs
 
 
 def event_of(
-    sequence: Sequence,
+    sequence: SequenceState,
     *,
     request_id: str = "",
     token_ids: tuple[int, ...] = (),
@@ -17,9 +17,9 @@ def event_of(
     score: float = 0.0,
     message: str = "",
     injected: int = 0,
-) -> Event:
+) -> EngineOutput:
     """An event of the sequence's request, or of the one with another id that it answers for too."""
-    return Event(
+    return EngineOutput(
         request_id=request_id or sequence.request.request_id,
         token_ids=token_ids,
         finish_reason=finish_reason,
@@ -34,7 +34,7 @@ def event_of(
     )
 
 
-def prompt_events(sequence: Sequence, scores: tuple[Logprobs, ...]) -> list[Event]:
+def prompt_events(sequence: SequenceState, scores: tuple[Logprobs, ...]) -> list[EngineOutput]:
     """Logprobs of a prompt, for every answer that it will have."""
     names = () if sequence.request.beam is None else sequence.request.beam.answers
     return [event_of(sequence, request_id=name, prompt_logprobs=scores) for name in names or ("",) if scores]

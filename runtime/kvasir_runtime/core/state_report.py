@@ -7,9 +7,9 @@ import msgspec
 from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.rates import Speed
-from kvasir_runtime.core.sequence import Sequence
-from kvasir_runtime.core.waiting import Waiting
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.throughput import Throughput
+from kvasir_runtime.core.waiting_queue import WaitingQueue
 
 
 def filled(
@@ -18,10 +18,10 @@ def filled(
     step: int,
     limits: Limits,
     pool: BlockPool,
-    waiting: Waiting,
-    running: Collection[Sequence],
+    waiting: WaitingQueue,
+    running: Collection[SequenceState],
     totals: RequestTotals,
-    speed: Speed,
+    speed: Throughput,
     prefix_digest: tuple[str, ...],
 ) -> RuntimeState:
     """state with the cache, the queue, the counters and the digest filled in; who and where it is stays as given."""
@@ -51,7 +51,7 @@ def filled(
     )
 
 
-def _expected_tokens(totals: RequestTotals, waiting: Waiting, running: Collection[Sequence]) -> int:
+def _expected_tokens(totals: RequestTotals, waiting: WaitingQueue, running: Collection[SequenceState]) -> int:
     """What running and waiting requests will probably still generate: the mean of those that ended, or less where their
     bound is near.
 

@@ -1,12 +1,12 @@
 """Where the time of a step goes: laps that engine and runner call, kept only under `--profile`.
 
-`Watch` itself does nothing, so that a lap costs a call; `engine.profile` has the one that measures.
+`StepProfiler` itself does nothing, so that a lap costs a call; `engine.chrome_trace` has the one that measures.
 """
 
 from collections.abc import Mapping
 
 
-class Watch:
+class StepProfiler:
     """Laps of one thread, one after another."""
 
     @property

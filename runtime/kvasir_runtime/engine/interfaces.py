@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from kvasir_runtime.core.plan import Plan, Results
-from kvasir_runtime.watch import Watch
+from kvasir_runtime.core.plan import StepPlan, StepResults
+from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import FromEngine, Grammar, ToEngine
 
 
@@ -90,14 +90,14 @@ class Runner(Protocol):
     def facts(self) -> Facts:
         """Fixed for the life of the runner."""
 
-    def launch(self, plan: Plan) -> Any:
+    def launch(self, plan: StepPlan) -> Any:
         """Begin a step after all launched before; never waits for the device. Returns what collect() takes."""
 
-    def collect(self, handle: Any) -> Results:
+    def collect(self, handle: Any) -> StepResults:
         """Wait for a launched step, in the order of launch."""
 
-    def watched(self, watch: Watch) -> None:
-        """From now on, say what the time of a step goes into."""
+    def use_profiler(self, profiler: StepProfiler) -> None:
+        """Report from now on what the time of a step goes into."""
 
 
 class Clients(Protocol):

@@ -4,42 +4,42 @@ Used by the scheduler alone. Without it the choices of one request, or a burst b
 admitted in one step and compute the same prompt side by side.
 """
 
-from collections.abc import Sequence as Chain
+from collections.abc import Sequence
 
-from kvasir_runtime.core.sequence import Sequence
+from kvasir_runtime.core.sequence import SequenceState
 
 LEAST_BLOCKS = 4
 """Fewer are computed again at once: waiting costs a step or two, which is more than they do."""
 
 
-class Promises:
+class PendingPrefixes:
     """Hashes of blocks by who will publish them. Every promise ends: it is kept, or its sequence gives up its row."""
 
     __slots__ = ("_makers",)
 
     def __init__(self) -> None:
-        self._makers: dict[bytes, Sequence] = {}
+        self._makers: dict[bytes, SequenceState] = {}
 
     def __len__(self) -> int:
         return len(self._makers)
 
-    def make(self, sequence: Sequence) -> None:
+    def make(self, sequence: SequenceState) -> None:
         """A sequence got a row: it will publish the full blocks of its tokens that it did not find."""
         for block_hash in sequence.hashes[sequence.published :]:
             self._makers.setdefault(block_hash, sequence)
 
-    def keep(self, hashes: Chain[bytes]) -> None:
+    def keep(self, hashes: Sequence[bytes]) -> None:
         """These blocks are published, by whomever."""
         for block_hash in hashes:
             self._makers.pop(block_hash, None)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: SequenceState) -> None:
         """A sequence gives up its row."""
         for block_hash in sequence.hashes[sequence.published :]:
             if self._makers.get(block_hash) is sequence:
                 del self._makers[block_hash]
 
-    def worth_waiting(self, sequence: Sequence, num_hits: int, limit: int) -> bool:
+    def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int) -> bool:
         """Whether enough of the blocks that it must compute are about to be there. limit: blocks it may use."""
         end = num_hits + LEAST_BLOCKS
         return end <= min(limit, len(sequence.hashes)) and all(

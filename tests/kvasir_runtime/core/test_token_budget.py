@@ -3,23 +3,23 @@
 import pytest
 
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.pace import Pace
-from kvasir_runtime.core.plan import Results, Sampled
+from kvasir_runtime.core.plan import SampledTokens, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.core.sequence import Sequence, new_sequence
-from kvasir_runtime.wire import Request, Sampling
+from kvasir_runtime.core.sequence import SequenceState, new_sequence
+from kvasir_runtime.core.token_budget import TokenBudget
+from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 
-def streams(number: int) -> list[Sequence]:
+def streams(number: int) -> list[SequenceState]:
     """So many answers on their way, and one prompt."""
-    request = Request(request_id="r", prompt=(1, 2, 3), sampling=Sampling(max_tokens=9))
+    request = EngineRequest(request_id="r", prompt=(1, 2, 3), sampling=SamplingConfig(max_tokens=9))
     made = [new_sequence(request, root=b"", limit=9, eos=frozenset(), now=0.0) for _ in range(number + 1)]
     for sequence in made[1:]:
         sequence.computed = 2
     return made
 
 
-def spent(pace: Pace, num_tokens: int, elapsed_s: float) -> Pace:
+def spent(pace: TokenBudget, num_tokens: int, elapsed_s: float) -> TokenBudget:
     """After one more step."""
     pace.begin(0.0)
     pace.end(num_tokens, elapsed_s)
@@ -39,15 +39,15 @@ def spent(pace: Pace, num_tokens: int, elapsed_s: float) -> Pace:
     ],
 )
 def test_budget_is_what_fits_into_the_target(cost_s: float, num_streams: int, want: int) -> None:
-    pace = Pace(target_s=0.1, max_tokens=512)
+    pace = TokenBudget(target_s=0.1, max_tokens=512)
     assert pace.budget(streams(num_streams)) == 512  # nothing is measured yet
     spent(pace, 4, 1.0)  # too few tokens to tell their cost
     assert spent(pace, 400, 400 * cost_s).budget(streams(num_streams)) == want
-    assert spent(Pace(target_s=0.0, max_tokens=512), 400, 400 * cost_s).budget(streams(num_streams)) == 512
+    assert spent(TokenBudget(target_s=0.0, max_tokens=512), 400, 400 * cost_s).budget(streams(num_streams)) == 512
 
 
 def test_recent_steps_count_most_and_a_step_that_waited_is_not_dear() -> None:
-    pace, now = Pace(target_s=0.1, max_tokens=10_000), 0.0
+    pace, now = TokenBudget(target_s=0.1, max_tokens=10_000), 0.0
     for took in (0.01,) * 100 + (0.1,) * 100:
         pace.begin(now)
         pace.begin(now)  # waits for the one before
@@ -66,13 +66,16 @@ def test_prompts_wait_for_streams_and_not_the_other_way_round() -> None:
     def step(begin: float, end: float) -> int:
         plan = scheduler.plan(begin)
         assert plan is not None
-        sampled = tuple(Sampled(chunk.row, (7,)) for chunk in plan.chunks if chunk.samples)
-        scheduler.commit(Results(step=plan.step, sampled=sampled), end)
+        sampled = tuple(SampledTokens(chunk.row, (7,)) for chunk in plan.chunks if chunk.samples)
+        scheduler.commit(StepResults(step=plan.step, sampled=sampled), end)
         return plan.num_tokens
 
     def submit(name: str, first: int, now: float) -> None:
         prompt = tuple(range(first, first + 1000))
-        assert scheduler.submit(Request(request_id=name, prompt=prompt, sampling=Sampling(max_tokens=50)), now) is None
+        assert (
+            scheduler.submit(EngineRequest(request_id=name, prompt=prompt, sampling=SamplingConfig(max_tokens=50)), now)
+            is None
+        )
 
     submit("a", 1, 0.0)
     assert step(0.0, 0.512) == 512  # a millisecond a token, and nobody waits

@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 IPC = "ipc://"
 
 
-class Link:
+class ClientSocket:
     """Bound at an address; the clients connect. close() delivers what was sent, within linger_s."""
 
     def __init__(self, address: str) -> None:

@@ -1,7 +1,7 @@
 """The digest lists what a prefix hit would find, most recently used first, and is bounded."""
 
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.digest import DIGEST_ENTRIES, TRACKED_ENTRIES, PrefixDigest
+from kvasir_runtime.core.prefix_digest import DIGEST_ENTRIES, TRACKED_ENTRIES, PrefixDigest
 
 
 def resident(pool, *hashes):

@@ -14,17 +14,17 @@ from fakes.serving import request
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
 from kvasir_runtime.engine.loop import Engine
-from kvasir_runtime.engine.profile import Profile
 from kvasir_runtime.engine.start import ready_of
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.step import KINDS
 from kvasir_runtime.kernels.ops import cpu_ops
-from kvasir_runtime.watch import Watch
+from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import Hello, Shutdown, Submit
 
 
-class Heard(Watch):
+class Heard(StepProfiler):
     """Remembers names."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ def events(path: Path) -> list[dict[str, object]]:
 
 def test_table_and_trace_add_up(tmp_path: Path) -> None:
     now, said = [100.0], list[str]()
-    profile = Profile(tmp_path / "p.json", clock=lambda: now[0], say=said.append)
+    profile = ChromeTraceProfiler(tmp_path / "p.json", clock=lambda: now[0], say=said.append)
     for _ in range(2):
         now[0] += 5.0
         profile.start()  # idle until here
@@ -88,7 +88,7 @@ def test_table_and_trace_add_up(tmp_path: Path) -> None:
 def test_runner_tells_what_a_step_goes_into(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "m", Shape(dtype=torch.bfloat16))
     runner, heard = runner_of(folder, ops=cpu_ops(), dtype=torch.bfloat16), Heard()
-    runner.watched(heard)
+    runner.use_profiler(heard)
     Hand(runner).run([Stream(prompt=(5, 6, 7))], 2)
     found = library()
     whole = found is not None and found.has("step")  # which draws greedy rows as well
@@ -106,7 +106,7 @@ def test_loop_tells_the_rest() -> None:
         clients=clients,
         ready=ready_of(runner.facts, limits),
         state=RuntimeState(model="m", phase="ready"),
-        watch=heard,
+        profiler=heard,
     ).run()
     first, *each = heard.laps[:8]
     assert first == "receive"

@@ -3,12 +3,12 @@
 import pytest
 
 from kvasir_api.state import DecodeTotals
-from kvasir_runtime.core.plan import Chunk, Plan
-from kvasir_runtime.core.rates import Speed
+from kvasir_runtime.core.plan import Chunk, StepPlan
+from kvasir_runtime.core.throughput import Throughput
 
 
 def plan(*num_tokens, start=0):
-    return Plan(
+    return StepPlan(
         step=1,
         chunks=tuple(
             Chunk(row=row, start=start, num_tokens=count, samples=True) for row, count in enumerate(num_tokens)
@@ -27,14 +27,14 @@ def plan(*num_tokens, start=0):
     ],
 )
 def test_a_step_counts_for_what_bound_it(chunks, prefill, decode):
-    speed = Speed()
+    speed = Throughput()
     speed.observe(plan(*chunks), 0.5)
     assert speed.rates.prefill_tokens_per_s == pytest.approx(prefill)
     assert speed.rates.decode_step_s == pytest.approx(decode)
 
 
 def test_the_past_fades():
-    speed = Speed()
+    speed = Throughput()
     for _ in range(10):
         speed.observe(plan(1), 1.0)
     for _ in range(2000):
@@ -43,13 +43,13 @@ def test_the_past_fades():
 
 
 def test_a_clock_that_stands_still_is_ignored():
-    speed = Speed()
+    speed = Throughput()
     speed.observe(plan(100), 0.0)
     assert speed.rates.prefill_tokens_per_s == 0.0
 
 
 def test_steps_that_decode_are_summed_with_what_they_read():
-    speed = Speed()
+    speed = Throughput()
     speed.observe(plan(1, 1, start=9), 0.5)
     speed.observe(plan(1, start=99), 0.25)
     speed.observe(plan(100, 1), 2.0)

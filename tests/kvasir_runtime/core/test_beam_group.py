@@ -9,15 +9,15 @@ from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.wire import Beam
+from kvasir_runtime.wire import BeamSearchConfig
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
 PROMPT = list(range(1, 12))
 
 
-def beam(name: str, width: int, *, num_answers: int | None = None, **rest: object) -> Beam:
+def beam(name: str, width: int, *, num_answers: int | None = None, **rest: object) -> BeamSearchConfig:
     names = tuple(f"{name}/{number}" for number in range(num_answers or width))
-    return Beam(width=width, answers=names, **rest)  # type: ignore[arg-type]
+    return BeamSearchConfig(width=width, answers=names, **rest)  # type: ignore[arg-type]
 
 
 def beams(served: Serving, name: str, prompt: list[int], width: int, **rest: object) -> list[str]:

@@ -7,19 +7,18 @@ taken when all of them are computed: every beam that goes on has its first conti
 each further one shares the full blocks, copies the last if that is only partly filled, and takes a row that came free.
 """
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Chain
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvasir_runtime.core.beams import Search
+from kvasir_runtime.core.beam_search import BeamSearch
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.draft import Draft
-from kvasir_runtime.core.events import event_of
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import Copy, Fork, Grow
-from kvasir_runtime.core.sequence import Sequence
-from kvasir_runtime.wire import Event, Logprobs, Sampling
+from kvasir_runtime.core.outputs import event_of
+from kvasir_runtime.core.plan import BlockCopy, Fork, Grow
+from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.wire import EngineOutput, Logprobs, SamplingConfig
 
 
 class _Fork(NamedTuple):
@@ -32,25 +31,25 @@ class _Fork(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Gang:
+class BeamGroup:
     """rows: all that it holds, also those that nobody uses before the beams part. members: the beams, best first.
 
-    parted: members hold rows and blocks; before, the head does. found: what came of members whose step is computed.
+    forked: members hold rows and blocks; before, the head does. found: what came of members whose step is computed.
     """
 
-    head: Sequence
-    search: Search
+    head: SequenceState
+    search: BeamSearch
     rows: list[int] = field(default_factory=list)
-    members: list[Sequence] = field(default_factory=list)
-    parted: bool = False
+    members: list[SequenceState] = field(default_factory=list)
+    forked: bool = False
     _forks: list[_Fork] = field(default_factory=list)
-    _found: dict[Sequence, Logprobs] = field(default_factory=dict)
+    _found: dict[SequenceState, Logprobs] = field(default_factory=dict)
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingConfig:
         """What the runner is asked for: nothing is drawn that matters, the likeliest tokens are reported."""
         asked = self.head.request.sampling
-        return Sampling(
+        return SamplingConfig(
             temperature=0.0,
             max_tokens=asked.max_tokens,
             stop_token_ids=asked.stop_token_ids,
@@ -72,19 +71,19 @@ class Gang:
         shared = common // limits.block_size
         return shared + self.width * (limits.blocks_for(longest) - shared)
 
-    def take_in(self, sequence: Sequence, said: Logprobs, pool: BlockPool, block_size: int, now: float) -> bool:
+    def take_in(self, sequence: SequenceState, said: Logprobs, pool: BlockPool, block_size: int, now: float) -> bool:
         """The head or a beam is computed, and these tokens may follow it. False when the search is over."""
         pinned = pool.num_pinned
         if sequence is self.head:
-            goes_on = self._part(said, pool, block_size)
+            goes_on = self._fork(said, pool, block_size)
         else:
             goes_on = self._step(sequence, said, pool, block_size)
-        self.head.charge(self.head.charged + pool.num_pinned - pinned, now)
+        self.head.bill(self.head.billed_blocks + pool.num_pinned - pinned, now)
         return goes_on
 
-    def _part(self, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
+    def _fork(self, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
         """The beams begin, or go on after a preemption."""
-        self.parted = True
+        self.forked = True
         if self.members:
             common = len(self.head.tokens)
             tails = [member.tokens[common:] for member in self.members]
@@ -92,7 +91,7 @@ class Gang:
             return True
         return self._advance([self.head], [said], pool, block_size)
 
-    def _step(self, member: Sequence, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
+    def _step(self, member: SequenceState, said: Logprobs, pool: BlockPool, block_size: int) -> bool:
         """With the last member that is computed all step."""
         self._found[member] = said
         if len(self._found) < len(self.members):
@@ -100,7 +99,7 @@ class Gang:
         found, self._found = [self._found[one] for one in self.members], {}
         return self._advance(self.members, found, pool, block_size)
 
-    def answers(self) -> list[Event]:
+    def answers(self) -> list[EngineOutput]:
         """The last events, when the search is over: the best that it found. All of it is said at once."""
         return [
             event_of(
@@ -118,7 +117,7 @@ class Gang:
     def counts(self, budget: int) -> list[int]:
         """Tokens that each member computes now, within a budget; none while the head is on its own, or has no rows."""
         moves: list[int] = []
-        if not self.parted or self.head.phase != "running":
+        if not self.forked or self.head.phase != "running":
             return moves
         for member in self.members:
             waits = member.in_flight or member in self._found
@@ -126,17 +125,17 @@ class Gang:
             budget -= moves[-1]
         return moves
 
-    def need(self, counts: Chain[int], limits: Limits) -> int:
+    def need(self, counts: Sequence[int], limits: Limits) -> int:
         """Blocks that must be taken for it, those for copies included: a row without its copy has one block less."""
         return sum(
             limits.blocks_for(member.computed + count) - len(member.blocks)
             for member, count in zip(self.members, counts, strict=True)
         )
 
-    def move(self, draft: Draft, counts: Chain[int], blocks: Iterable[int], limits: Limits) -> None:
+    def move(self, draft: PlanBuilder, counts: Sequence[int], blocks: Iterable[int], limits: Limits) -> None:
         """Write its part of a plan. blocks: as many as were needed."""
         fresh = iter(blocks)
-        forks: Chain[_Fork | None] = self._forks or [None] * len(self.members)
+        forks: Sequence[_Fork | None] = self._forks or [None] * len(self.members)
         for member, count, fork in zip(self.members, counts, forks, strict=True):
             more = limits.blocks_for(member.computed + count) - len(member.blocks)
             new = [next(fresh) for _ in range(more)]
@@ -150,12 +149,12 @@ class Gang:
         self._forks = []
         self.head.last_step = draft.step
 
-    def fold(self) -> None:
+    def reset(self) -> None:
         """Rows and blocks are gone: the head begins again with what all members have in common."""
         self.rows = []
-        if not self.parted:
+        if not self.forked:
             return
-        self.parted = False
+        self.forked = False
         self._forks = []
         self._found = {}
         for member in self.members:
@@ -167,13 +166,17 @@ class Gang:
             self.head.tokens = first[:common]
         self.members = [self._member(member.tokens) for member in self.members]
 
-    def _advance(self, parents: list[Sequence], found: list[Logprobs], pool: BlockPool, block_size: int) -> bool:
+    def _advance(self, parents: list[SequenceState], found: list[Logprobs], pool: BlockPool, block_size: int) -> bool:
         children = [(parents[child.parent], [child.node.token]) for child in self.search.advance(found)]
         self._expand(children, parents, pool, block_size)
         return bool(children)
 
     def _expand(
-        self, children: list[tuple[Sequence, list[int]]], parents: list[Sequence], pool: BlockPool, block_size: int
+        self,
+        children: list[tuple[SequenceState, list[int]]],
+        parents: list[SequenceState],
+        pool: BlockPool,
+        block_size: int,
     ) -> None:
         """New members continue parents with tokens; parents that nobody continues give up what they hold."""
         fertile = {parent.row for parent, _ in children}
@@ -204,9 +207,9 @@ class Gang:
                 parent.phase = "ended"
         self.members, self._forks = members, forks
 
-    def _member(self, tokens: list[int]) -> Sequence:
+    def _member(self, tokens: list[int]) -> SequenceState:
         head = self.head
-        return Sequence(
+        return SequenceState(
             request=head.request,
             arrived=head.arrived,
             limit=head.limit,
@@ -215,12 +218,12 @@ class Gang:
             stops=head.stops,
             phase="running",
             scored=head.prompt_tokens,
-            gang=self,
+            beams=self,
         )
 
-    def _say(self, draft: Draft, member: Sequence, fork: _Fork, new: list[int]) -> None:
+    def _say(self, draft: PlanBuilder, member: SequenceState, fork: _Fork, new: list[int]) -> None:
         if fork.copied >= 0:
-            draft.copies.append(Copy(fork.copied, new[0]))
+            draft.copies.append(BlockCopy(fork.copied, new[0]))
         draft.forks.append(
             Fork(
                 row=member.row,
@@ -234,16 +237,16 @@ class Gang:
         member.last_step = draft.step
 
 
-def new_gang(head: Sequence) -> Gang:
+def new_beam_group(head: SequenceState) -> BeamGroup:
     """The beams of a sequence that just arrived, whose request asks for them."""
     request, sampling = head.request, head.request.sampling
     if request.beam is None:
         raise ValueError(f"request {request.request_id} does not ask for beams")
-    search = Search(
+    search = BeamSearch(
         beam=request.beam,
         stops=head.stops,
         min_tokens=sampling.min_tokens,
         max_tokens=head.limit - head.prompt_tokens,
         num_told=sampling.logprobs,
     )
-    return Gang(head=head, search=search)
+    return BeamGroup(head=head, search=search)

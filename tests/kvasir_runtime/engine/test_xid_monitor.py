@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from kvasir_runtime.engine import xids
-from kvasir_runtime.engine.xids import RECENT_S, SUCCESS, TIMEOUT, XID_CRITICAL, Xids
+from kvasir_runtime.engine import xid_monitor
+from kvasir_runtime.engine.xid_monitor import RECENT_S, SUCCESS, TIMEOUT, XID_CRITICAL, XidMonitor
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
@@ -49,15 +49,21 @@ class Driver:
 
 def heard(driver, clock=lambda: 0.0):
     """After the driver said everything, and then that the device is lost."""
-    made = Xids(lambda: driver, clock=clock)
+    made = XidMonitor(lambda: driver, clock=clock)
     driver.events.put((15, 0, 0))
     made.listen()
     return made
 
 
 def test_the_memory_of_an_event_is_laid_out_as_the_driver_has_it():
-    assert [getattr(xids.EventData, name).offset for name, _ in xids.EventData._fields_] == [0, 8, 16, 24, 28]
-    assert ctypes.sizeof(xids.EventData) == 32
+    assert [getattr(xid_monitor.NvmlEventData, name).offset for name, _ in xid_monitor.NvmlEventData._fields_] == [
+        0,
+        8,
+        16,
+        24,
+        28,
+    ]
+    assert ctypes.sizeof(xid_monitor.NvmlEventData) == 32
 
 
 def test_xids_of_all_devices_are_heard():
@@ -74,7 +80,7 @@ def test_xids_of_all_devices_are_heard():
 def test_an_old_xid_is_not_the_reason_and_a_late_one_is():
     now = [0.0]
     driver = Driver()
-    made = Xids(lambda: driver, clock=lambda: now[0])
+    made = XidMonitor(lambda: driver, clock=lambda: now[0])
     made.begin()
     driver.events.put((SUCCESS, XID_CRITICAL, 13))
     while made._recent() is None:
@@ -87,6 +93,6 @@ def test_an_old_xid_is_not_the_reason_and_a_late_one_is():
 
 @pytest.mark.parametrize("driver", [Driver(0), Driver(init=9), Driver(register=3), object()])
 def test_without_a_driver_that_tells_the_words_must_do(driver):
-    made = Xids(lambda: driver)
+    made = XidMonitor(lambda: driver)
     made.listen()
     assert made.words(ILLEGAL) == f"DeviceFault: {ILLEGAL}"
