@@ -5,7 +5,7 @@ FUNCTIONS are what every request of these tests offers.
 
 from typing import Any, Final
 
-from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser, Parsing
+from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser, ParserConfig
 from kvasir_runtime.frontend.parsing.parts import JoinedAnswer, Part, join
 
 FUNCTIONS: Final[dict[str, dict[str, Any]]] = {
@@ -172,18 +172,18 @@ BROKEN: Final = [
 """Format and an answer with a call that goes wrong after its name was told."""
 
 
-def parsing(written: str, **fields: Any) -> Parsing:
+def parsing(written: str, **fields: Any) -> ParserConfig:
     """What a request with all FUNCTIONS asks for, of a model with that format of calls."""
-    return Parsing(tools=written, offered=FUNCTIONS, **fields)
+    return ParserConfig(tools=written, offered=FUNCTIONS, **fields)
 
 
-def parts(asked: Parsing, pieces: list[str]) -> list[Part]:
+def parts(asked: ParserConfig, pieces: list[str]) -> list[Part]:
     """What a parser says of an answer that comes so."""
     ids = iter(range(1000))
     parser = AnswerParser(asked, lambda: f"call_{next(ids)}")
     return [part for piece in pieces for part in parser.push(piece)] + parser.finish()
 
 
-def joined(asked: Parsing, pieces: list[str]) -> JoinedAnswer:
+def joined(asked: ParserConfig, pieces: list[str]) -> JoinedAnswer:
     """The answer as a whole."""
     return join(parts(asked, pieces))

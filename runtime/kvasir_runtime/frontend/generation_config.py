@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.frontend.protocol.generation import Body
 from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
 from kvasir_runtime.frontend.tokenizer import read_json
 
@@ -27,7 +26,7 @@ FIELDS: Final = {
 }
 """The file's keys that are taken, and what they are called in a request; the same as vLLM takes."""
 
-_Body = TypeVar("_Body", bound=Body)
+_Body = TypeVar("_Body", bound=SamplingFields)
 
 
 def generation_defaults(model: Path, options: ServeOptions) -> dict[str, Any]:

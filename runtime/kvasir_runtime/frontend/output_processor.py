@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Detokenizer
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import OutputToken
 from kvasir_runtime.frontend.parsing import answer_parser
 from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser
 from kvasir_runtime.frontend.parsing.parts import Content, Part, Reasoning
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.frontend.stop_strings import StopMatcher
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logprobs
@@ -32,9 +32,9 @@ def _decode(job: GenerationRequest, tokenizer: Tokenizer) -> Decode:
     """Without special tokens unless they are wanted, but for the marks that the readers of parts look for."""
     if job.special:
         return lambda ids: tokenizer.decode(ids, special=True)
-    if job.parsing is None:
+    if job.parser is None:
         return tokenizer.decode
-    marks = answer_parser.marks(job.parsing.tools, job.parsing.reasoning)
+    marks = answer_parser.marks(job.parser.tools, job.parser.reasoning)
     specials = tokenizer.special_tokens.items()
     hidden = frozenset(token_id for token_id, name in specials if not any(name in mark for mark in marks))
     return lambda ids: tokenizer.decode([token_id for token_id in ids if token_id not in hidden], special=True)
@@ -97,7 +97,7 @@ class OutputProcessor:
         self._said: deque[OutputToken] = deque()
         self._ids: list[int] = []
         self._parts: list[Part] = []
-        self._parser = None if job.parsing is None else AnswerParser(job.parsing, lambda: _call_id(job))
+        self._parser = None if job.parser is None else AnswerParser(job.parser, lambda: _call_id(job))
         self._detokenized = self._sent = 0
         self.prompt_logprobs: list[Logprobs] = []
         self.cumulative = 0.0
@@ -256,8 +256,8 @@ class OutputProcessor:
 
 
 def _call_id(job: GenerationRequest) -> str:
-    assert job.parsing is not None, "there is nothing to look for"
-    return answer_parser.call_id(job.parsing.tools, secrets.choice)
+    assert job.parser is not None, "there is nothing to look for"
+    return answer_parser.call_id(job.parser.tools, secrets.choice)
 
 
 def _before(token_id: int, piece: str, decode: Decode) -> int:

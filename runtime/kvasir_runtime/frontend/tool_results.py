@@ -1,25 +1,26 @@
-"""Results of calls that are handed into an answer while it is written: the body that brings them, and the block they
-become in the model's own format.
+"""Results of tools that are sent while an answer is written: their body, and the block that they become in the model's
+own format.
 
-After AsyncLM (Gim, Lee and Zhong 2024): the model goes on while its calls are made, and an interrupt brings a result
-into what it reads. Their models know special tokens for that; for any other the block ends the model's turn, shows the
-results as its chat template does, and opens its next turn. Used by the preparation and by the streams that go on.
+After AsyncLM (Gim, Lee and Zhong 2024): the model goes on while its calls are made, and an interrupt inserts a result
+into its context. Their models know special tokens for that; for any other model the block ends the model's turn, shows
+the results as the chat template does, and opens the next turn. Used by prepare.py and by the server's streams.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
 from kvasir_api import openai_errors
-from kvasir_runtime.frontend import tool_choice
+from kvasir_runtime.frontend.chat_prompt import ChatPrompt
 from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.protocol import tools, validation
+from kvasir_runtime.frontend.output_format import OutputFormat
+from kvasir_runtime.frontend.parsing.formats import NONE, ParserNames
+from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.generation import ChatBody, text_of
 from kvasir_runtime.frontend.protocol.validation import StrictModel
-from kvasir_runtime.frontend.structured_outputs import build
 from kvasir_runtime.frontend.tokenizer import PromptTooLong, Tokenizer
 
 MAX_RESULTS: Final = 128
@@ -28,7 +29,7 @@ SO_FAR: Final = "\ue000so far\ue001"
 
 
 class ToolResult(StrictModel):
-    """What one call gave."""
+    """The result of one call."""
 
     tool_call_id: str = Field(min_length=1, max_length=256)
     content: Annotated[str, BeforeValidator(text_of)]
@@ -41,7 +42,7 @@ class ToolResultsBody(StrictModel):
 
 
 class ToolResultBlock(NamedTuple):
-    """An interrupt as the model reads it. call_ids: what it answers."""
+    """Results as the model reads them. call_ids: the calls that they answer."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -50,11 +51,9 @@ class ToolResultBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResultRenderer:
-    """What it takes to render blocks for one request. max_context: of prompt and answer together, in tokens."""
+    """Renders blocks for one request. max_context: of prompt and answer together, in tokens."""
 
-    said: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    variables: Mapping[str, Any]
+    prompt: ChatPrompt
     tokenizer: Tokenizer
     max_context: int
 
@@ -69,9 +68,9 @@ class ToolResultRenderer:
             }
             for result in results
         ]
-        messages = [*self.said, {"role": "assistant", "content": SO_FAR}, *shown]
+        messages = [*self.prompt.messages, {"role": "assistant", "content": SO_FAR}, *shown]
         try:
-            rendered = self.tokenizer.rendered(messages, self.variables, tools=self.tools)
+            rendered = self.tokenizer.rendered(messages, self.prompt.variables, tools=self.prompt.tools)
             _, mark, text = rendered.rpartition(SO_FAR)
             if not mark:
                 raise TemplateError("the model's chat template does not show what was said before a result")
@@ -85,37 +84,25 @@ class ToolResultRenderer:
         return ToolResultBlock(text, ids, tuple(result.tool_call_id for result in results))
 
 
-def tool_result_renderer(
-    body: ChatBody, tokenizer: Tokenizer, written: tuple[str, str], max_context: int
-) -> ToolResultRenderer | None:
-    """None where it was not asked for. written: formats of calls and thoughts. Raises Refused where it cannot be."""
-    call_format, reasoning = written
-    if not body.async_tool_calls:
-        return None
-    asks = {
+def check(body: ChatBody, parsers: ParserNames, output: OutputFormat) -> None:
+    """Whether results of tools may be sent while the answer is written. Raises Refused."""
+    conditions = {
         "stream true": body.stream,
         "n 1": body.n == 1 and not body.use_beam_search,
-        "tools, and a format in which to read calls": bool(body.tools) and call_format not in {"", tool_choice.NONE},
+        "tools, and a format in which to read calls": bool(body.tools) and parsers.tools not in {"", NONE},
         "tool_choice auto": body.tool_choice is None or body.tool_choice.mode == "auto",
         "parallel_tool_calls true": body.parallel_tool_calls,
         "no strict functions": not any(tool.function.strict for tool in body.tools),
-        "no other form of the answer": build.asked_of(body) is None,
+        "no other form of the answer": output.grammar is None,
     }
-    missing = next((name for name, holds in asks.items() if not holds), None)
+    missing = next((name for name, holds in conditions.items() if not holds), None)
     if missing is not None:
         message = f"`async_tool_calls` needs {missing}."
         raise Refused(openai_errors.invalid(message, param="async_tool_calls", code="unsupported_parameter"))
-    return ToolResultRenderer(
-        said=tool_choice.as_said(body.messages, reasoning),
-        tools=tools.shown(body.tools),
-        variables=tool_choice.switches(body, tokenizer, reasoning),
-        tokenizer=tokenizer,
-        max_context=max_context,
-    )
 
 
 def parse(raw: bytes) -> ToolResultsBody:
-    """A body that brings results. Raises Refused."""
+    """The body of a request that sends results. Raises Refused."""
     return validation.validated(raw, ToolResultsBody, {})
 
 

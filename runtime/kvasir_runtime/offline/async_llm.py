@@ -20,17 +20,19 @@ from kvasir_runtime.errors import StartError
 from kvasir_runtime.frontend import prepare, tokenizer
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_config import generation_defaults
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.output_format import TAIL
 from kvasir_runtime.frontend.output_processor import output_processors
-from kvasir_runtime.frontend.parsing.answer_parser import Parsing
+from kvasir_runtime.frontend.parsing.answer_parser import ParserConfig
+from kvasir_runtime.frontend.parsing.formats import NONE, parser_names
 from kvasir_runtime.frontend.parsing.parts import Content, Part, Reasoning
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody
 from kvasir_runtime.frontend.pooling.work import embedded, work
-from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.frontend.tool_choice import AUTO, NONE, TAIL, formats_of
 from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
 from kvasir_runtime.offline.outputs import Embedding, EmbeddingOutput, Output
 from kvasir_runtime.wire import EngineOutput, EngineRequest, Progress, Ready
@@ -99,7 +101,7 @@ class AsyncLLM:
             names=(NAME,),
             tokenizer=loaded,
             max_context=longest,
-            abilities=able,
+            capabilities=able,
             defaults=self.defaults,
             ready=ready,
         )
@@ -161,10 +163,11 @@ class AsyncLLM:
         """The same job of a chat, whose thoughts are told apart where the model's format of them is known."""
         assert self._served is not None, "the session is not open"
         loaded = self._served.tokenizer
-        _, reasoning = formats_of(loaded.template, AUTO, self._options.reasoning_parser)
+        template = loaded.template.source if loaded.template is not None else ""
+        reasoning = parser_names(template, NONE, self._options.reasoning_parser).reasoning
         prompt = loaded.decode(job.requests[0].prompt[-TAIL:], special=True)
-        parsing = Parsing(reasoning=reasoning.removeprefix(NONE), offered={}, prompt=prompt)
-        return job if parsing.idle else replace(job, parsing=parsing)
+        parser = ParserConfig(reasoning=reasoning.removeprefix(NONE), offered={}, prompt=prompt)
+        return job if parser.idle else replace(job, parser=parser)
 
     async def embeddings(self, prompts: Sequence[Any], num_at_once: int) -> list[EmbeddingOutput]:
         """The vectors of texts and ids. Raises PromptError, EngineError."""

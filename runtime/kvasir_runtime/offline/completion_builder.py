@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.offline.outputs import Completion, Logprob, Output, TokenLogprobs
 from kvasir_runtime.wire import EngineOutput, FinishReason, Logprobs
 

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from kvasir_api.command import describe
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.client.engine_process import ENGINE_COMMAND
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.offline.async_llm import AsyncLLM, EngineError
 from kvasir_runtime.offline.outputs import EmbeddingOutput, Output
 from kvasir_runtime.offline.progress import ProgressBars

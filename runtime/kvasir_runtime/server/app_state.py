@@ -19,7 +19,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.server.auth import ApiKeys
 from kvasir_runtime.server.lifecycle import Lifecycle

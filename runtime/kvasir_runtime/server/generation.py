@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
-from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.server.admission import queue_refusal
 from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
 from kvasir_runtime.server.api.serializer import Serializer
@@ -66,7 +67,11 @@ async def respond(
         on_end()
 
     form = (
-        WholeResponse if not prepared.job.stream else ToolResultStream if prepared.job.interrupts else StreamedResponse
+        WholeResponse
+        if not prepared.job.stream
+        else ToolResultStream
+        if prepared.job.tool_results
+        else StreamedResponse
     )
     return form(
         prepared.job,

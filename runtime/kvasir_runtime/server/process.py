@@ -21,10 +21,10 @@ from kvasir_runtime.client.engine_process import EngineProcess
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend import tokenizer
 from kvasir_runtime.frontend.generation_config import generation_defaults
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
-from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.frontend.tool_choice import formats_of
 from kvasir_runtime.server import auth, listen
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import AppState, ServedModel
@@ -140,10 +140,14 @@ class ServeProcess:
                 names=pod.names,
                 tokenizer=loaded,
                 max_context=min(ready.max_model_len, ready.capacity_tokens),
-                abilities=capabilities(folder, self._options, ready, loaded),
+                capabilities=capabilities(folder, self._options, ready, loaded),
                 defaults=said,
                 ready=ready,
-                written=formats_of(loaded.template, self._options.tool_call_parser, self._options.reasoning_parser),
+                parsers=parser_names(
+                    loaded.template.source if loaded.template is not None else "",
+                    self._options.tool_call_parser,
+                    self._options.reasoning_parser,
+                ),
                 instance=pod.instance,
             ),
             client=self._client,

@@ -18,10 +18,10 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend.errors import GenerationFailed
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices, output_processors
 from kvasir_runtime.frontend.parsing.parts import Part, merged
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, Serializer

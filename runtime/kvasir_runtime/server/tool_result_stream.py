@@ -33,8 +33,8 @@ class ToolResultStream(StreamedResponse):
 
     def __init__(self, *args: Any, max_wait_s: float = MAX_WAIT_S, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert self.job.interrupts is not None
-        self._interrupts = self.job.interrupts
+        assert self.job.tool_results is not None
+        self._renderer = self.job.tool_results
         self._known = list(self.job.requests[0].prompt)  # every id that the engine has of it, as far as we were told
         self._outstanding: dict[str, str] = {}  # names of functions by the ids of calls without a result
         self._begun: list[Part] = []
@@ -59,7 +59,7 @@ class ToolResultStream(StreamedResponse):
             del self._outstanding[call_id]
         self._num_rendering += 1
         try:
-            block = await asyncio.to_thread(self._interrupts.block, results, names)
+            block = await asyncio.to_thread(self._renderer.block, results, names)
             self._check_room(block)
         except Refused:
             self._outstanding |= names
@@ -74,7 +74,7 @@ class ToolResultStream(StreamedResponse):
         if not self._choices[0].open:
             raise Refused(openai_errors.answer_not_running(self.job.answer_id))
         pending = sum(len(one.token_ids) for one in (*self._waiting, *self._sent))
-        length, limit = len(self._known) + pending + len(block.token_ids), self._interrupts.max_context
+        length, limit = len(self._known) + pending + len(block.token_ids), self._renderer.max_context
         if length + MARGIN > limit:
             message = f"With the results prompt and answer have {length} tokens, and the model takes {limit}."
             raise Refused(openai_errors.invalid(message, param="results", code="context_length_exceeded"))
@@ -151,7 +151,7 @@ class ToolResultStream(StreamedResponse):
         request = self.job.requests[0]
         while self._waiting:
             self._take_in(choice, self._waiting.popleft())
-        room = self._interrupts.max_context - len(self._known)
+        room = self._renderer.max_context - len(self._known)
         left = min(request.sampling.max_tokens - choice.num_tokens, room)
         if left < 1:
             return [self._closed("length")]

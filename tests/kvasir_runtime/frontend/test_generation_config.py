@@ -9,7 +9,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.generation_config import generation_defaults
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 
 GENERATING = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
 SAID = {

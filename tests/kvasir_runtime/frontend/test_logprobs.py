@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend import logprobs
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import OutputToken, TokenLabels
 from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices, output_processors
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineOutput, EngineRequest, Logprobs, SamplingConfig
 

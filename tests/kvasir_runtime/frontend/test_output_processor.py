@@ -3,8 +3,8 @@
 import pytest
 
 from fakes import tiny_tokenizer
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.output_processor import OutputProcessor
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
 TOKENIZER = tiny_tokenizer.tokenizer()

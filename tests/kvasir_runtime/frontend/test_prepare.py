@@ -9,7 +9,7 @@ from fakes import tiny_tokenizer
 from kvasir_api import hashes, http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.wire import Ready
 
@@ -42,7 +42,7 @@ def decoded(made):
 def guided(made):
     """The grammar of an answer and the field that asked for it."""
     grammar = made.requests[0].sampling.grammar
-    return None if grammar is None else (grammar.kind, grammar.text, made.guided_by)
+    return None if grammar is None else (grammar.kind, grammar.text, made.grammar_field)
 
 
 EFFECTS = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
 SERVED = ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=64)

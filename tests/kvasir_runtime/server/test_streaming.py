@@ -6,7 +6,7 @@ import pytest
 
 from fakes import tiny_tokenizer
 from kvasir_runtime.client.engine_client import EngineDeadError
-from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.server.streaming import StreamedResponse, WholeResponse
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 

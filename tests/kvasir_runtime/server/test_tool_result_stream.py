@@ -8,7 +8,8 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.parsing.formats import ParserNames
 from kvasir_runtime.frontend.tool_results import ToolResult
 from kvasir_runtime.server.tool_result_stream import ToolResultStream
 from kvasir_runtime.wire import EngineOutput
@@ -22,7 +23,7 @@ CALL = '<tool_call>{"name": "clock"}</tool_call>'
 SUN = '<tool_call>{"name": "sun"}</tool_call>'
 BLOCK = "\n<tool>noon\n<assistant>"
 SERVED = ModelProfile(
-    names=("m",), tokenizer=tiny_tokenizer.tokenizer(TEMPLATE), max_context=400, written=("hermes", "qwen3")
+    names=("m",), tokenizer=tiny_tokenizer.tokenizer(TEMPLATE), max_context=400, parsers=ParserNames("hermes", "qwen3")
 )
 
 
@@ -255,8 +256,8 @@ def test_what_cannot_be_interrupted_is_refused(fields, says):
 
 
 def test_it_is_off_unless_asked_for():
-    assert job(async_tool_calls=False).interrupts is None
-    assert job().interrupts is not None
+    assert job(async_tool_calls=False).tool_results is None
+    assert job().tool_results is not None
 
 
 async def test_a_call_is_told_when_it_is_complete_and_all_at_once():

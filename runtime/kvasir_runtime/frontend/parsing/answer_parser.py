@@ -1,7 +1,7 @@
-"""One reader of thoughts and calls for each choice of a chat, put together from the model's formats and the request.
+"""One parser of reasoning and tool calls for each choice of a chat, configured by the model's formats and the request.
 
-Made by the preparation of a request as a Parsing, which is plain data; each choice takes its own Parser from it. Pure:
-how identifiers are made is given.
+output_format.py makes the ParserConfig, which is plain data; each choice has an AnswerParser of its own. Pure: the
+function that makes identifiers is given.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsing:
+class ParserConfig:
     """What to read in the answers to one request.
 
     tools, reasoning: names of formats, "" for none. offered: the functions that may be called; without any, calls are
@@ -37,6 +37,11 @@ class Parsing:
     within: bool = False
 
     @property
+    def is_harmony(self) -> bool:
+        """Whether the answer consists of channels."""
+        return HARMONY in {self.tools, self.reasoning}
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to look for."""
         return not self.reasoning and not (self.tools and self.offered) and self.tools != HARMONY
@@ -45,22 +50,22 @@ class Parsing:
 class AnswerParser:
     """Reads one answer. called: it has complete calls. full: it has all that it may have, and can end here."""
 
-    __slots__ = ("_calls", "_harmony", "_parsing", "_thoughts", "called", "full")
+    __slots__ = ("_calls", "_config", "_harmony", "_thoughts", "called", "full")
 
-    def __init__(self, parsing: Parsing, new_id: Callable[[], str]) -> None:
+    def __init__(self, config: ParserConfig, new_id: Callable[[], str]) -> None:
         self.called = self.full = False
-        self._parsing = parsing
+        self._config = config
         self._harmony: HarmonyParser | None = None
         self._thoughts: ReasoningParser | None = None
         self._calls: ToolParser | None = None
-        if HARMONY in {parsing.tools, parsing.reasoning}:
-            self._harmony = HarmonyParser(parsing.offered, new_id, parsing.prompt)
+        if config.is_harmony:
+            self._harmony = HarmonyParser(config.offered, new_id, config.prompt)
             return
-        if parsing.reasoning:
-            tags = formats.REASONING[parsing.reasoning]
-            self._thoughts = ReasoningParser(tags, place_of(parsing.prompt, tags), within=parsing.within)
-        if parsing.tools and parsing.offered:
-            self._calls = ToolParser(formats.TOOLS[parsing.tools], parsing.offered, new_id)
+        if config.reasoning:
+            tags = formats.REASONING[config.reasoning]
+            self._thoughts = ReasoningParser(tags, place_of(config.prompt, tags), within=config.within)
+        if config.tools and config.offered:
+            self._calls = ToolParser(formats.TOOLS[config.tools], config.offered, new_id)
 
     def push(self, text: str) -> list[Part]:
         """What is certain with this piece of text."""
@@ -90,7 +95,7 @@ class AnswerParser:
         if self._harmony is not None:
             self._harmony.restart(prompt)
         if self._thoughts is not None:
-            tags = formats.REASONING[self._parsing.reasoning]
+            tags = formats.REASONING[self._config.reasoning]
             self._thoughts = ReasoningParser(tags, place_of(prompt, tags))
         if self._calls is not None:
             self._calls.restart()
@@ -110,8 +115,8 @@ class AnswerParser:
                 break
             if isinstance(part, CallEnd):
                 self.called = True
-                self.full = self._parsing.single
-            if self._parsing.shown or not isinstance(part, Reasoning):
+                self.full = self._config.single
+            if self._config.shown or not isinstance(part, Reasoning):
                 kept.append(part)
         return merged(kept)
 

@@ -5,7 +5,7 @@ write it; any is read. Which format a model has is told by its chat template. Pu
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_runtime.frontend.parsing.call_fields import (
     ArgumentsField,
@@ -145,6 +145,8 @@ TOOLS: Final[dict[str, ToolFormat]] = {
 }
 """By the name that --tool-call-parser takes; the first whose signs are in the template is taken for auto."""
 
+AUTO: Final = "auto"
+NONE: Final = "none"
 HARMONY: Final = "gpt_oss"
 """The format of gpt-oss: channels instead of tags, for calls and thoughts together, with a machine of its own."""
 HARMONY_SIGNS: Final = frozenset({"<|channel|>", "<|message|>"})
@@ -173,14 +175,22 @@ REASONING: Final[dict[str, ReasoningTags]] = {
 """By the name that --reasoning-parser takes; the first whose signs are in the template is taken for auto."""
 
 
-def tools_of(template: str) -> str:
-    """The name of the format of calls that a chat template shows, "" for none that is known."""
-    return _found({HARMONY: (HARMONY_SIGNS,), **{name: tools.signs for name, tools in TOOLS.items()}}, template)
+class ParserNames(NamedTuple):
+    """Names of the formats of calls and of reasoning; "" for none that is known, NONE for none that is read."""
+
+    tools: str = ""
+    reasoning: str = ""
 
 
-def reasoning_of(template: str) -> str:
-    """The name of the tags of thoughts that a chat template shows, "" for none that are known."""
-    return _found({HARMONY: (HARMONY_SIGNS,), **{name: tags.signs for name, tags in REASONING.items()}}, template)
+def parser_names(template: str, tools: str, reasoning: str) -> ParserNames:
+    """As the options say; AUTO finds the formats that a chat template shows."""
+    harmony = {HARMONY: (HARMONY_SIGNS,)}
+    return ParserNames(
+        _found(harmony | {name: one.signs for name, one in TOOLS.items()}, template) if tools == AUTO else tools,
+        _found(harmony | {name: one.signs for name, one in REASONING.items()}, template)
+        if reasoning == AUTO
+        else reasoning,
+    )
 
 
 def _found(signs: dict[str, tuple[frozenset[str], ...]], template: str) -> str:

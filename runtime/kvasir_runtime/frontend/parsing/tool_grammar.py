@@ -1,14 +1,14 @@
-"""Grammars of calls, derived from the table of formats: what a model may write where calls are required or strict.
+"""Grammars of answers, derived from the table of formats: required calls, strict calls, a form beside calls.
 
-They are structural tags in XGrammar's newer form, which the engine's guide turns into its own. Pure.
+They are structural tags, which the engine compiles. Pure.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from kvasir_runtime.frontend.parsing import formats, harmony, literals
-from kvasir_runtime.frontend.parsing.answer_parser import Parsing
+from kvasir_runtime.frontend.parsing.answer_parser import ParserConfig
 from kvasir_runtime.frontend.parsing.call_fields import (
     ArgumentsField,
     CallIdField,
@@ -17,133 +17,138 @@ from kvasir_runtime.frontend.parsing.call_fields import (
     NameField,
     ParametersField,
 )
-from kvasir_runtime.frontend.parsing.formats import HARMONY, CallFormat
+from kvasir_runtime.frontend.parsing.formats import CallFormat
 from kvasir_runtime.frontend.parsing.reasoning_parser import place_of
+from kvasir_runtime.frontend.parsing.tool_call_builder import Offered
+from kvasir_runtime.guide import structural_tag
+from kvasir_runtime.guide.structural_tag import (
+    ANY_OBJECT,
+    ANY_TEXT,
+    Form,
+    either,
+    json_schema,
+    optional,
+    separated,
+    sequence,
+    tag,
+    text,
+    triggered,
+)
 from kvasir_runtime.wire import Grammar
 
-Form = dict[str, Any]
-OBJECT: Final = {"type": "object"}
-BLANKS: Final = {"type": "regex", "pattern": "[ \\n]{0,4}"}
-NOTHING: Final = {"type": "regex", "pattern": ""}
-ANY: Final = {"type": "any_text"}
+Schema = Mapping[str, Any]
+BLANKS: Final = structural_tag.regex("[ \\n]{0,4}")
+NOTHING: Final = structural_tag.regex("")
 
 
-class CallableFunction(NamedTuple):
-    """One that may be called. parameters: a JSON schema; strict: also where the call itself is the model's choice."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    strict: bool = False
-
-
-def required(parsing: Parsing, functions: Sequence[CallableFunction]) -> Grammar:
-    """At least one call and nothing else, after thoughts where the model has them."""
-    if parsing.tools == HARMONY:
-        return _grammar(_channels(functions))
-    row = formats.TOOLS[parsing.tools].rows[0]
-    calls = _sections(row, functions, single=parsing.single)
-    return _after_thoughts(parsing, calls, _sequence(BLANKS, calls))
+def required(config: ParserConfig) -> Grammar:
+    """At least one call and nothing else, after reasoning where the model has it."""
+    if config.is_harmony:
+        return structural_tag.grammar(_channels(config.offered))
+    return _after_reasoning(config, _calls(config))
 
 
-def strict(parsing: Parsing, functions: Sequence[CallableFunction]) -> Grammar:
-    """Any text; where a call begins, its arguments fit the function's schema if it is strict."""
-    loose = [one if one.strict else CallableFunction(one.name, OBJECT) for one in functions]
-    if parsing.tools == HARMONY:
-        return _grammar(_channels(loose, final=True))
-    row = formats.TOOLS[parsing.tools].rows[0]
-    tags = [_section(row, one) for one in loose]
-    heads = {_head(row, one) for one in loose}
-    form: Form = {"type": "triggered_tags", "triggers": sorted(heads), "tags": tags}
-    if parsing.single:
-        form["stop_after_first"] = True
-    return _after_thoughts(parsing, form, form)
+def answer(config: ParserConfig, form: Form) -> Grammar:
+    """A form, or calls where functions are offered; after reasoning where the model has it."""
+    if config.is_harmony:
+        return structural_tag.grammar(_channels(config.offered, final=form))
+    return _after_reasoning(config, either([form, _calls(config)] if config.offered else [form]))
 
 
-def _after_thoughts(parsing: Parsing, first: Form, later: Form) -> Grammar:
-    """A form at the beginning of an answer, or another after thoughts, where the model has them."""
-    tags = formats.REASONING.get(parsing.reasoning)
-    place = place_of(parsing.prompt, tags) if tags is not None else "after"
+def strict(config: ParserConfig, names: Collection[str]) -> Grammar:
+    """Any text; where a call begins, its arguments fit the schema of its function if names holds it."""
+    offered = {name: schema if name in names else ANY_OBJECT for name, schema in config.offered.items()}
+    if config.is_harmony:
+        return structural_tag.grammar(_channels(offered, final=ANY_TEXT, commentary=True))
+    row = formats.TOOLS[config.tools].rows[0]
+    tags = [_section(row, *one) for one in offered.items()]
+    heads = {_head(row, *one) for one in offered.items()}
+    form = triggered(sorted(heads), tags, single=config.single)
+    return _after_reasoning(config, form, later=form)
+
+
+def _after_reasoning(config: ParserConfig, form: Form, *, later: Form | None = None) -> Grammar:
+    """A form at the beginning of an answer and after reasoning. later: as it is there; default blanks and the form."""
+    tags = formats.REASONING.get(config.reasoning)
+    place = place_of(config.prompt, tags) if tags is not None else "after"
     if tags is None or place == "after":
-        return _grammar(first)
+        return structural_tag.grammar(form)
+    later = sequence(BLANKS, form) if later is None else later
     end = tags.end[0]
     if place == "thinking" or tags.implied:
-        return _grammar(later, after=end)
-    thoughts = [_tag(begin, ANY, end) for begin in tags.begin]
-    return _grammar(_or([first, _sequence(_or(thoughts), later)]))
+        return structural_tag.grammar(later, after=end)
+    reasoning = either([tag(begin, ANY_TEXT, end) for begin in tags.begin])
+    return structural_tag.grammar(either([form, sequence(reasoning, later)]))
 
 
-def _grammar(form: Form, *, after: str = "") -> Grammar:
-    return Grammar(kind="structural_tag", text=json.dumps({"format": form}, ensure_ascii=False), after=after)
-
-
-def _sections(row: CallFormat, functions: Sequence[CallableFunction], *, single: bool) -> Form:
-    """One call, or several as the row says."""
+def _calls(config: ParserConfig) -> Form:
+    """One call, or several as the format says."""
+    row, functions = formats.TOOLS[config.tools].rows[0], config.offered.items()
     if row.between is None:
-        return _separated([_section(row, one) for one in functions], row.again, single=single)
-    calls = _separated([_item(row, one) for one in functions], row.between, single=single)
+        return separated([_section(row, *one) for one in functions], row.again, single=config.single)
+    calls = separated([_item(row, *one) for one in functions], row.between, single=config.single)
     begin = "".join(row.begin)
-    return _sequence(*([_text(begin)] if begin else []), calls, *([_text(row.end)] if row.end else []))
+    return sequence(*([text(begin)] if begin else []), calls, *([text(row.end)] if row.end else []))
 
 
-def _section(row: CallFormat, function: CallableFunction) -> Form:
+def _section(row: CallFormat, name: str, schema: Schema) -> Form:
     """A section with one call."""
-    item = _item(row, function)
+    item = _item(row, name, schema)
     return {**item, "begin": "".join(row.begin) + item["begin"], "end": item["end"] + row.end}
 
 
-def _head(row: CallFormat, function: CallableFunction) -> str:
+def _head(row: CallFormat, name: str, schema: Schema) -> str:
     """A text that begins sections and nothing else. Formats without a mark have their calls' own beginning."""
     if row.begin[0]:
         return row.begin[0]
-    return str(_section(row, function)["begin"])
+    return str(_section(row, name, schema)["begin"])
 
 
-def _item(row: CallFormat, function: CallableFunction) -> Form:
+def _item(row: CallFormat, name: str, schema: Schema) -> Form:
     """One call as a tag: what comes before its arguments, them, what comes after."""
     before, content, after = "", None, ""
     for step in row.item:
         match step:
-            case str(text) if content is None:
-                before += text
-            case str(text):
-                after += text
+            case str(fixed) if content is None:
+                before += fixed
+            case str(fixed):
+                after += fixed
             case NameField():
-                before += function.name
+                before += name
             case CallIdField():
                 before += "0"
             case ArgumentsField():
-                content = _json(function.parameters)
+                content = json_schema(schema)
             case JsonCallField(key):
-                before += f'{{"name": {json.dumps(function.name)}, "{key}": '
-                content = _json(function.parameters)
+                before += f'{{"name": {json.dumps(name)}, "{key}": '
+                content = json_schema(schema)
                 after = "}"
             case ParametersField():
-                content, after = _elements(step, function.parameters), step.end
+                content, after = _elements(step, schema), step.end
             case KeywordsField():
-                before += function.name + "("
-                content, after = _keywords(function.parameters), ")"
+                before += name + "("
+                content, after = _keywords(schema), ")"
     assert content is not None, "a format has arguments"
-    return _tag(before, content, after)
+    return tag(before, content, after)
 
 
-def _channels(functions: Sequence[CallableFunction], *, final: bool = False) -> Form:
-    """A message to one of the functions, after analysis, after words to the user, or at once. final: or only words."""
-    ends: list[Form] = [_tag(*_message(one)) for one in functions]
-    if final:
-        ends.append(_tag(f"{harmony.CHANNEL}final{harmony.MESSAGE}", ANY, ""))
+def _channels(offered: Offered, *, final: Form | None = None, commentary: bool = False) -> Form:
+    """A message to one of the functions, or a final one; also after analysis. commentary: also after a comment."""
+    ends = [tag(_recipient(name), json_schema(schema), "") for name, schema in offered.items()]
+    if final is not None:
+        ends.append(sequence(text(f"{harmony.CHANNEL}final{harmony.MESSAGE}"), final))
 
-    def before(channel: str, rest: Form) -> Form:
-        message = _tag(f"{harmony.CHANNEL}{channel}{harmony.MESSAGE}", ANY, harmony.CLOSING[0])
-        return _sequence(message, _text(f"{harmony.START}assistant"), rest)
+    def after(channel: str, rest: Form) -> Form:
+        message = tag(f"{harmony.CHANNEL}{channel}{harmony.MESSAGE}", ANY_TEXT, harmony.CLOSING[0])
+        return sequence(message, text(f"{harmony.START}assistant"), rest)
 
-    calls = _or(ends)
-    spoken = _or([calls, before("commentary", calls)]) if final else calls
-    return _or([spoken, before("analysis", spoken)])
+    message = either(ends)
+    spoken = either([message, after("commentary", message)]) if commentary else message
+    return either([spoken, after("analysis", spoken)])
 
 
-def _message(function: CallableFunction) -> tuple[str, Form, str]:
-    to = f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}{function.name} {harmony.CONSTRAIN}json{harmony.MESSAGE}"
-    return to, _json(function.parameters), ""
+def _recipient(name: str) -> str:
+    return f"{harmony.CHANNEL}commentary to={harmony.FUNCTIONS}{name} {harmony.CONSTRAIN}json{harmony.MESSAGE}"
 
 
 def _properties(schema: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
@@ -164,16 +169,16 @@ def _elements(slot: ParametersField, schema: Mapping[str, Any]) -> Form:
     def element(name: str, one: Any) -> Form:
         begin, root = f"{slot.begin}{name}{slot.named}", one if isinstance(one, Mapping) else {}
         if literals.types(one, root) != {"string"}:
-            return _tag(begin, _json(one), slot.close)
+            return tag(begin, json_schema(one), slot.close)
         values = root.get("enum", [root["const"]] if "const" in root else [])
         if values:
-            return _tag(begin, _or([_text(str(value)) for value in values]), slot.close)
+            return tag(begin, either([text(str(value)) for value in values]), slot.close)
         # Up to the very first end, as it is read; the line break before it is the model's to write.
-        return _sequence(_tag(begin, ANY, slot.close.strip()), _text("\n"))
+        return sequence(tag(begin, ANY_TEXT, slot.close.strip()), text("\n"))
 
     needed, others = _properties(schema)
-    elements = [element(*pair) for pair in needed] + [_optional(element(*pair)) for pair in others]
-    return _sequence(*elements) if elements else NOTHING
+    elements = [element(*pair) for pair in needed] + [optional(element(*pair)) for pair in others]
+    return sequence(*elements) if elements else NOTHING
 
 
 def _keywords(schema: Mapping[str, Any]) -> Form:
@@ -182,48 +187,14 @@ def _keywords(schema: Mapping[str, Any]) -> Form:
 
     def some(pairs: Sequence[tuple[str, Any]], first: str) -> Form:
         texts = [first, *[", "] * (len(pairs) - 1)]
-        return _sequence(
-            *(_tag(f"{lead}{name}=", _json(one), "") for lead, (name, one) in zip(texts, pairs, strict=True))
+        return sequence(
+            *(tag(f"{lead}{name}=", json_schema(one), "") for lead, (name, one) in zip(texts, pairs, strict=True))
         )
 
     def rest(pairs: Sequence[tuple[str, Any]]) -> list[Form]:
-        return [_optional(_tag(f", {name}=", _json(one), "")) for name, one in pairs]
+        return [optional(tag(f", {name}=", json_schema(one), "")) for name, one in pairs]
 
     if needed:
-        return _sequence(some(needed, ""), *rest(others))
-    starts = [_sequence(some([pair], ""), *rest(others[place + 1 :])) for place, pair in enumerate(others)]
-    return _or([*starts, NOTHING])
-
-
-def _json(schema: Any) -> Form:
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _text(text: str) -> Form:
-    return {"type": "const_string", "value": text}
-
-
-def _tag(begin: str, content: Form, end: str) -> Form:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _sequence(*elements: Form) -> Form:
-    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
-
-
-def _or(elements: Sequence[Form]) -> Form:
-    return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
-
-
-def _separated(tags: Sequence[Form], separator: str, *, single: bool) -> Form:
-    return {
-        "type": "tags_with_separator",
-        "tags": list(tags),
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": single,
-    }
-
-
-def _optional(tag: Form) -> Form:
-    return {"type": "tags_with_separator", "tags": [tag], "separator": "", "stop_after_first": True}
+        return sequence(some(needed, ""), *rest(others))
+    starts = [sequence(some([pair], ""), *rest(others[place + 1 :])) for place, pair in enumerate(others)]
+    return either([*starts, NOTHING])

@@ -12,7 +12,8 @@ from tokenizers import Encoding
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import MAX_PROMPT_TOKENS, ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.prepare import MAX_PROMPT_TOKENS
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 
 DEFAULT_INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"

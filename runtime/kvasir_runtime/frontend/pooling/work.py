@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from kvasir_api import openai_errors
-from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import GenerationFailed, Refused
+from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
 from kvasir_runtime.frontend.pooling import inputs, vectors
 from kvasir_runtime.frontend.pooling.capabilities import EmbeddingCapability, ScoringCapability
 from kvasir_runtime.frontend.pooling.documents import (
@@ -28,7 +28,6 @@ from kvasir_runtime.frontend.pooling.documents import (
 )
 from kvasir_runtime.frontend.pooling.inputs import Cut
 from kvasir_runtime.frontend.pooling.protocol import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
-from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
@@ -55,8 +54,8 @@ class Embedded:
 
 def embedded(body: EmbeddingBody, served: ModelProfile) -> Embedded:
     """Raises Refused."""
-    prepare.check_model(body.model, served)
-    ability = served.abilities.embedding
+    check_model(body.model, served)
+    ability = served.capabilities.embedding
     if isinstance(ability, str):
         raise _cannot(f"This model gives no embeddings. {ability}")
     dimensions = _dimensions(body.dimensions, ability)
@@ -154,8 +153,8 @@ def _scored(
 ) -> tuple[_Prompts, _Score, PoolingConfig]:
     """Prompts for pairs of texts (one first text goes with each second), and the score of each pair from the events."""
     if body.model is not None:
-        prepare.check_model(body.model, served)
-    ability = served.abilities.scoring
+        check_model(body.model, served)
+    ability = served.capabilities.scoring
     if isinstance(ability, str):
         raise _cannot(f"This model gives no scores. {ability}")
     if body.instruction is not None and ability.kind != "judgement":

@@ -85,8 +85,8 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] = False
 
 
-class Body(SamplingFields):
-    """What completion and chat requests share."""
+class RequestFields(StrictModel):
+    """Fields of completions and chats besides those of sampling."""
 
     model: str = Field(max_length=512)
     stream: bool = False
@@ -96,7 +96,7 @@ class Body(SamplingFields):
     response_format: fields.ResponseFormat = Field({})
 
 
-class CompletionBody(Body):
+class CompletionBody(RequestFields, SamplingFields):
     """A body of /v1/completions. add_special_tokens: put the tokenizer's BOS before a text prompt.
 
     max_tokens may be 0 where the prompt is echoed: then it is only scored.
@@ -137,7 +137,7 @@ class Message(StrictModel):
         return tools.said(value) if isinstance(value, dict) else value
 
 
-class ChatBody(Body):
+class ChatBody(RequestFields, SamplingFields):
     """A body of /v1/chat/completions. chat_template_kwargs: switches of the template, such as enable_thinking."""
 
     messages: list[Message] = Field(min_length=1, max_length=16_384)
@@ -155,6 +155,9 @@ class ChatBody(Body):
     async_tool_calls: bool = False
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     add_special_tokens: bool = False
+
+
+Body = CompletionBody | ChatBody
 
 
 def parse_completion(raw: Raw) -> CompletionBody:

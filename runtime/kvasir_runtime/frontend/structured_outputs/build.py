@@ -1,23 +1,21 @@
-"""Which form of answer a request's fields ask for. Called when a body is turned into a Job.
+"""The grammar that the fields of a request ask for. Called by output_format.py.
 
 It only reads fields: grammar_validator.py finds out whether a grammar compiles, and the engine applies it.
 """
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
+from kvasir_runtime.guide.structural_tag import ANY_OBJECT
 from kvasir_runtime.wire import Grammar, GrammarKind
-
-if TYPE_CHECKING:
-    from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
 
 MAX_BYTES: Final = 512 * 1024
 MAX_TOTAL_BYTES: Final = 16 << 20
 """Of the grammars of all answers of one request: each is sent to the engine with its own."""
-ANY_OBJECT: Final = {"type": "object"}
 
 
 class RequestedGrammar(NamedTuple):
@@ -47,17 +45,11 @@ class _Json(NamedTuple):
         return Grammar(kind="json_schema", text=_text(schema))
 
 
-def grammar_of(body: "SamplingFields") -> Grammar | None:
-    """The grammar that response_format, guided_* or structured_outputs ask for, None where nothing does.
+def requested_grammar(body: SamplingFields) -> RequestedGrammar | None:
+    """What response_format, guided_* or structured_outputs ask for, None where nothing does.
 
     Raises Refused where two of them ask.
     """
-    asked = asked_of(body)
-    return None if asked is None else asked.grammar
-
-
-def asked_of(body: "SamplingFields") -> RequestedGrammar | None:
-    """As grammar_of(), with the field that asks."""
     structured: Mapping[str, Any] = body.structured_outputs
     json_form = _Json(_whitespace(body, structured), _closes(body, structured))
     found = [*_of_guided(body, json_form), *_of_structured(structured, json_form)]
@@ -76,14 +68,14 @@ def asked_of(body: "SamplingFields") -> RequestedGrammar | None:
     return found[0]
 
 
-def check_total(asked: RequestedGrammar, num_answers: int) -> None:
+def check_total(grammar: Grammar, num_answers: int) -> None:
     """Whether so many answers may have this grammar. Raises Refused."""
-    if len(asked.grammar.text.encode()) * num_answers > MAX_TOTAL_BYTES:
+    if len(grammar.text.encode()) * num_answers > MAX_TOTAL_BYTES:
         limit = f"{MAX_TOTAL_BYTES >> 20} MiB of grammars"
         raise _refused(f"{num_answers} answers would need more than {limit}; ask for fewer", "n")
 
 
-def _of_guided(body: "SamplingFields", json_form: _Json) -> list[RequestedGrammar]:
+def _of_guided(body: SamplingFields, json_form: _Json) -> list[RequestedGrammar]:
     found = []
     if body.guided_json is not None:
         found.append(RequestedGrammar(json_form.grammar(body.guided_json), "guided_json"))
@@ -124,18 +116,18 @@ def _of_format(given: Mapping[str, Any], json_form: _Json) -> Grammar:
             return json_form.grammar(None)
 
 
-def _whitespace(body: "SamplingFields", structured: Mapping[str, Any]) -> str | None:
+def _whitespace(body: SamplingFields, structured: Mapping[str, Any]) -> str | None:
     own = body.guided_whitespace_pattern
     pattern = structured.get("whitespace_pattern") if own is None else own
     compact = structured.get("disable_any_whitespace") or _option(body, "disable-any-whitespace")
     return "" if pattern is None and compact else pattern
 
 
-def _closes(body: "SamplingFields", structured: Mapping[str, Any]) -> bool:
+def _closes(body: SamplingFields, structured: Mapping[str, Any]) -> bool:
     return bool(structured.get("disable_additional_properties")) or _option(body, "no-additional-properties")
 
 
-def _option(body: "SamplingFields", name: str) -> bool:
+def _option(body: SamplingFields, name: str) -> bool:
     return name in (body.guided_decoding_backend or "").partition(":")[2].split(",")
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.guide.protocol import HEAD, LOADED, WALL_S, Verdict, VerdictReply, VerdictRequest, framed
 from kvasir_runtime.wire import Grammar
 
@@ -91,8 +91,8 @@ class GrammarValidator:
             return job
         verdict = await self._verdict(grammar)
         if verdict.error:
-            message = f"The grammar of {job.guided_by or 'the request'} is refused: {verdict.error}."
-            raise Refused(openai_errors.invalid(message, param=job.guided_by or None, code="invalid_grammar"))
+            message = f"The grammar of {job.grammar_field or 'the request'} is refused: {verdict.error}."
+            raise Refused(openai_errors.invalid(message, param=job.grammar_field or None, code="invalid_grammar"))
         made = verdict.grammar
         if made is None:
             return job

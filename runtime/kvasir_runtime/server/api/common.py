@@ -11,10 +11,12 @@ import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend.chat_prompt import chat_prompt
 from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
 from kvasir_runtime.frontend.parsing.parts import Content, Part
-from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
 from kvasir_runtime.frontend.tokenizer import PromptTooLong
@@ -38,7 +40,7 @@ def job_of(
     """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
     try:
         job = prepare.from_body(body, served, prefix, fit=fit)
-        return replace(job, guided_by=names.get(job.guided_by, job.guided_by))
+        return replace(job, grammar_field=names.get(job.grammar_field, job.grammar_field))
     except Refused as refused:
         raise renamed(refused, names) from refused
 
@@ -46,9 +48,9 @@ def job_of(
 def prompt_tokens(body: ChatBody, served: ModelProfile, names: Mapping[str, str]) -> int:
     """Tokens of the prompt that a chat would send. Raises Refused."""
     param = names.get("messages", "messages")
-    prepare.check_model(body.model, served)
+    check_model(body.model, served)
     try:
-        text = prepare.rendered(body, served.tokenizer, served.written[1])
+        text = chat_prompt(body, served.tokenizer, served.parsers.reasoning).text(served.tokenizer)
         return len(served.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param=param, code="chat_template_error")) from error

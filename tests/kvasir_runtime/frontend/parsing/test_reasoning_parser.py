@@ -80,4 +80,4 @@ def test_thoughts_may_be_left_out(tags):
     ],
 )
 def test_a_template_tells_the_tags(template, want):
-    assert formats.reasoning_of(template) == want
+    assert formats.parser_names(template, "none", "auto").reasoning == want

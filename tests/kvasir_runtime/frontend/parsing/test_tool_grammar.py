@@ -11,8 +11,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from fakes import tiny_tokenizer
 from fakes.outputs import FUNCTIONS, joined
 from kvasir_runtime.frontend.parsing import formats, harmony, tool_grammar
-from kvasir_runtime.frontend.parsing.answer_parser import Parsing
-from kvasir_runtime.frontend.parsing.tool_grammar import CallableFunction
+from kvasir_runtime.frontend.parsing.answer_parser import ParserConfig
 from kvasir_runtime.guide import grammars, validate, vocabulary
 
 SPECIALS = [*harmony.MARKS, "[TOOL_CALLS]", "[ARGS]"]
@@ -45,7 +44,6 @@ SCHEMAS = {
 }
 SCHEMAS["weather"] = {**SCHEMAS["weather"], "additionalProperties": False}
 SCHEMAS["clock"] = {**SCHEMAS["clock"], "additionalProperties": False}
-ASKED = [CallableFunction(name, schema) for name, schema in SCHEMAS.items()]
 NAMES = [*formats.TOOLS, formats.HARMONY]
 
 
@@ -89,7 +87,7 @@ def written(guide, grammar, seed, begun=""):
 
 
 def asked(name, **fields):
-    return Parsing(tools=name, offered=SCHEMAS, **fields)
+    return ParserConfig(tools=name, offered=SCHEMAS, **fields)
 
 
 def check(found, names=SCHEMAS):
@@ -103,15 +101,15 @@ def check(found, names=SCHEMAS):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_required_calls_are_valid_and_alone(guide, name, seed):
-    grammar = tool_grammar.required(asked(name), ASKED)
+    grammar = tool_grammar.required(asked(name))
     check(joined(asked(name), [written(guide, grammar, seed)]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("function", list(SCHEMAS))
 def test_a_named_function_is_the_one_that_is_called(guide, name, function):
-    one = asked(name, single=True)
-    grammar = tool_grammar.required(one, [CallableFunction(function, SCHEMAS[function])])
+    one = ParserConfig(tools=name, offered={function: SCHEMAS[function]}, single=True)
+    grammar = tool_grammar.required(one)
     found = joined(one, [written(guide, grammar, 7)])
     check(found, {function})
     assert len(found.calls) == 1
@@ -130,7 +128,7 @@ def test_a_named_function_is_the_one_that_is_called(guide, name, function):
 def test_thoughts_may_come_before_a_required_call(guide, tags, prompt, begun):
     one = asked("hermes", reasoning=tags, prompt=prompt, single=True)
     end = formats.REASONING[tags].end[0] if begun else ""
-    text = written(guide, tool_grammar.required(one, ASKED), 3, begun + end)
+    text = written(guide, tool_grammar.required(one), 3, begun + end)
     found = joined(one, [text])
     assert found.reasoning == begun.removeprefix("<think>\n").removeprefix("Here is my thought process: ")
     check(found)
@@ -139,7 +137,7 @@ def test_thoughts_may_come_before_a_required_call(guide, tags, prompt, begun):
 def test_channels_may_analyse_before_a_required_call(guide):
     one = asked("gpt_oss", reasoning="gpt_oss")
     begun = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
-    found = joined(one, [written(guide, tool_grammar.required(one, ASKED), 5, begun)])
+    found = joined(one, [written(guide, tool_grammar.required(one), 5, begun)])
     assert found.reasoning == "Hm"
     check(found)
 
@@ -161,8 +159,7 @@ STARTS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_strict_arguments_fit_their_schema_where_the_model_calls(guide, name):
     one = asked(name)
-    functions = [CallableFunction(name, schema, name == "deep") for name, schema in SCHEMAS.items()]
-    grammar = tool_grammar.strict(one, functions)
+    grammar = tool_grammar.strict(one, {"deep"})
     lead = {"pythonic": "", "llama3_json": "", "gpt_oss": SPOKEN}.get(name, "So. ")
     text = written(guide, grammar, 11, lead + STARTS[name])
     call = joined(one, [text]).calls[0]
@@ -172,7 +169,7 @@ def test_strict_arguments_fit_their_schema_where_the_model_calls(guide, name):
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json"])
 def test_a_strict_function_leaves_texts_alone(guide, name):
-    grammar = tool_grammar.strict(asked(name), [CallableFunction("deep", SCHEMAS["deep"], True)])
+    grammar = tool_grammar.strict(ParserConfig(tools=name, offered={"deep": SCHEMAS["deep"]}), {"deep"})
     vocab, encoder = guide
     matcher = vocab.matcher(validate.verdict(grammar, vocab).grammar)
     assert matcher.consume_tokens(encoder.encode('Any text, {"a": 1} too.\n').ids)
@@ -181,6 +178,6 @@ def test_a_strict_function_leaves_texts_alone(guide, name):
 
 def test_the_grammar_is_small_text_for_the_engine(guide):
     vocab, _ = guide
-    made = grammars.rewritten(tool_grammar.required(asked("hermes"), ASKED), vocab.specials)
+    made = grammars.rewritten(tool_grammar.required(asked("hermes")), vocab.specials)
     assert made.kind == "lark"
     assert len(made.text) < 20_000

@@ -142,7 +142,7 @@ def test_strings_of_xml_are_told_as_they_come():
 )
 def test_xml_parameters_have_the_types_of_their_schema(schema, text, want):
     offered = {"f": {"properties": {"x": schema}}}
-    asked = outputs.Parsing(tools="qwen3_coder", offered=offered)
+    asked = outputs.ParserConfig(tools="qwen3_coder", offered=offered)
     answer = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
     assert joined(asked, [answer]).calls[0].arguments == f'{{"x": {want}}}'
 
@@ -193,4 +193,4 @@ def test_hostile_answers_stay_content(text):
     ],
 )
 def test_a_template_tells_the_format(template, want):
-    assert formats.tools_of(template) == want
+    assert formats.parser_names(template, "auto", "none").tools == want

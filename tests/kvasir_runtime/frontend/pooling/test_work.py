@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend.errors import GenerationFailed, Refused
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.pooling import protocol, work
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities, EmbeddingCapability, ScoringCapability
-from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.wire import EngineOutput, PoolingConfig
 
 EMBEDS = EmbeddingCapability(kind="mean", normalize=True, size=4, shortens=True)
@@ -40,7 +40,7 @@ JSON = st.recursive(
 
 def served(scoring="label", longest=512):
     able = Capabilities(embedding=EMBEDS, scoring=SCORES[scoring])
-    return ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=longest, abilities=able)
+    return ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=longest, capabilities=able)
 
 
 def events(*vectors):

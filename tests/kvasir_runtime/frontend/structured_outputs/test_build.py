@@ -5,12 +5,12 @@ import json
 import pytest
 from pydantic import BaseModel
 
+from kvasir_runtime.frontend import output_format
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.parsing.answer_parser import Parsing
+from kvasir_runtime.frontend.parsing.formats import ParserNames
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
 from kvasir_runtime.frontend.structured_outputs import build
-from kvasir_runtime.frontend.structured_outputs.chat import asked_of
 from kvasir_runtime.wire import Grammar
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
@@ -23,6 +23,11 @@ FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 def chat(**fields):
     document = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     return generation.parse_chat(json.dumps(document).encode())
+
+
+def grammar_of(body):
+    requested = build.requested_grammar(body)
+    return None if requested is None else requested.grammar
 
 
 def schema(document):
@@ -108,7 +113,7 @@ def named(**fields):
     ],
 )
 def test_what_the_fields_mean(fields, grammar):
-    assert build.grammar_of(chat(**fields)) == grammar
+    assert grammar_of(chat(**fields)) == grammar
 
 
 @pytest.mark.parametrize(
@@ -150,17 +155,17 @@ def test_what_the_fields_mean(fields, grammar):
 )
 def test_who_is_refused_with_which_name(fields, param, says):
     with pytest.raises(Refused) as raised:
-        build.grammar_of(chat(**fields))
+        build.requested_grammar(chat(**fields))
     assert raised.value.error.status == 400
     assert raised.value.error.param == param
     assert says in raised.value.error.message
 
 
 def test_grammars_of_many_answers_are_bounded():
-    asked = build.asked_of(chat(guided_json={"enum": ["x" * 400_000]}))
-    build.check_total(asked, 16)
+    grammar = grammar_of(chat(guided_json={"enum": ["x" * 400_000]}))
+    build.check_total(grammar, 16)
     with pytest.raises(Refused) as raised:
-        build.check_total(asked, 256)
+        build.check_total(grammar, 256)
     assert raised.value.error.param == "n"
 
 
@@ -174,11 +179,13 @@ class Person(BaseModel):
 def test_parameters_of_python_take_a_model():
     params = SamplingFields(guided_json=Person)
     sent = json.loads(json.dumps(params.model_dump(exclude_defaults=True)))
-    assert build.grammar_of(chat(**sent)) == schema(Person.model_json_schema())
+    assert grammar_of(chat(**sent)) == schema(Person.model_json_schema())
 
 
 def forms(grammar):
-    """The alternatives of a structural tag by their types, and what it holds after."""
+    """The alternatives of a structural tag by their types, or the kind of another grammar; and what it holds after."""
+    if grammar.kind != "structural_tag":
+        return [grammar.kind], grammar.after
     form = json.loads(grammar.text)["format"]
     elements = form["elements"] if form["type"] == "or" else [form]
     return [element["type"] for element in elements], grammar.after
@@ -197,10 +204,9 @@ THINKING = "user: hi\nassistant: <think>\n"
     ],
 )
 def test_a_form_holds_behind_the_thoughts(prompt, reasoning, want):
-    parsing = Parsing(tools="", reasoning=reasoning, offered={}, prompt=prompt)
-    asked = asked_of(chat(guided_json=SCHEMA), parsing)
-    assert asked.field == "guided_json"
-    assert forms(asked.grammar) == want
+    output = output_format.of_chat(chat(guided_json=SCHEMA), ParserNames("", reasoning), prompt)
+    assert output.field == "guided_json"
+    assert forms(output.grammar) == want
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,6 @@ def test_a_form_holds_behind_the_thoughts(prompt, reasoning, want):
 )
 def test_a_form_or_calls(fields, field, want):
     body = chat(tools=[{"type": "function", "function": FUNCTION}], **fields)
-    offered = {} if fields.get("tool_choice") == "none" else {"f": {}}
-    asked = asked_of(body, Parsing(tools="hermes", reasoning="", offered=offered, prompt="assistant:"))
-    assert asked.field == field
-    assert forms(asked.grammar)[0] == want
+    output = output_format.of_chat(body, ParserNames("hermes", ""), "assistant:")
+    assert output.field == field
+    assert forms(output.grammar)[0] == want

@@ -9,7 +9,7 @@ import pytest
 
 from fakes import checkpoints
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import GenerationRequest
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
 
@@ -39,7 +39,7 @@ def job(grammar, *, num=1, field="guided_regex"):
         prompt_tokens=1,
         stops=(),
         include_stop=False,
-        guided_by=field,
+        grammar_field=field,
     )
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from fakes import tiny_tokenizer
 from kvasir_api import openai_errors
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, CallBroken, CallEnd, Content, Reasoning
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.api.anthropic.serialize import Messages
 from kvasir_runtime.server.api.ollama.serialize import Lines
 from kvasir_runtime.server.api.responses.serialize import Responses

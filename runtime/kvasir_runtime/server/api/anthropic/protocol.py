@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
 from kvasir_runtime.frontend.protocol.ignored_fields import only

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir_api import http_apis
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.server.api import common
 from kvasir_runtime.server.api.anthropic import protocol as bodies
 from kvasir_runtime.server.api.anthropic.protocol import CountBody, MessagesBody

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kvasir_api import http_apis
 from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
     CallBegin,
@@ -20,7 +21,6 @@ from kvasir_runtime.frontend.parsing.parts import (
     Reasoning,
     join,
 )
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.api.common import encode, event, parts_of
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
 

@@ -90,7 +90,7 @@ def _details(opened: ServedModel | None) -> Document:
 
 
 def _capabilities(opened: ServedModel) -> list[str]:
-    tools, reasoning = opened.served.written
+    tools, reasoning = opened.served.parsers
     found = ["completion"]
     template = opened.served.tokenizer.template
     if tools not in {"", "none"} and template is not None and "tools" in template.switches:

@@ -11,12 +11,11 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir_api import http_apis
-from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
 from kvasir_runtime.frontend.pooling import vectors, work
 from kvasir_runtime.frontend.pooling.protocol import MAX_INPUTS, MAX_TEXT, EmbeddingBody
 from kvasir_runtime.frontend.pooling.work import Embedded, Work
-from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
 from kvasir_runtime.server.api import common
@@ -49,7 +48,7 @@ class _Request(Sparse):
         self.options.check(served.max_context)
         name = http_apis.model_name(self.model, "ollama")
         if not texts:
-            prepare.check_model(name, served)
+            check_model(name, served)
             return Embedded(prompts=[], pooling=PoolingConfig(kind="last"), vector=_nothing)
         return work.embedded(EmbeddingBody(model=name, input=list(texts), **more), served)
 

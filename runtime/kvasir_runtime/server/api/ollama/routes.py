@@ -12,7 +12,8 @@ from starlette.responses import Response
 from kvasir_api import __version__, http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
 from kvasir_runtime.frontend.protocol import generation, validation
 from kvasir_runtime.frontend.protocol.ignored_fields import only
 from kvasir_runtime.server.api import common
@@ -68,7 +69,7 @@ def add(app: FastAPI, pod: AppState) -> None:
     async def show(request: Request) -> Response:
         body = validation.validated(await read_body(request, pod.options.max_body_bytes), ShowRequest, SHOW_HARMLESS)
         opened = pod.open_or_refuse()
-        prepare.check_model(http_apis.model_name(body.model or body.name, "ollama"), opened.served)
+        check_model(http_apis.model_name(body.model or body.name, "ollama"), opened.served)
         return json_response(cards.show(pod, opened))
 
     @app.post(http_apis.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
@@ -95,7 +96,7 @@ def add(app: FastAPI, pod: AppState) -> None:
 
 def _chat(raw: bytes, served: ModelProfile) -> PreparedRequest:
     body = validation.validated(raw, ChatRequest, requests.CHAT_HARMLESS, requests.LABELS)
-    prepare.check_model(body.served_name, served)
+    check_model(body.served_name, served)
     body.options.check(served.max_context)
     if not body.messages:
         raise NothingAsked(_loaded(body.model, chat=True))
@@ -105,7 +106,7 @@ def _chat(raw: bytes, served: ModelProfile) -> PreparedRequest:
 
 def _generate(raw: bytes, served: ModelProfile) -> PreparedRequest:
     body = validation.validated(raw, GenerateRequest, requests.GENERATE_HARMLESS, requests.LABELS)
-    prepare.check_model(body.served_name, served)
+    check_model(body.served_name, served)
     body.options.check(served.max_context)
     if not body.prompt:
         raise NothingAsked(_loaded(body.model, chat=False))

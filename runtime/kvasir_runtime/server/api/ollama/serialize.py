@@ -11,6 +11,7 @@ from typing import Any
 
 from kvasir_api import http_apis
 from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels, of_chat
 from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
@@ -22,7 +23,6 @@ from kvasir_runtime.frontend.parsing.parts import (
     Reasoning,
     ToolCall,
 )
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.api.common import encode, parts_of
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
 

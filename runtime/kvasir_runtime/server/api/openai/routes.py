@@ -15,7 +15,7 @@ from kvasir_api import openai_errors
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend import tool_results as results
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol.generation import ChatBody, CompletionBody
 from kvasir_runtime.frontend.tool_results import ToolResultsBody
 from kvasir_runtime.server.api.openai import abort

@@ -10,8 +10,8 @@ import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import ChatLogprobs, TextLogprobs, TokenLabels, of_chat, of_prompt, of_text
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.api.openai import messages
 from kvasir_runtime.server.api.openai.messages import Delta, Message
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals

@@ -11,9 +11,10 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend.chat_prompt import chat_prompt
 from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import generation, ignored_fields, validation
 from kvasir_runtime.frontend.protocol.generation import ChatSwitches, Message
 from kvasir_runtime.frontend.protocol.sampling_fields import TokenId
@@ -60,7 +61,7 @@ def tokenize(raw: bytes, served: ModelProfile) -> dict[str, Any]:
     try:
         if body.messages is not None:
             generation.check_turn(body)
-            text = prepare.rendered(body, tokenizer, served.written[1])
+            text = chat_prompt(body, tokenizer, served.parsers.reasoning).text(tokenizer)
             ids = tokenizer.encode(text, special=bool(body.add_special_tokens), limit=MAX_TOKENS)
         else:
             ids = tokenizer.encode(body.prompt or "", special=body.add_special_tokens is not False, limit=MAX_TOKENS)

@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.pooling import work
 from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
 from kvasir_runtime.frontend.pooling.work import Work
-from kvasir_runtime.frontend.prepare import ModelProfile
 from kvasir_runtime.server.api.pooling.response import PooledAnswer
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body

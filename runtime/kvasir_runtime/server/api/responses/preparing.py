@@ -9,7 +9,8 @@ from typing import Final
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.server.api import common
 from kvasir_runtime.server.api.responses.items import Item, identified

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from kvasir_api import http_apis, openai_errors
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
-from kvasir_runtime.frontend.prepare import GenerationRequest, ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.server.api.common import encode
 from kvasir_runtime.server.api.responses import listing, preparing
 from kvasir_runtime.server.api.responses.output import Document

@@ -8,9 +8,9 @@ from typing import Any
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels, TokenLogprob, of_chat
 from kvasir_runtime.frontend.parsing.parts import Content, join
-from kvasir_runtime.frontend.prepare import GenerationRequest
 from kvasir_runtime.server.api.common import encode, event, parts_of
 from kvasir_runtime.server.api.responses import output
 from kvasir_runtime.server.api.responses.output import Document, Event, Output

@@ -7,10 +7,10 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser, Parsing
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.parsing.answer_parser import AnswerParser, ParserConfig
+from kvasir_runtime.frontend.parsing.formats import ParserNames, parser_names
 from kvasir_runtime.frontend.parsing.parts import Content, Reasoning, merged
-from kvasir_runtime.frontend.prepare import ModelProfile
-from kvasir_runtime.frontend.tool_choice import formats_of
 
 TOOL = {
     "type": "function",
@@ -21,8 +21,10 @@ SHOWS = "{% for t in tools or [] %}{{ t | tojson }};{% endfor %}{% for m in mess
 CALLS = [{"id": "a", "index": 0, "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
 
 
-def served(template=SHOWS, written=("hermes", "qwen3")):
-    return ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer(template), max_context=4096, written=written)
+def served(template=SHOWS, parsers=("hermes", "qwen3")):
+    return ModelProfile(
+        names=("m",), tokenizer=tiny_tokenizer.tokenizer(template), max_context=4096, parsers=ParserNames(*parsers)
+    )
 
 
 def prompted(fields, model=None):
@@ -77,8 +79,8 @@ def test_arguments_that_are_no_object_stay_text():
     ("fields", "model", "param", "says"),
     [
         ({"tools": [TOOL]}, served("{{ messages[0].content }}"), "tools", "no place"),
-        ({"tools": [TOOL]}, served(written=("", "")), "tools", "--tool-call-parser"),
-        ({"tools": [TOOL], "tool_choice": "required"}, served(written=("none", "")), "tool_choice", "none"),
+        ({"tools": [TOOL]}, served(parsers=("", "")), "tools", "--tool-call-parser"),
+        ({"tools": [TOOL], "tool_choice": "required"}, served(parsers=("none", "")), "tool_choice", "none"),
         ({"reasoning_effort": "high"}, None, "reasoning_effort", "no switch"),
         ({"reasoning_effort": "none"}, None, "reasoning_effort", "no switch"),
     ],
@@ -109,32 +111,31 @@ def test_what_the_model_cannot_do_is_refused(fields, model, param, says):
 )
 def test_only_what_may_be_called_is_read_as_a_call(fields, offered):
     text, job = prompted({"messages": [{"role": "user", "content": "x"}], "tools": [TOOL, OTHER], **fields})
-    assert set(job.parsing.offered) == offered
+    assert set(job.parser.offered) == offered
     assert '"name": "f"' in text, "the prompt shows all tools whatever may be called, so that its cache stays good"
     assert '"name": "g"' in text
 
 
 def test_without_tools_and_thoughts_nothing_is_looked_for():
     assert (
-        prompted({"messages": [{"role": "user", "content": "x"}]}, served(written=("hermes", "none")))[1].parsing
-        is None
+        prompted({"messages": [{"role": "user", "content": "x"}]}, served(parsers=("hermes", "none")))[1].parser is None
     )
-    assert prompted({"messages": [{"role": "user", "content": "x"}]}, served(written=("", "")))[1].parsing is None
+    assert prompted({"messages": [{"role": "user", "content": "x"}]}, served(parsers=("", "")))[1].parser is None
 
 
 def test_fields_shape_what_is_read():
     fields = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
     _, job = prompted({**fields, "parallel_tool_calls": False, "include_reasoning": False})
-    assert (job.parsing.single, job.parsing.shown) == (True, False)
-    assert job.parsing == Parsing(
+    assert (job.parser.single, job.parser.shown) == (True, False)
+    assert job.parser == ParserConfig(
         tools="hermes",
         reasoning="qwen3",
         offered={"f": {"type": "object"}},
-        prompt=job.parsing.prompt,
+        prompt=job.parser.prompt,
         single=True,
         shown=False,
     )
-    assert job.parsing.prompt.endswith('"content": "x"}\n')
+    assert job.parser.prompt.endswith('"content": "x"}\n')
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_switch_that_was_sent_wins_over_the_effort():
 )
 def test_an_answer_that_goes_on_is_in_thoughts_where_its_message_is(content, tail):
     fields = {"messages": [{"role": "assistant", "content": content}], "continue_final_message": True}
-    assert prompted(fields, served("{{ messages[0].content }}"))[1].parsing.prompt == tail
+    assert prompted(fields, served("{{ messages[0].content }}"))[1].parser.prompt == tail
 
 
 @pytest.mark.parametrize(
@@ -177,13 +178,13 @@ def test_an_answer_that_goes_on_is_in_thoughts_where_its_message_is(content, tai
 )
 def test_white_space_belongs_to_a_text_that_is_gone_on_with(content, pieces, want):
     fields = {"messages": [{"role": "assistant", "content": content}], "continue_final_message": True}
-    parser = AnswerParser(prompted(fields, served("{{ messages[0].content }}"))[1].parsing, lambda: "c")
+    parser = AnswerParser(prompted(fields, served("{{ messages[0].content }}"))[1].parser, lambda: "c")
     parts = [part for piece in pieces for part in parser.push(piece)]
     assert merged([*parts, *parser.finish()]) == want
 
 
 def test_options_win_over_what_the_template_tells():
-    template = tiny_tokenizer.tokenizer("<tool_call> <think> {{ tools }}").template
-    assert formats_of(template, "auto", "auto") == ("hermes", "qwen3")
-    assert formats_of(template, "mistral", "none") == ("mistral", "none")
-    assert formats_of(None, "auto", "auto") == ("", "")
+    template = "<tool_call> <think> {{ tools }}"
+    assert parser_names(template, "auto", "auto") == ("hermes", "qwen3")
+    assert parser_names(template, "mistral", "none") == ("mistral", "none")
+    assert parser_names("", "auto", "auto") == ("", "")

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from fakes import checkpoints
-from kvasir_runtime.frontend.parsing.answer_parser import Parsing
-from kvasir_runtime.frontend.parsing.formats import HARMONY
+from kvasir_runtime.frontend import output_format
+from kvasir_runtime.frontend.parsing.formats import HARMONY, ParserNames
 from kvasir_runtime.frontend.protocol import generation
-from kvasir_runtime.frontend.structured_outputs import chat
 from kvasir_runtime.guide import validate, vocabulary
 
 FORMS = {
@@ -23,23 +22,23 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 FINAL = "<|channel|>final<|message|>12"
 PLACES = {
     "no thoughts": (
-        {"tools": "hermes", "reasoning": "", "prompt": "assistant:"},
+        (ParserNames("hermes", ""), "assistant:"),
         ["12", CALL],
         ["", "hm 12", "12 " + CALL],
     ),
     "may think": (
-        {"tools": "hermes", "reasoning": "qwen3", "prompt": "assistant:"},
+        (ParserNames("hermes", "qwen3"), "assistant:"),
         ["12", "<think>hm 5</think>\n\n12", CALL, "<think>hm</think>\n\n" + CALL],
         ["hm 12", "<think>12"],
     ),
     "thinks": (
-        {"tools": "hermes", "reasoning": "qwen3", "prompt": "assistant: <think>\n"},
+        (ParserNames("hermes", "qwen3"), "assistant: <think>\n"),
         ["hm 5</think>\n\n12", "hm</think>\n\n" + CALL],
         ["12", "hm</think>hm"],
     ),
-    "always thinks": ({"tools": "", "reasoning": "deepseek_r1", "prompt": "assistant:"}, ["hm</think>12"], ["12"]),
+    "always thinks": ((ParserNames("", "deepseek_r1"), "assistant:"), ["hm</think>12"], ["12"]),
     "channels": (
-        {"tools": "", "reasoning": HARMONY, "prompt": "<|start|>assistant"},
+        (ParserNames("", HARMONY), "<|start|>assistant"),
         [FINAL, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant" + FINAL],
         ["12"],
     ),
@@ -56,14 +55,12 @@ def words(tmp_path_factory):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_an_answer_may_be(words, place, form):
-    written, right, wrong = PLACES[place]
-    offered = {"f": {}} if written["tools"] else {}
-    parsing = Parsing(**written, offered=offered)
+    (parsers, prompt), right, wrong = PLACES[place]
     fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **FORMS[form]}
-    if offered:
+    if parsers.tools:
         fields["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    asked = chat.asked_of(generation.parse_chat(json.dumps(fields).encode()), parsing)
-    found = validate.verdict(asked.grammar, words)
+    output = output_format.of_chat(generation.parse_chat(json.dumps(fields).encode()), parsers, prompt)
+    found = validate.verdict(output.grammar, words)
     assert found.error == ""
     for texts, accepted in ((right, True), (wrong, False)):
         for text in texts:

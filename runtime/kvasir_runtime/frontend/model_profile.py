@@ -1,0 +1,36 @@
+"""The facts of a served model that requests are checked against. Made once at the start of the server or of an LLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir_api import openai_errors
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.parsing.formats import ParserNames
+from kvasir_runtime.frontend.pooling.capabilities import Capabilities
+from kvasir_runtime.frontend.tokenizer import Tokenizer
+from kvasir_runtime.wire import Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """names: of the model. max_context: of prompt and answer together, in tokens. defaults: of sampling fields.
+
+    ready: the engine's facts; None where there is no engine. parsers: the formats of calls and of reasoning. instance:
+    ids of chats begin with it, so that a gateway finds the process that writes one.
+    """
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    max_context: int
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ready: Ready | None = None
+    parsers: ParserNames = field(default_factory=ParserNames)
+    instance: str = ""
+
+
+def check_model(name: str, profile: ModelProfile) -> None:
+    """Whether a model of this name is served. Raises Refused."""
+    if name not in profile.names:
+        raise Refused(openai_errors.model_not_found(name))
