@@ -18,14 +18,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kvasir_local import binaries, install
+from kvasir_local.cluster_state import RecordedNode
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.record import Node
-from kvasir_local.say import Quiet, Terminal
+from kvasir_local.progress import SilentProgress, TerminalProgress
 
 if TYPE_CHECKING:
     from kubernetes import client
 
-NODE = Node(name="kvasir-0", index=0, fake_gpus=4)
+NODE = RecordedNode(name="kvasir-0", index=0, fake_gpus=4)
 TESTS = Path(__file__).parent
 END_TO_END = ("e2e", "kvasir_local")
 """Folders of the tests that are `e2e`: `make test-e2e` looks nowhere else, which saves it half a minute."""
@@ -58,7 +58,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = any(item.get_closest_marker("e2e") for item in session.items)
     if wanted and not session.config.option.collectonly:
         with _on_screen(session.config):
-            binaries.provide(say=Terminal())
+            binaries.provide(progress=TerminalProgress())
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -79,11 +79,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> ControlPlane:
-    """etcd, API server, controllers, scheduler: `.kubeconfig`, `.kubectl`, `.layout.audit_log`; no node."""
+    """etcd, API server, controllers, scheduler: `.kubeconfig`, `.kubectl`, `.paths.audit_log`; no node."""
     with _on_screen(pytestconfig):
         found = ControlPlane(
             state_dir=_state_dir(pytestconfig),
-            binaries=binaries.provide(say=Terminal()),
+            binaries=binaries.provide(progress=TerminalProgress()),
             owner=_run_pid(pytestconfig),
         )
         found.start()
@@ -104,8 +104,8 @@ def installed(cluster_node: ControlPlane) -> ControlPlane:
     overlay = install.find_manifests()
     assert overlay is not None, "manifests/local/kustomization.yaml is not there"
     address = cluster_node.state.network.node_address
-    install.apply(cluster_node.kubectl, overlay, node_address=address, say=Quiet())
-    install.await_workloads(cluster_node.kubectl, say=Quiet(), timeout_s=90)
+    install.apply(cluster_node.kubectl, overlay, node_address=address, progress=SilentProgress())
+    install.await_workloads(cluster_node.kubectl, progress=SilentProgress(), timeout_s=90)
     return cluster_node
 
 

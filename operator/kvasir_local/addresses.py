@@ -1,7 +1,7 @@
-"""Finds loopback ports and pod networks that nobody uses. Called when a cluster starts; it keeps nothing.
+"""Finds free loopback ports and pod networks. Called when a cluster starts; it keeps nothing.
 
 Ports lie below Linux' range for outgoing connections (32768 and up), so that none of those takes a port between the
-moment it is found free and the moment its member listens.
+moment it is found free and the moment its component listens.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from kvasir_local.component_flags import APISERVER, HOST, Network
 from kvasir_local.errors import LocalClusterError, PortTakenError
-from kvasir_local.members import APISERVER, HOST, Network
 
 _LOWEST: Final = 20_000
 _HIGHEST: Final = 32_000
 _FIRST_NETWORK: Final = 16
 _PORTS_EACH: Final = 50
-"""Each pod network has ports of its own, so that whoever has the one has the others."""
+"""Each pod network has ports of its own, so that a cluster that has the network has the ports."""
 _LISTEN: Final = "0A"
 
 
@@ -37,8 +37,8 @@ def free_ports(count: int, *, seed: int | None = None, among: range = range(_LOW
 
 
 def lock_file() -> Path:
-    """To be held by whoever chooses, until etcd listens in the pod network: before that nobody sees that the network,
-    and with it its ports, are taken."""
+    """Held from the choice until etcd listens in the pod network: only then other clusters see that the network and its
+    ports are taken."""
     return Path(tempfile.gettempdir()) / f"kvasir-addresses-{os.getuid()}.lock"
 
 
@@ -63,11 +63,11 @@ def choose(*, apiserver: int | None = None, node_address: str | None = None) -> 
     )
 
 
-def check_free(port: int, member: str) -> None:
+def check_free(port: int, component: str) -> None:
     """Raises PortTakenError, with the holder where it can be seen."""
     if is_free(port):
         return
-    raise PortTakenError(f"port {port} on {HOST}, wanted for {member}, is taken by {holder_of(port)}")
+    raise PortTakenError(f"port {port} on {HOST}, wanted for {component}, is taken by {holder_of(port)}")
 
 
 def is_free(port: int, address: str = HOST) -> bool:

@@ -1,5 +1,4 @@
-"""Reads the audit log: who wrote what, and what our own accounts asked for. Tests use it as their oracle. Pure but for
-reading the file it is given."""
+"""Reads the API server's audit log: which account requested what. Tests use it as their oracle."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,11 +10,11 @@ READS: Final = frozenset({"get", "list", "watch"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AuditedRequest:
     """One request as the API server answered it. at: RFC 3339 time of its arrival; code: HTTP status.
 
-    group: of the resource, empty for the core group. namespace: empty where all were asked for. denied: the user has no
-    right to it, unlike what admission or validation refused.
+    group: of the resource, empty for the core group. namespace: empty for all. denied: by RBAC, not by admission or
+    validation.
     """
 
     user: str
@@ -30,7 +29,7 @@ class Request:
     at: str
 
 
-def requests(lines: Iterable[str]) -> Iterator[Request]:
+def requests(lines: Iterable[str]) -> Iterator[AuditedRequest]:
     """The requests among lines of an audit log, a watch twice, as it begins and as it ends; a line that is cut off, as
     the last may be, is left out."""
     for line in lines:
@@ -39,7 +38,7 @@ def requests(lines: Iterable[str]) -> Iterator[Request]:
         except ValueError:
             continue
         target = event.get("objectRef", {})
-        yield Request(
+        yield AuditedRequest(
             user=event["user"]["username"],
             verb=event["verb"],
             group=target.get("apiGroup", ""),
@@ -53,7 +52,7 @@ def requests(lines: Iterable[str]) -> Iterator[Request]:
         )
 
 
-def read(log: Path, *, since: int = 0) -> tuple[list[Request], int]:
+def read(log: Path, *, since: int = 0) -> tuple[list[AuditedRequest], int]:
     """The requests after the byte `since`, and the byte where the next reading begins."""
     with log.open("rb") as file:
         file.seek(since)
@@ -62,6 +61,6 @@ def read(log: Path, *, since: int = 0) -> tuple[list[Request], int]:
     return list(requests(whole.decode().splitlines())), since + len(whole)
 
 
-def writes(found: Iterable[Request]) -> list[Request]:
+def writes(found: Iterable[AuditedRequest]) -> list[AuditedRequest]:
     """Those that change something."""
     return [request for request in found if request.verb not in READS]

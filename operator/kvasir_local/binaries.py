@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Final
 
 from kvasir_local import buildplan, gobuild, locks
+from kvasir_local.component_flags import BINARIES
 from kvasir_local.errors import MissingToolError
-from kvasir_local.members import BINARIES
-from kvasir_local.say import Say
+from kvasir_local.progress import Progress
 
 ASSETS: Final = "KUBEBUILDER_ASSETS"
 
 
-def provide(*, say: Say, environment: Mapping[str, str] = os.environ) -> Path:
-    """The directory that holds every one of members.BINARIES. MissingToolError when that cannot be had."""
+def provide(*, progress: Progress, environment: Mapping[str, str] = os.environ) -> Path:
+    """The directory that holds all of component_flags.BINARIES. MissingToolError when they cannot be provided."""
     assets = environment.get(ASSETS)
     if assets:
         absent = missing(Path(assets))
         if not absent:
             return Path(assets)
-        say.done(f"{ASSETS}={assets} lacks {', '.join(absent)}; using our own build")
+        progress.done(f"{ASSETS}={assets} lacks {', '.join(absent)}; using our own build")
     wanted = cache_root(environment) / buildplan.CACHE_NAME
     if not missing(wanted):
         return wanted
@@ -33,7 +33,7 @@ def provide(*, say: Say, environment: Mapping[str, str] = os.environ) -> Path:
         raise MissingToolError(
             f"the local cluster is built for linux on x86_64, this is {sys.platform} on {os.uname().machine}"
         )
-    _build_once(wanted, say)
+    _build_once(wanted, progress)
     return wanted
 
 
@@ -48,17 +48,17 @@ def cache_root(environment: Mapping[str, str]) -> Path:
     return Path(base) / "kvasir"
 
 
-def _build_once(wanted: Path, say: Say) -> None:
+def _build_once(wanted: Path, progress: Progress) -> None:
     wanted.parent.mkdir(parents=True, exist_ok=True)
     # Without a deadline: the other one has one for each of its steps.
     lock = wanted.parent / f".{wanted.name}.lock"
-    with locks.held(lock, say=say, waiting=f"another process builds {wanted.name}"):
+    with locks.held(lock, progress=progress, waiting=f"another process builds {wanted.name}"):
         if not missing(wanted):
             return
         work = wanted.parent / f".{wanted.name}.work"
         shutil.rmtree(work, ignore_errors=True)  # of a builder that was killed
         shutil.rmtree(wanted, ignore_errors=True)
         try:
-            gobuild.build(work, say=say).rename(wanted)
+            gobuild.build(work, progress=progress).rename(wanted)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -7,7 +7,7 @@ compares them.
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_local import members
+from kvasir_local import component_flags
 
 KUBERNETES: Final = "v1.34.2"
 ETCD: Final = "v3.6.5"
@@ -32,13 +32,13 @@ class Step:
 def steps() -> tuple[Step, ...]:
     """In this order: kube-apiserver compiles most of what the others share, so it pays for all."""
     expected_s = {
-        members.APISERVER: 226,
-        members.CONTROLLER_MANAGER: 57,
-        members.SCHEDULER: 8,
-        members.KUBECTL: 30,
+        component_flags.APISERVER: 226,
+        component_flags.CONTROLLER_MANAGER: 57,
+        component_flags.SCHEDULER: 8,
+        component_flags.KUBECTL: 30,
     }
     etcd = Step(
-        binary=members.ETCD,
+        binary=component_flags.ETCD,
         module="etcd",
         package="go.etcd.io/etcd/server/v3",
         flags=("-trimpath", "-ldflags", "-s -w"),

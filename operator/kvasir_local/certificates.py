@@ -19,7 +19,7 @@ _BACKDATE: Final = dt.timedelta(minutes=5)  # tolerates a clock that steps back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class KeyPair:
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
@@ -33,7 +33,7 @@ def key_pair() -> tuple[bytes, bytes]:
     return _pem(key), public
 
 
-def authority(name: str, *, now: dt.datetime) -> Pair:
+def authority(name: str, *, now: dt.datetime) -> KeyPair:
     """A self-signed authority that may sign leaves only. now: timezone-aware."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -44,18 +44,18 @@ def authority(name: str, *, now: dt.datetime) -> Pair:
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
     )
-    return Pair(certificate=certificate.public_bytes(serialization.Encoding.PEM), key=_pem(key))
+    return KeyPair(certificate=certificate.public_bytes(serialization.Encoding.PEM), key=_pem(key))
 
 
 def leaf(
-    issuer: Pair,
+    issuer: KeyPair,
     *,
     user: str,
     groups: tuple[str, ...] = (),
     names: tuple[str, ...] = (),
     addresses: tuple[str, ...] = (),
     now: dt.datetime,
-) -> Pair:
+) -> KeyPair:
     """A certificate for both sides of TLS.
 
     user: the common name, which Kubernetes takes for the user; groups: the organisations, which it takes for groups.
@@ -81,7 +81,7 @@ def leaf(
     if alternatives:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     certificate = builder.sign(ca_key, hashes.SHA256())
-    return Pair(certificate=certificate.public_bytes(serialization.Encoding.PEM), key=_pem(key))
+    return KeyPair(certificate=certificate.public_bytes(serialization.Encoding.PEM), key=_pem(key))
 
 
 def _builder(

@@ -8,12 +8,12 @@ from typing import NoReturn
 
 import click
 
-from kvasir_local import install, members, stack
+from kvasir_local import component_flags, install, stack
 from kvasir_local import kubectl as kubectl_shell
+from kvasir_local.cluster_state import ClusterHealth
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.errors import LocalClusterError, StaleStateError
-from kvasir_local.record import Finding
-from kvasir_local.say import Terminal
+from kvasir_local.progress import TerminalProgress
 
 EXIT_DAMAGED = 1
 EXIT_NONE = 3
@@ -75,12 +75,12 @@ def up(
     port: int | None,
 ) -> None:
     """Start the cluster, or what is missing of it, and wait until it is ready."""
-    say = Terminal()
+    progress = TerminalProgress()
     wanted = None if no_operator else manifests or install.find_manifests()
     if wanted is None and not no_operator:
-        say.done("no manifests/local/kustomization.yaml here: operator and gateway are left out")
-    wish = stack.Wish(nodes=nodes, fake_gpus=fake_gpus, manifests=wanted, apiserver_port=port)
-    cluster = stack.up(state_dir, wish, say=say)
+        progress.done("no manifests/local/kustomization.yaml here: operator and gateway are left out")
+    options = stack.ClusterOptions(nodes=nodes, fake_gpus=fake_gpus, manifests=wanted, apiserver_port=port)
+    cluster = stack.up(state_dir, options, progress=progress)
     click.echo(f"kubeconfig  {cluster.kubeconfig}")
     click.echo(f"kubectl     export KUBECONFIG={cluster.kubeconfig}; {cluster.kubectl[0]} get nodes")
     if wanted is not None:
@@ -94,7 +94,7 @@ def down(*, state_dir: Path) -> None:
     if not state_dir.exists():
         click.echo(f"there is no {state_dir}: nothing to stop")
         return
-    stopped = ControlPlane(state_dir=state_dir, say=Terminal()).stop()
+    stopped = ControlPlane(state_dir=state_dir, progress=TerminalProgress()).stop()
     for name in stopped:
         click.echo(f"stopped {name}")
     if not stopped:
@@ -104,27 +104,27 @@ def down(*, state_dir: Path) -> None:
 @local.command()
 @_state_dir
 def status(*, state_dir: Path) -> None:
-    """Tell of each member, node and pod whether it is well. Exit code 0: all are, 1: not all, 3: no cluster."""
+    """Show the health of each component, node and pod. Exit code 0: all are healthy, 1: some are not, 3: no cluster."""
     cluster = ControlPlane(state_dir=state_dir)
-    verdict = cluster.examine()
-    if verdict.finding in {Finding.NOTHING, Finding.STALE}:
-        click.echo(f"no cluster runs in {state_dir}: {verdict.reason}")
+    diagnosis = cluster.diagnose()
+    if diagnosis.health in {ClusterHealth.NOTHING, ClusterHealth.STALE}:
+        click.echo(f"no cluster runs in {state_dir}: {diagnosis.reason}")
         sys.exit(EXIT_NONE)
-    answers = cluster.answers()
+    checks = cluster.health()
     recorded = cluster.state
-    for member in recorded.members:
-        answer = answers[member.name]
-        word = "ok" if answer.ok else "FAILED"
-        line = f"{word:6}  {member.name:28} pid {member.process.pid}"
-        click.echo(line if answer.ok else f"{line}  {' '.join(answer.text.split())[:300]}")
-    unwell = [name for name, answer in answers.items() if not answer.ok]
-    if members.APISERVER not in unwell:
+    for item in recorded.processes:
+        check = checks[item.name]
+        word = "ok" if check.ok else "FAILED"
+        line = f"{word:6}  {item.name:28} pid {item.process.pid}"
+        click.echo(line if check.ok else f"{line}  {' '.join(check.text.split())[:300]}")
+    failed = [name for name, check in checks.items() if not check.ok]
+    if component_flags.APISERVER not in failed:
         for line in _pods(cluster):
             click.echo(line)
-    click.echo(f"server  {members.server_url(recorded.network)}   kubeconfig  {cluster.kubeconfig}")
-    if unwell:
+    click.echo(f"server  {component_flags.server_url(recorded.network)}   kubeconfig  {cluster.kubeconfig}")
+    if failed:
         click.echo(
-            f"not well: {', '.join(unwell)}; `kvasir local up` starts again what died; logs: {cluster.layout.logs}"
+            f"not healthy: {', '.join(failed)}; `kvasir local up` restarts what died; logs: {cluster.paths.logs}"
         )
         sys.exit(EXIT_DAMAGED)
 
@@ -135,13 +135,13 @@ def kubectl(*, arguments: tuple[str, ...]) -> NoReturn:
     """Run the kubectl that belongs to the cluster (of KVASIR_STATE_DIR, or of .kvasir here)."""
     cluster = ControlPlane(state_dir=Path(os.environ.get("KVASIR_STATE_DIR", ".kvasir")))
     if not cluster.kubeconfig.exists():
-        raise StaleStateError(f"no cluster runs in {cluster.layout.root}; `kvasir local up` starts one")
+        raise StaleStateError(f"no cluster runs in {cluster.paths.root}; `kvasir local up` starts one")
     command = [*cluster.kubectl, *arguments]
     os.execv(command[0], command)
 
 
 def _pods(cluster: ControlPlane) -> list[str]:
-    """One line per pod; a single one that says why, when the API server does not tell."""
+    """One line per pod, or one line with the error of the API server."""
     try:
         found = json.loads(kubectl_shell.run(cluster.kubectl, "get", "pods", "--all-namespaces", "--output=json"))
     except LocalClusterError as error:

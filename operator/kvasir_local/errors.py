@@ -1,4 +1,4 @@
-"""What can go wrong with a local cluster, in words for its user. The command line prints the message and exits 1."""
+"""Errors of the local cluster. The command line prints the message and exits with code 1."""
 
 
 class LocalClusterError(Exception):
@@ -9,12 +9,12 @@ class MissingToolError(LocalClusterError):
     """A program that is needed and cannot be provided: `go`, a binary that failed to build."""
 
 
-class MemberFailedError(LocalClusterError):
+class ComponentFailedError(LocalClusterError):
     """A process of the cluster died or did not become ready in time; the message ends with its last log lines."""
 
 
 class PortTakenError(LocalClusterError):
-    """A port that was asked for, or recorded, belongs to somebody else."""
+    """A requested or recorded port is used by another process."""
 
 
 class StaleStateError(LocalClusterError):

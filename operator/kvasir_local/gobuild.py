@@ -17,14 +17,14 @@ from typing import Final
 from kvasir_local import buildplan, processes
 from kvasir_local.buildplan import Step
 from kvasir_local.errors import MissingToolError
-from kvasir_local.say import Say
+from kvasir_local.progress import Progress
 
 _MODULES: Final = Path(__file__).parent / "gomod"
 _STEP_TIMEOUT_S: Final = 3600.0
 _POLL_S: Final = 0.2
 
 
-def build(work: Path, *, say: Say) -> Path:
+def build(work: Path, *, progress: Progress) -> Path:
     """Builds every binary below `work` and returns their directory. MissingToolError when go is missing or fails."""
     go = find_go(path=os.environ.get("PATH", ""), scripts=sysconfig.get_path("scripts"))
     output = work / "bin"
@@ -43,15 +43,15 @@ def build(work: Path, *, say: Say) -> Path:
     }
     plan = buildplan.steps()
     total_s = sum(step.expected_s for step in plan)
-    say.done(
+    progress.done(
         f"building Kubernetes {buildplan.KUBERNETES} and etcd {buildplan.ETCD} from Go modules with {go}: "
         f"once, about {total_s // 60 + 1} minutes on two cores"
     )
     for number, step in enumerate(plan, start=1):
         prefix = f"[{number}/{len(plan)}] {step.binary}"
-        seconds = _run(go, step, work=work, output=output, environment=environment, prefix=prefix, say=say)
+        seconds = _run(go, step, work=work, output=output, environment=environment, prefix=prefix, progress=progress)
         size_mb = (output / step.binary).stat().st_size / 1e6
-        say.done(f"{prefix} built in {seconds:.0f} s, {size_mb:.0f} MB")
+        progress.done(f"{prefix} built in {seconds:.0f} s, {size_mb:.0f} MB")
     return output
 
 
@@ -81,7 +81,7 @@ def find_go(*, path: str, scripts: str) -> Path:
 
 
 def _run(
-    go: Path, step: Step, *, work: Path, output: Path, environment: Mapping[str, str], prefix: str, say: Say
+    go: Path, step: Step, *, work: Path, output: Path, environment: Mapping[str, str], prefix: str, progress: Progress
 ) -> float:
     log = work / f"{step.binary}.log"
     command = [str(go), "build", "-buildvcs=false", *step.flags, "-o", str(output / step.binary), step.package]
@@ -102,7 +102,7 @@ def _run(
                 elapsed_s = time.monotonic() - started
                 if elapsed_s > _STEP_TIMEOUT_S:
                     raise MissingToolError(f"{step.binary} was not built after {_STEP_TIMEOUT_S / 60:.0f} minutes")
-                say.waiting(f"{prefix}… {elapsed_s:.0f} s of about {step.expected_s} s")
+                progress.waiting(f"{prefix}… {elapsed_s:.0f} s of about {step.expected_s} s")
                 time.sleep(_POLL_S)
         finally:
             if process.poll() is None:

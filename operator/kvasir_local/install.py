@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from kvasir_api.names import PORT_GATEWAY, SYSTEM_NAMESPACE
 from kvasir_local import kubectl
+from kvasir_local.component_flags import HOST
 from kvasir_local.errors import StepFailedError
-from kvasir_local.members import HOST
+from kvasir_local.progress import Progress
 from kvasir_local.readiness import Readiness, readiness
-from kvasir_local.say import Say
 
 READY_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.25
@@ -28,19 +28,19 @@ def find_manifests() -> Path | None:
     return None
 
 
-def apply(program: Sequence[str], overlay: Path, *, node_address: str, say: Say) -> None:
+def apply(program: Sequence[str], overlay: Path, *, node_address: str, progress: Progress) -> None:
     """Renders and applies one kustomization. StepFailedError with what kubectl said.
 
     node_address: where the gateway, a pod in the host's network, listens; the overlay writes 127.0.0.1.
     """
-    say.waiting(f"applying {overlay}…")
+    progress.waiting(f"applying {overlay}…")
     rendered = kubectl.run(program, "kustomize", str(overlay))
     said = kubectl.apply(program, rendered.replace(gateway_url(HOST), gateway_url(node_address)))
     applied = [line.split()[0] for line in said.splitlines() if line.endswith(" serverside-applied")]
     definitions = [name for name in applied if name.startswith("customresourcedefinition.")]
     if definitions:
         kubectl.run(program, "wait", "--for=condition=Established", *definitions, "--timeout=30s")
-    say.done(f"applied {len(applied)} objects of {overlay}")
+    progress.done(f"applied {len(applied)} objects of {overlay}")
 
 
 def gateway_url(address: str) -> str:
@@ -49,7 +49,7 @@ def gateway_url(address: str) -> str:
 
 
 def await_workloads(
-    program: Sequence[str], *, say: Say, namespace: str = SYSTEM_NAMESPACE, timeout_s: float = READY_TIMEOUT_S
+    program: Sequence[str], *, progress: Progress, namespace: str = SYSTEM_NAMESPACE, timeout_s: float = READY_TIMEOUT_S
 ) -> None:
     """Returns when every Deployment of the namespace is available; StepFailedError with a post-mortem."""
     program = [*program, f"--namespace={namespace}"]
@@ -58,11 +58,11 @@ def await_workloads(
         now = _look(program)
         elapsed_s = time.monotonic() - started
         if now.ready:
-            say.done(f"ready after {elapsed_s:.1f} s: {now.text}")
+            progress.done(f"ready after {elapsed_s:.1f} s: {now.text}")
             return
         if elapsed_s > timeout_s:
             raise StepFailedError(f"not ready after {timeout_s:.0f} s: {now.text}\n{post_mortem(program, now.failing)}")
-        say.waiting(f"waiting for {now.text}… {elapsed_s:.0f} s")
+        progress.waiting(f"waiting for {now.text}… {elapsed_s:.0f} s")
         time.sleep(_POLL_S)
 
 

@@ -1,6 +1,6 @@
-"""Holds a lock file that one process has at a time; the kernel frees it with its holder, however that one ends.
+"""Holds a lock file that one process has at a time; the kernel frees it when its holder ends, however that happens.
 
-Called by whatever two processes must not do at once: build the binaries, start or stop a cluster, choose its addresses.
+For what two processes must not do at once: build the binaries, start or stop a cluster, choose its addresses.
 """
 
 import contextlib
@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvasir_local.say import Say
+from kvasir_local.progress import Progress
 
 _POLL_S: Final = 0.05
 
 
 @contextlib.contextmanager
-def held(path: Path, *, say: Say, waiting: str, timeout_s: float | None = None) -> Iterator[None]:
+def held(path: Path, *, progress: Progress, waiting: str, timeout_s: float | None = None) -> Iterator[None]:
     """Holds the lock while the context is open; the file is made if need be and stays.
 
-    waiting: told meanwhile. TimeoutError when another process has it for longer than timeout_s; None waits for ever.
+    waiting: shown meanwhile. TimeoutError when another process has it for longer than timeout_s; None waits for ever.
     """
     started = time.monotonic()
     with path.open("a") as file:
@@ -31,6 +31,6 @@ def held(path: Path, *, say: Say, waiting: str, timeout_s: float | None = None) 
                 waited_s = time.monotonic() - started
                 if timeout_s is not None and waited_s > timeout_s:
                     raise TimeoutError(f"{path} is held by another process for {waited_s:.0f} s") from None
-                say.waiting(f"{waiting}… {waited_s:.0f} s")
+                progress.waiting(f"{waiting}… {waited_s:.0f} s")
                 time.sleep(_POLL_S)
         yield

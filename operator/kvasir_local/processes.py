@@ -1,6 +1,6 @@
 """Starts, recognises and ends processes. A process is named by (boot, pid, start tick), so a re-used pid is no match.
 
-Called by `control_plane`, `nodes`, `guard` and `stack`. It decides nothing about which process should live.
+Called by `control_plane`, `watchdog` and `stack`. It decides nothing about which process should live.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from typing import Final
 
 import msgspec
 
-MARK: Final = "KVASIR_LOCAL_STATE_DIR"
+STATE_DIR_VARIABLE: Final = "KVASIR_LOCAL_STATE_DIR"
 """Set in the environment of every process that belongs to a local cluster, pods' containers included; its value is the
 absolute state directory. `down` finds by it whatever its parent left behind."""
 
 _KILL_WAIT_S: Final = 5.0
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """One process, for as long as it lives. start_ticks: clock ticks between the boot and its start."""
 
     pid: int
@@ -33,8 +33,8 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def identity(pid: int) -> Identity | None:
-    """Who has this pid now. None: nobody, or a zombie (dead, its parent did not look yet)."""
+def identity(pid: int) -> ProcessIdentity | None:
+    """The process of this pid. None: there is none, or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -44,14 +44,14 @@ def identity(pid: int) -> Identity | None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         return None
-    return Identity(pid=pid, start_ticks=int(fields[19]))
+    return ProcessIdentity(pid=pid, start_ticks=int(fields[19]))
 
 
-def alive(process: Identity) -> bool:
+def alive(process: ProcessIdentity) -> bool:
     return identity(process.pid) == process
 
 
-def start(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Identity:
+def start(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> ProcessIdentity:
     """Starts a process in a session of its own, so that Ctrl-C in the caller's terminal does not reach it.
 
     Its output is appended to `log`, its input is empty, no other descriptor is inherited.
@@ -65,11 +65,11 @@ def start(command: Sequence[str], *, log: Path, environment: Mapping[str, str]) 
     ]
     pid = os.posix_spawn(command[0], list(command), dict(environment), file_actions=actions, setsid=True)
     found = identity(pid)
-    # Dead already: a tick that nobody has keeps it recognisable as dead.
-    return found if found is not None else Identity(pid=pid, start_ticks=-1)
+    # Dead already: a start tick that no process has marks it as dead.
+    return found if found is not None else ProcessIdentity(pid=pid, start_ticks=-1)
 
 
-def stop(processes: Iterable[Identity], *, grace_s: float) -> list[Identity]:
+def stop(processes: Iterable[ProcessIdentity], *, grace_s: float) -> list[ProcessIdentity]:
     """SIGTERM, then SIGKILL after `grace_s`; returns once all are gone, with those that had to be killed."""
     targets = [(process, descriptor) for process in processes if (descriptor := _open(process)) is not None]
     try:
@@ -86,9 +86,9 @@ def stop(processes: Iterable[Identity], *, grace_s: float) -> list[Identity]:
             identity(process.pid)  # reaps it when it was our child
 
 
-def marked(state_dir: Path) -> list[Identity]:
+def marked(state_dir: Path) -> list[ProcessIdentity]:
     """Every living process that carries MARK with this state directory, but the calling one."""
-    wanted = f"{MARK}={state_dir}".encode()
+    wanted = f"{STATE_DIR_VARIABLE}={state_dir}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -102,7 +102,7 @@ def marked(state_dir: Path) -> list[Identity]:
     return found
 
 
-def title(process: Identity) -> str:
+def title(process: ProcessIdentity) -> str:
     """The command line, shortened, for a message."""
     try:
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
@@ -123,7 +123,7 @@ def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(f"    {line[:300]}" for line in text.splitlines()[-lines:])
 
 
-def _open(process: Identity) -> int | None:
+def _open(process: ProcessIdentity) -> int | None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -139,7 +139,7 @@ def _send(descriptor: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(descriptor, number)
 
 
-def _wait(targets: list[tuple[Identity, int]], timeout_s: float) -> list[tuple[Identity, int]]:
+def _wait(targets: list[tuple[ProcessIdentity, int]], timeout_s: float) -> list[tuple[ProcessIdentity, int]]:
     """Those that still live after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     waiting = {descriptor: process for process, descriptor in targets}

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from kvasir_api.names import PORT_GATEWAY, PORT_GATEWAY_STATE
 from kvasir_local import addresses, binaries, install
+from kvasir_local.cluster_state import ClusterHealth, RecordedNode
+from kvasir_local.component_flags import HOST
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.members import HOST
-from kvasir_local.record import Finding, Node
-from kvasir_local.say import Say
+from kvasir_local.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What `up` is asked for.
+class ClusterOptions:
+    """Options of `up`.
 
-    nodes: how many process nodes at least; fake_gpus: how many GPUs each claims, None for those that are present;
+    nodes: how many process nodes at least; fake_gpus: how many GPUs each reports, None for those that are present;
     manifests: the kustomization to install, None for none; apiserver_port: None for a free one.
     """
 
@@ -28,32 +28,36 @@ class Wish:
     apiserver_port: int | None = None
 
 
-def up(state_dir: Path, wish: Wish, *, say: Say) -> ControlPlane:
+def up(state_dir: Path, options: ClusterOptions, *, progress: Progress) -> ControlPlane:
     """Brings everything up and returns when it is ready; joins and repairs what already runs.
 
-    Raises LocalClusterError. What a failed later step leaves running stays for inspection; an interrupted run takes
-    down what it has brought up itself.
+    Raises LocalClusterError. What a later step that fails has started stays for inspection; an interrupted run stops
+    what it has started itself.
     """
     cluster = ControlPlane(
         state_dir=state_dir,
-        binaries=binaries.provide(say=say),
-        say=say,
-        apiserver_port=wish.apiserver_port,
+        binaries=binaries.provide(progress=progress),
+        progress=progress,
+        apiserver_port=options.apiserver_port,
         node_address=HOST if _taken() is None else None,
     )
-    found = cluster.examine().finding
-    fresh = found in {Finding.NOTHING, Finding.STALE}
-    if fresh and wish.manifests is not None and (taken := _taken()) is not None:
-        say.done(f"{HOST}:{taken} is taken by {addresses.holder_of(taken)}; the gateway will be at another address")
+    found = cluster.diagnose().health
+    fresh = found in {ClusterHealth.NOTHING, ClusterHealth.STALE}
+    if fresh and options.manifests is not None and (taken := _taken()) is not None:
+        progress.done(
+            f"{HOST}:{taken} is taken by {addresses.holder_of(taken)}; the gateway will be at another address"
+        )
     try:
         cluster.start()
-        _start_nodes(cluster, wish, say)
-        if wish.manifests is not None:
-            install.apply(cluster.kubectl, wish.manifests, node_address=cluster.state.network.node_address, say=say)
-            install.await_workloads(cluster.kubectl, say=say)
+        _start_nodes(cluster, options, progress)
+        if options.manifests is not None:
+            install.apply(
+                cluster.kubectl, options.manifests, node_address=cluster.state.network.node_address, progress=progress
+            )
+            install.await_workloads(cluster.kubectl, progress=progress)
     except KeyboardInterrupt:
         if fresh:
-            say.done("interrupted: stopping what was started")
+            progress.done("interrupted: stopping what was started")
             cluster.stop()
         raise
     return cluster
@@ -65,16 +69,18 @@ def gateway_url(cluster: ControlPlane) -> str:
 
 
 def _taken() -> int | None:
-    """A port of the gateway that somebody has at the usual address; None when all are free."""
+    """A port of the gateway that is taken at the usual address; None when all are free."""
     return next((port for port in (PORT_GATEWAY, PORT_GATEWAY_STATE) if not addresses.is_free(port)), None)
 
 
-def _start_nodes(cluster: ControlPlane, wish: Wish, say: Say) -> None:
+def _start_nodes(cluster: ControlPlane, options: ClusterOptions, progress: Progress) -> None:
     known = {node.name: node for node in cluster.state.nodes}
-    names = [f"kvasir-{index}" for index in range(wish.nodes)]
-    nodes = [known.get(name) or Node(name=name, index=i, fake_gpus=wish.fake_gpus) for i, name in enumerate(names)]
+    names = [f"kvasir-{index}" for index in range(options.nodes)]
+    nodes = [
+        known.get(name) or RecordedNode(name=name, index=i, fake_gpus=options.fake_gpus) for i, name in enumerate(names)
+    ]
     for node in nodes:
         cluster.start_node(node)
     for node in nodes:
         cluster.await_node(node.name)
-        say.done(f"node {node.name} is Ready")
+        progress.done(f"node {node.name} is Ready")

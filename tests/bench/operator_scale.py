@@ -29,7 +29,7 @@ from kvasir_kube.informer import Informer
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD, Json, Key
 from kvasir_local import audit, binaries
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.say import Quiet
+from kvasir_local.progress import SilentProgress
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "operator.md"
 MARKS: Final = ("<!-- measured: written by make bench-operator -->", "<!-- end of measured -->")
@@ -149,7 +149,7 @@ def phase(run: Run, rig: Rig, name: str) -> Iterator[None]:
     mark, began, before = rig.audit_mark(), time.monotonic(), processor_s(rig.pid)
     yield
     seconds, cpu_s = time.monotonic() - began, processor_s(rig.pid) - before
-    found = [r for r in audit.read(rig.control.layout.audit_log, since=mark)[0] if r.user == USER]
+    found = [r for r in audit.read(rig.control.paths.audit_log, since=mark)[0] if r.user == USER]
     rss, peak = memory(rig.pid)
     requests = dict(Counter(request.verb for request in found))
     run.phases.append(Phase(name=name, seconds=seconds, requests=requests, cpu_s=cpu_s, rss=rss, peak=peak))
@@ -263,7 +263,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         where = Path(tmp)
-        with ControlPlane(state_dir=where / "control", binaries=binaries.provide(say=Quiet())) as control:
+        with ControlPlane(state_dir=where / "control", binaries=binaries.provide(progress=SilentProgress())) as control:
             install(control)
             run = asyncio.run(measure(control, services=given.services, idle_s=given.idle, tmp=where))
     print(table(run))

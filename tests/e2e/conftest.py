@@ -14,8 +14,8 @@ from fakes.operator_rig import install, standing
 from kvasir_kube.client import Client, configuration
 from kvasir_local import binaries, kubectl
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.demo.walk import put_model
-from kvasir_local.say import Quiet
+from kvasir_local.demo.scenario import put_model
+from kvasir_local.progress import SilentProgress
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def control(tmp_path_factory, pytestconfig):
     base, shared = tmp_path_factory.getbasetemp(), hasattr(pytestconfig, "workerinput")
     found = ControlPlane(
         state_dir=(base.parent if shared else base) / "control",
-        binaries=binaries.provide(say=Quiet()),
+        binaries=binaries.provide(progress=SilentProgress()),
         owner=os.getppid() if shared else os.getpid(),
     )
     found.start()

@@ -5,7 +5,7 @@ import subprocess
 
 from kubernetes import client
 
-from kvasir_local import access, audit, credentials, members
+from kvasir_local import access, audit, component_flags, credentials
 from kvasir_local import kubectl as shell
 from kvasir_local.control_plane import ControlPlane
 
@@ -15,8 +15,8 @@ def kubectl(cluster: ControlPlane, *arguments: str) -> str:
 
 
 def test_every_member_answers(cluster):
-    answers = cluster.answers()
-    assert {*members.MEMBERS, "guard"} <= answers.keys()
+    answers = cluster.health()
+    assert {*component_flags.COMPONENTS, "watchdog"} <= answers.keys()
     assert [(name, answer.text) for name, answer in answers.items() if not answer.ok] == []
 
 
@@ -39,7 +39,7 @@ def test_a_service_account_token_is_accepted_and_limited_by_rbac(cluster, api, n
         [
             *cluster.kubectl[:1],
             f"--server=https://127.0.0.1:{cluster.state.network.apiserver}",
-            f"--certificate-authority={cluster.layout.pki / 'ca.crt'}",
+            f"--certificate-authority={cluster.paths.pki / 'ca.crt'}",
             "--kubeconfig=/dev/null",
             f"--token={token}",
             "get",
@@ -56,10 +56,10 @@ def test_a_service_account_token_is_accepted_and_limited_by_rbac(cluster, api, n
 
 def test_the_audit_log_says_who_wrote_what(cluster, api, namespace):
     core = client.CoreV1Api(api)
-    _, mark = audit.read(cluster.layout.audit_log)
+    _, mark = audit.read(cluster.paths.audit_log)
     core.create_namespaced_config_map(namespace, {"metadata": {"name": "marked"}, "data": {"a": "1"}})
     core.read_namespaced_config_map("marked", namespace)
-    written, _ = audit.read(cluster.layout.audit_log, since=mark)
+    written, _ = audit.read(cluster.paths.audit_log, since=mark)
     of_ours = [write for write in written if write.name == "marked"]
     assert [(write.user, write.verb, write.resource, write.namespace, write.code) for write in of_ours] == [
         ("kvasir-admin", "create", "configmaps", namespace, 201)
@@ -89,16 +89,16 @@ def test_deployments_make_pods_and_deletion_collects_them(cluster, api, namespac
 def test_secrets_are_the_owners_alone(cluster):
     loose = [
         path
-        for path in cluster.layout.root.rglob("*")
+        for path in cluster.paths.root.rglob("*")
         if path.suffix in {".key", ".csv", ".kubeconfig"} or path.name == "kubeconfig"
         if path.stat().st_mode & 0o077
     ]
     assert loose == []
-    assert cluster.layout.root.stat().st_mode & 0o077 == 0
+    assert cluster.paths.root.stat().st_mode & 0o077 == 0
 
 
 def test_a_node_is_known_by_its_certificate_and_may_do_its_work(cluster):
-    kubeconfig = credentials.write_node(cluster.layout, cluster.state.network, "by-hand")
+    kubeconfig = credentials.write_node(cluster.paths, cluster.state.network, "by-hand")
     shell.apply(cluster.kubectl, access.node_role())
     as_node = [cluster.kubectl[0], f"--kubeconfig={kubeconfig}"]
     attributes = json.loads(shell.run(as_node, "auth", "whoami", "--output=json"))["status"]["userInfo"]

@@ -17,7 +17,7 @@ from kvasir_api import names, state
 from kvasir_kube.client import Client, configuration
 from kvasir_local import kubectl, stack
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.demo.walk import put_model
+from kvasir_local.demo.scenario import put_model
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny.yaml"
 DEADLINE_S = 90.0

@@ -8,7 +8,7 @@ import pytest
 from kvasir_api.names import SYSTEM_NAMESPACE
 from kvasir_local import install, kubectl, stack
 from kvasir_local.errors import StepFailedError
-from kvasir_local.say import Quiet
+from kvasir_local.progress import SilentProgress
 
 SERVE = ["python3", "-m", "http.server", "8000", "--bind", "$(POD_IP)"]
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -39,8 +39,10 @@ def test_operator_and_gateway_run_from_our_manifests(installed):
 
 def test_an_overlay_is_installed_and_waited_for(cluster_node, namespace, tmp_path):
     program = cluster_node.kubectl
-    install.apply(program, overlay(tmp_path, namespace, command=SERVE), node_address="127.9.9.9", say=Quiet())
-    install.await_workloads(program, say=Quiet(), namespace=namespace, timeout_s=60)
+    install.apply(
+        program, overlay(tmp_path, namespace, command=SERVE), node_address="127.9.9.9", progress=SilentProgress()
+    )
+    install.await_workloads(program, progress=SilentProgress(), namespace=namespace, timeout_s=60)
     flags = (f"--namespace={namespace}", "--show-managed-fields", "--output=json")
     deployment = json.loads(kubectl.run(program, "get", "deployment", "x", *flags))
     assert deployment["status"]["availableReplicas"] == 1
@@ -53,9 +55,9 @@ def test_a_workload_that_dies_is_explained_with_its_log(cluster_node, namespace,
     dies = ["sh", "-c", "echo I lack something; exit 3"]
     never = {"tcpSocket": {"port": 1}}
     manifests = overlay(tmp_path, namespace, command=dies, readinessProbe=never)
-    install.apply(cluster_node.kubectl, manifests, node_address="127.0.0.1", say=Quiet())
+    install.apply(cluster_node.kubectl, manifests, node_address="127.0.0.1", progress=SilentProgress())
     with pytest.raises(StepFailedError) as failure:
-        install.await_workloads(cluster_node.kubectl, say=Quiet(), namespace=namespace, timeout_s=3)
+        install.await_workloads(cluster_node.kubectl, progress=SilentProgress(), namespace=namespace, timeout_s=3)
     text = str(failure.value)
     assert "not ready after 3 s: x, x-" in text
     assert "I lack something" in text
@@ -64,4 +66,4 @@ def test_a_workload_that_dies_is_explained_with_its_log(cluster_node, namespace,
 
 def test_an_overlay_that_cannot_be_rendered_is_said(cluster, tmp_path):
     with pytest.raises(StepFailedError, match=r"kubectl kustomize .* failed: .*kustomization"):
-        install.apply(cluster.kubectl, tmp_path, node_address="127.0.0.1", say=Quiet())
+        install.apply(cluster.kubectl, tmp_path, node_address="127.0.0.1", progress=SilentProgress())

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_local import addresses, binaries, members, processes, record
+from kvasir_local import addresses, binaries, cluster_state, component_flags, processes
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.errors import MemberFailedError
-from kvasir_local.layout import Layout
-from kvasir_local.say import Quiet
+from kvasir_local.errors import ComponentFailedError
+from kvasir_local.progress import SilentProgress
+from kvasir_local.state_paths import StatePaths
 
 NODE = "node/kvasir-0"
 
@@ -46,7 +46,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 def kill(state_dir: Path, *names: str) -> None:
-    state = record.read(Layout(root=state_dir))
+    state = cluster_state.read(StatePaths(root=state_dir))
     assert state is not None
     victims = [state.process(name) for name in names]
     for victim in victims:
@@ -61,7 +61,7 @@ def test_the_life_of_a_cluster(state_dir):
     assert "node kvasir-0 is Ready" in up.stderr
     assert f"kubeconfig  {state_dir}/kubeconfig" in up.stdout
 
-    names = (*members.MEMBERS, NODE)
+    names = (*component_flags.COMPONENTS, NODE)
     status = kvasir(state_dir, "status")
     assert status.returncode == 0, status.stdout
     assert [line.split()[:2] for line in status.stdout.splitlines()[:5]] == [["ok", name] for name in names]
@@ -69,10 +69,10 @@ def test_the_life_of_a_cluster(state_dir):
     assert made.stdout == "configmap/kept created\n"
 
     # Some members die: said by status, mended by up, with the data.
-    kill(state_dir, members.APISERVER, members.SCHEDULER, NODE)
+    kill(state_dir, component_flags.APISERVER, component_flags.SCHEDULER, NODE)
     status = kvasir(state_dir, "status")
     assert status.returncode == 1
-    for name in (members.APISERVER, members.SCHEDULER, NODE):
+    for name in (component_flags.APISERVER, component_flags.SCHEDULER, NODE):
         assert f"FAILED  {name}" in status.stdout
     again = kvasir(state_dir, "up", "--no-operator")
     assert again.returncode == 0, again.stderr
@@ -81,12 +81,12 @@ def test_the_life_of_a_cluster(state_dir):
     assert kvasir(state_dir, "kubectl", "get", "configmap", "kept", "-oname").stdout == "configmap/kept\n"
 
     # Everything dies: the record is stale, and a new cluster takes its place.
-    state = record.read(Layout(root=state_dir))
-    kill(state_dir, *(member.name for member in state.members))
+    state = cluster_state.read(StatePaths(root=state_dir))
+    kill(state_dir, *(member.name for member in state.processes))
     assert kvasir(state_dir, "status").returncode == 3
     fresh = kvasir(state_dir, "up", "--no-operator")
     assert fresh.returncode == 0, fresh.stderr
-    assert "describes a cluster that is gone (none of its processes lives)" in fresh.stderr
+    assert "describes a cluster that is gone (none of its processes runs)" in fresh.stderr
     assert kvasir(state_dir, "kubectl", "get", "configmap", "kept").returncode == 1
 
     down = kvasir(state_dir, "down")
@@ -110,23 +110,23 @@ with ControlPlane(state_dir=Path(sys.argv[1]), binaries=Path(sys.argv[2])):
 
 
 def test_a_cluster_ends_with_its_killed_owner(state_dir):
-    found = binaries.provide(say=Quiet())
+    found = binaries.provide(progress=SilentProgress())
     with subprocess.Popen([sys.executable, "-c", OWNER, str(state_dir), str(found)], stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"up\n"
-        assert len(processes.marked(state_dir)) == len(members.MEMBERS) + 1
+        assert len(processes.marked(state_dir)) == len(component_flags.COMPONENTS) + 1
         owner.kill()
     until(lambda: not processes.marked(state_dir))
-    assert record.read(Layout(root=state_dir)) is None
+    assert cluster_state.read(StatePaths(root=state_dir)) is None
     assert (
         f"the owner, pid {owner.pid}, is gone; stopped kube-scheduler"
-        in Layout(root=state_dir).log("guard").read_text()
+        in StatePaths(root=state_dir).log("watchdog").read_text()
     )
 
 
 def test_a_recorded_port_that_somebody_took_is_said(state_dir):
-    cluster = ControlPlane(state_dir=state_dir, binaries=binaries.provide(say=Quiet()))
+    cluster = ControlPlane(state_dir=state_dir, binaries=binaries.provide(progress=SilentProgress()))
     cluster.start()
-    kill(state_dir, members.SCHEDULER)
+    kill(state_dir, component_flags.SCHEDULER)
     port = cluster.state.network.scheduler
     thief = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
     with subprocess.Popen(thief, stderr=subprocess.DEVNULL) as taking:
@@ -142,11 +142,15 @@ def test_a_recorded_port_that_somebody_took_is_said(state_dir):
 
 
 def test_a_member_that_lives_but_does_not_answer_is_said(state_dir):
-    cluster = ControlPlane(state_dir=state_dir, binaries=binaries.provide(say=Quiet()), ready_timeout_s=60)
+    cluster = ControlPlane(
+        state_dir=state_dir, binaries=binaries.provide(progress=SilentProgress()), ready_timeout_s=60
+    )
     cluster.start()
-    os.kill(cluster.state.process(members.APISERVER).pid, signal.SIGSTOP)
-    impatient = ControlPlane(state_dir=state_dir, binaries=binaries.provide(say=Quiet()), ready_timeout_s=0.1)
-    with pytest.raises(MemberFailedError, match=r"kube-apiserver is not ready after 0 s: .*timed out"):
+    os.kill(cluster.state.process(component_flags.APISERVER).pid, signal.SIGSTOP)
+    impatient = ControlPlane(
+        state_dir=state_dir, binaries=binaries.provide(progress=SilentProgress()), ready_timeout_s=0.1
+    )
+    with pytest.raises(ComponentFailedError, match=r"kube-apiserver is not ready after 0 s: .*timed out"):
         impatient.start()
     status = kvasir(state_dir, "status")
     assert status.returncode == 1
@@ -156,5 +160,5 @@ def test_a_member_that_lives_but_does_not_answer_is_said(state_dir):
 
 
 def test_state_is_json_for_other_tools(cluster):
-    state = json.loads(cluster.layout.state.read_text())
-    assert {member["name"] for member in state["members"]} >= set(members.MEMBERS)
+    state = json.loads(cluster.paths.state.read_text())
+    assert {member["name"] for member in state["processes"]} >= set(component_flags.COMPONENTS)

@@ -18,7 +18,7 @@ from kvasir_kube.kinds import ACCELERATOR_CLASS, DEPLOYMENT, POD
 from kvasir_local import kubectl as local
 from kvasir_local import stack
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.demo.walk import put_model
+from kvasir_local.demo.scenario import put_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny.yaml"

@@ -47,7 +47,7 @@ async def test_nothing_is_written_while_nothing_happens(still, record_property):
     mark = rig.audit_mark()
     await passed(IDLE_S)
     assert rig.running
-    found = [r for r in audit.read(rig.control.layout.audit_log, since=mark)[0] if r.user == USER]
+    found = [r for r in audit.read(rig.control.paths.audit_log, since=mark)[0] if r.user == USER]
     told = Counter((r.verb, r.resource) for r in found)
     record_property("requests", dict(told))
     if LONG:

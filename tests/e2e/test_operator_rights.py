@@ -47,7 +47,7 @@ def granted(part: str) -> set[Right]:
     return found
 
 
-def used(requests: list[audit.Request]) -> set[Right]:
+def used(requests: list[audit.AuditedRequest]) -> set[Right]:
     """What was asked for. An apply that made an object needed both rights, though only one is told."""
     found = set()
     for request in requests:
@@ -60,9 +60,9 @@ def used(requests: list[audit.Request]) -> set[Right]:
     return found
 
 
-def asked(control, mark: int, account: str) -> list[audit.Request]:
+def asked(control, mark: int, account: str) -> list[audit.AuditedRequest]:
     user = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{account}"
-    return [request for request in audit.read(control.layout.audit_log, since=mark)[0] if request.user == user]
+    return [request for request in audit.read(control.paths.audit_log, since=mark)[0] if request.user == user]
 
 
 async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still):
@@ -188,7 +188,7 @@ async def test_for_one_namespace_rights_in_that_one_are_enough(still, tmp_path):
     await rig.until_pods(1)
     assert rig.stop() == 0
     user = f"system:serviceaccount:{home}:{names.OPERATOR}"
-    requests = [r for r in audit.read(rig.control.layout.audit_log, since=mark)[0] if r.user == user]
+    requests = [r for r in audit.read(rig.control.paths.audit_log, since=mark)[0] if r.user == user]
     assert [request for request in requests if request.denied] == []
     assert {request.namespace for request in requests} == {rig.namespace, home}
     for verb, what, where in (("list", "pods", home), ("patch", "deployments", "default"), ("list", "pods", "default")):

@@ -75,12 +75,12 @@ class Life:
     async def until_ready(self) -> None:
         await self.until(lambda: self.condition("Ready").get("status") == "True", "Ready")
 
-    async def writes(self, seconds: float) -> list[audit.Request]:
+    async def writes(self, seconds: float) -> list[audit.AuditedRequest]:
         """What operator and gateway write in that time, and the node of this service, but for leases and heartbeats.
 
         What other tests have left goes meanwhile, in namespaces of its own, and they have to write of that.
         """
-        log = self.cluster.layout.audit_log
+        log = self.cluster.paths.audit_log
         mark = log.stat().st_size
         for _ in range(round(seconds / 0.05)):
             await asyncio.sleep(0.05)

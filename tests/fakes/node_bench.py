@@ -37,7 +37,7 @@ class NodeBench:
 
         self.cluster, self.name = cluster, name
         self.core = client.CoreV1Api(api)
-        self.state_dir = cluster.layout.node(name)
+        self.state_dir = cluster.paths.node(name)
         network = cluster.state.network
         self._addresses = ["--pod-cidr", network.pod_cidr(index), "--host-ip", network.node_address]
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,7 +49,7 @@ class NodeBench:
         command = [sys.executable, "-m", "kvasir_local.node", "--kubeconfig", str(self.state_dir / "kubeconfig")]
         command += ["--node-name", self.name, "--state-dir", str(self.state_dir), "--fake-gpus", "2"]
         command += [*self._addresses, "--backoff-base", "1"]
-        self.log = self.cluster.layout.logs / f"node-{self.name}.log"
+        self.log = self.cluster.paths.logs / f"node-{self.name}.log"
         started = self._serving()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -108,7 +108,7 @@ class NodeBench:
         return found
 
     def _serving(self) -> int:
-        log = self.cluster.layout.logs / f"node-{self.name}.log"
+        log = self.cluster.paths.logs / f"node-{self.name}.log"
         return log.read_text().count("serves") if log.exists() else 0
 
 

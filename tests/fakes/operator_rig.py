@@ -267,11 +267,11 @@ class Rig:
         return "\n".join(self.log.read_text().splitlines()[-30:]) if self.log.exists() else ""
 
     def audit_mark(self) -> int:
-        return self.control.layout.audit_log.stat().st_size
+        return self.control.paths.audit_log.stat().st_size
 
-    def writes_since(self, mark: int) -> list[audit.Request]:
+    def writes_since(self, mark: int) -> list[audit.AuditedRequest]:
         """What the operator wrote in this namespace, or tried to write, since a mark."""
-        found, _ = audit.read(self.control.layout.audit_log, since=mark)
+        found, _ = audit.read(self.control.paths.audit_log, since=mark)
         return [w for w in audit.writes(found) if w.user == USER and w.namespace == self.namespace]
 
     def _where(self, name: str) -> Json:

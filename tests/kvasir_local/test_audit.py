@@ -14,7 +14,7 @@ LINE = json.dumps(
         "requestReceivedTimestamp": "2026-01-01T00:00:00.000000Z",
     }
 )
-WRITE = audit.Request(
+WRITE = audit.AuditedRequest(
     user="u",
     verb="patch",
     group="g",

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 import kvasir_local
-from kvasir_local import binaries, buildplan, gobuild, members
+from kvasir_local import binaries, buildplan, component_flags, gobuild
 from kvasir_local.errors import MissingToolError
-from kvasir_local.say import Quiet
+from kvasir_local.progress import SilentProgress
 
 GOMOD = Path(kvasir_local.__file__).parent / "gomod"
 
 
-class Told(Quiet):
+class Told(SilentProgress):
     def __init__(self):
         self.lines = []
 
@@ -21,7 +21,7 @@ class Told(Quiet):
         self.lines.append(text)
 
 
-def fill(directory, names=members.BINARIES):
+def fill(directory, names=component_flags.BINARIES):
     directory.mkdir(parents=True)
     for name in names:
         (directory / name).touch(mode=0o755)
@@ -32,7 +32,7 @@ def test_assets_win_over_the_cache(tmp_path):
     assets = fill(tmp_path / "assets")
     fill(tmp_path / "cache" / "kvasir" / buildplan.CACHE_NAME)
     environment = {"KUBEBUILDER_ASSETS": str(assets), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    assert binaries.provide(say=Quiet(), environment=environment) == assets
+    assert binaries.provide(progress=SilentProgress(), environment=environment) == assets
 
 
 def test_assets_that_lack_something_are_said_and_left(tmp_path):
@@ -40,7 +40,7 @@ def test_assets_that_lack_something_are_said_and_left(tmp_path):
     cache = fill(tmp_path / "cache" / "kvasir" / buildplan.CACHE_NAME)
     told = Told()
     environment = {"KUBEBUILDER_ASSETS": str(assets), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    assert binaries.provide(say=told, environment=environment) == cache
+    assert binaries.provide(progress=told, environment=environment) == cache
     assert told.lines == [
         f"KUBEBUILDER_ASSETS={assets} lacks kube-controller-manager, kube-scheduler; using our own build"
     ]
@@ -93,7 +93,7 @@ def test_no_go_is_said_with_what_was_found(tmp_path):
 
 
 def test_every_binary_is_built():
-    assert {step.binary for step in buildplan.steps()} == set(members.BINARIES)
+    assert {step.binary for step in buildplan.steps()} == set(component_flags.BINARIES)
 
 
 def test_module_files_pin_the_versions_of_the_plan():
@@ -110,6 +110,6 @@ def test_every_built_package_is_named_for_go_mod_tidy():
 
 
 def test_the_version_is_stamped_into_the_binaries():
-    flags = next(step.flags for step in buildplan.steps() if step.binary == members.APISERVER)
+    flags = next(step.flags for step in buildplan.steps() if step.binary == component_flags.APISERVER)
     assert f"-X k8s.io/component-base/version.gitVersion={buildplan.KUBERNETES}" in flags[-1]
     assert "gitMajor=1 " in flags[-1]

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from kvasir_local import addresses, locks, members, processes, record
+from kvasir_local import addresses, cluster_state, component_flags, locks, processes
 from kvasir_local.control_plane import ControlPlane
-from kvasir_local.errors import LocalClusterError, MemberFailedError, PortTakenError, StaleStateError
-from kvasir_local.layout import Layout
-from kvasir_local.say import Quiet
+from kvasir_local.errors import ComponentFailedError, LocalClusterError, PortTakenError, StaleStateError
+from kvasir_local.progress import SilentProgress
+from kvasir_local.state_paths import StatePaths
 
 DIES = "#!/bin/sh\necho I cannot do this >&2\nexit 7\n"
 HANGS = "#!/bin/sh\necho hanging about\nexec sleep 600\n"
@@ -19,7 +19,7 @@ HANGS = "#!/bin/sh\necho hanging about\nexec sleep 600\n"
 def binaries(tmp_path, script):
     directory = tmp_path / "bin"
     directory.mkdir()
-    for name in members.BINARIES:
+    for name in component_flags.BINARIES:
         (directory / name).write_text(script)
         (directory / name).chmod(stat.S_IRWXU)
     return directory
@@ -27,15 +27,15 @@ def binaries(tmp_path, script):
 
 def test_a_member_that_dies_is_said_with_its_last_words(tmp_path):
     cluster = ControlPlane(state_dir=tmp_path / "state", binaries=binaries(tmp_path, DIES))
-    with pytest.raises(MemberFailedError, match=r"etcd died.*\n    I cannot do this"):
+    with pytest.raises(ComponentFailedError, match=r"etcd died.*\n    I cannot do this"):
         cluster.start()
     assert processes.marked(tmp_path / "state") == []
-    assert record.read(cluster.layout) is None
+    assert cluster_state.read(cluster.paths) is None
 
 
 def test_a_member_that_hangs_is_given_up(tmp_path):
     cluster = ControlPlane(state_dir=tmp_path / "state", binaries=binaries(tmp_path, HANGS), ready_timeout_s=0.2)
-    with pytest.raises(MemberFailedError, match=r"(?s)etcd is not ready after 0 s:.*hanging about"):
+    with pytest.raises(ComponentFailedError, match=r"(?s)etcd is not ready after 0 s:.*hanging about"):
         cluster.start()
     assert processes.marked(tmp_path / "state") == []
 
@@ -58,24 +58,24 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
 
 
 def test_a_file_that_is_no_record_does_not_hinder_the_end(tmp_path):
-    layout = Layout(root=tmp_path)
-    layout.lock.touch()
-    layout.state.write_text("not a record")
+    paths = StatePaths(root=tmp_path)
+    paths.lock.touch()
+    paths.state.write_text("not a record")
     cluster = ControlPlane(state_dir=tmp_path, binaries=tmp_path)
     with pytest.raises(StaleStateError, match="kvasir local down"):
         cluster.start()
     assert cluster.stop() == []
-    assert not layout.state.exists()
+    assert not paths.state.exists()
 
 
 def test_addresses_are_chosen_while_no_other_cluster_starts(tmp_path):
-    class Impatient(Quiet):
+    class Impatient(SilentProgress):
         def waiting(self, text):
             raise InterruptedError(text)
 
-    cluster = ControlPlane(state_dir=tmp_path / "state", binaries=tmp_path, say=Impatient())
+    cluster = ControlPlane(state_dir=tmp_path / "state", binaries=tmp_path, progress=Impatient())
     with (
-        locks.held(addresses.lock_file(), say=Quiet(), waiting=""),
+        locks.held(addresses.lock_file(), progress=SilentProgress(), waiting=""),
         pytest.raises(InterruptedError, match="another cluster starts"),
     ):
         cluster.start()
@@ -83,7 +83,7 @@ def test_addresses_are_chosen_while_no_other_cluster_starts(tmp_path):
 
 def test_processes_left_behind_are_stopped(tmp_path):
     left = processes.start(
-        ["/bin/sleep", "600"], log=tmp_path / "log", environment={processes.MARK: str(tmp_path / "state")}
+        ["/bin/sleep", "600"], log=tmp_path / "log", environment={processes.STATE_DIR_VARIABLE: str(tmp_path / "state")}
     )
     deadline = time.monotonic() + 5
     while not processes.marked(tmp_path / "state"):

@@ -7,20 +7,20 @@ import threading
 import pytest
 
 from kvasir_local import locks
-from kvasir_local.say import Quiet
+from kvasir_local.progress import SilentProgress
 
 HOLDER = """
 import sys
 from pathlib import Path
 from kvasir_local import locks
-from kvasir_local.say import Quiet
-with locks.held(Path(sys.argv[1]), say=Quiet(), waiting=""):
+from kvasir_local.progress import SilentProgress
+with locks.held(Path(sys.argv[1]), progress=SilentProgress(), waiting=""):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-class Told(Quiet):
+class Told(SilentProgress):
     def __init__(self):
         self.first = threading.Event()
         self.text = ""
@@ -48,7 +48,7 @@ def test_a_lock_of_another_process_is_not_waited_for_longer_than_said(holder):
     _, lock = holder
     with (
         pytest.raises(TimeoutError, match=r"/lock is held by another process"),
-        locks.held(lock, say=Quiet(), waiting="", timeout_s=0.0),
+        locks.held(lock, progress=SilentProgress(), waiting="", timeout_s=0.0),
     ):
         raise AssertionError("it is held")
 
@@ -58,7 +58,7 @@ def test_a_lock_is_free_once_its_holder_was_killed(holder):
     told, got = Told(), threading.Event()
 
     def wait():
-        with locks.held(lock, say=told, waiting="somebody builds"):
+        with locks.held(lock, progress=told, waiting="somebody builds"):
             got.set()
 
     waiter = threading.Thread(target=wait)
@@ -73,5 +73,5 @@ def test_a_lock_is_free_once_its_holder_was_killed(holder):
 
 def test_a_lock_is_free_again_after_its_context(tmp_path):
     for _ in range(2):
-        with locks.held(tmp_path / "lock", say=Quiet(), waiting="", timeout_s=0.0):
+        with locks.held(tmp_path / "lock", progress=SilentProgress(), waiting="", timeout_s=0.0):
             pass

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvasir_local import processes
-from kvasir_local.processes import Identity
+from kvasir_local.processes import ProcessIdentity
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
@@ -54,7 +54,7 @@ def test_one_that_ignores_sigterm_is_killed(started, tmp_path):
 
 def test_a_reused_pid_is_another_process(started):
     process = started(SLEEP)
-    earlier = Identity(pid=process.pid, start_ticks=process.start_ticks - 1)
+    earlier = ProcessIdentity(pid=process.pid, start_ticks=process.start_ticks - 1)
     assert not processes.alive(earlier)
     assert processes.stop([earlier], grace_s=0) == []
     assert processes.alive(process)
@@ -73,8 +73,8 @@ def test_a_program_that_ends_at_once_is_dead(started):
 
 
 def test_processes_are_found_by_their_mark(started, tmp_path):
-    ours = started(SLEEP, **{processes.MARK: str(tmp_path)})
-    started(SLEEP, **{processes.MARK: f"{tmp_path}2"})
+    ours = started(SLEEP, **{processes.STATE_DIR_VARIABLE: str(tmp_path)})
+    started(SLEEP, **{processes.STATE_DIR_VARIABLE: f"{tmp_path}2"})
     until(lambda: processes.marked(tmp_path) == [ours])
 
 

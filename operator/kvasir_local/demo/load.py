@@ -25,8 +25,8 @@ RETRY_PAUSE_S: Final = 0.2
 
 
 @dataclass(slots=True)
-class Tally:
-    """What the load has seen so far. refused: answers 429 and 503, which a client retries; they are not broken."""
+class LoadCounts:
+    """Counts of streams so far. refused: answers 429 and 503, which a client retries; they are not broken."""
 
     finished: int = 0
     tokens: int = 0
@@ -35,7 +35,7 @@ class Tally:
     last_error: str = ""
 
 
-class Load:
+class LoadGenerator:
     """Keeps `streams` chats open at once until `stop_at` (monotonic seconds), then lets the open ones end."""
 
     def __init__(self, *, client: AsyncOpenAI, model: str, streams: int) -> None:
@@ -43,7 +43,7 @@ class Load:
         self._model = model
         self._streams = streams
         self._numbers = itertools.count()
-        self.tally = Tally()
+        self.counts = LoadCounts()
 
     async def run(self, stop_at: float) -> None:
         """Returns when every stream has ended."""
@@ -55,7 +55,7 @@ class Load:
                 await self._chat()
             except APIStatusError as error:
                 if error.status_code in (429, 503):
-                    self.tally.refused += 1
+                    self.counts.refused += 1
                     await asyncio.sleep(RETRY_PAUSE_S)
                 else:
                     self._break(error)
@@ -63,8 +63,8 @@ class Load:
                 self._break(error)
 
     def _break(self, error: Exception) -> None:
-        self.tally.broken += 1
-        self.tally.last_error = str(error)
+        self.counts.broken += 1
+        self.counts.last_error = str(error)
 
     async def _chat(self) -> None:
         number = next(self._numbers)
@@ -82,8 +82,8 @@ class Load:
         async for chunk in stream:
             if chunk.choices:
                 reason = chunk.choices[0].finish_reason or reason
-                self.tally.tokens += bool(chunk.choices[0].delta.content)
+                self.counts.tokens += bool(chunk.choices[0].delta.content)
         if reason is None:
             self._break(RuntimeError("a stream ended without a finish reason"))
         else:
-            self.tally.finished += 1
+            self.counts.finished += 1

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kvasir_local.demo.load import Tally
+from kvasir_local.demo.load import LoadCounts
 from kvasir_local.demo.view import Snapshot
 
 _ROWS: Final = 12
@@ -34,10 +34,10 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, phase: str, now: Snapshot, tokens_per_s: float, tally: Tally) -> None:
+    def show(self, phase: str, now: Snapshot, tokens_per_s: float, counts: LoadCounts) -> None:
         """Adds a row, and draws when there is something new to see."""
         at = time.monotonic()
-        row = cells(at - self._started, phase, now, tokens_per_s, tally)
+        row = cells(at - self._started, phase, now, tokens_per_s, counts)
         if self._live:
             self._rows = [*self._rows, row][-_ROWS:]
             self._live.update(_table(self._rows, now.reason), refresh=True)
@@ -59,7 +59,7 @@ _HEAD: Final = (
 )
 
 
-def cells(elapsed_s: float, phase: str, now: Snapshot, tokens_per_s: float, tally: Tally) -> tuple[str, ...]:
+def cells(elapsed_s: float, phase: str, now: Snapshot, tokens_per_s: float, counts: LoadCounts) -> tuple[str, ...]:
     """One row, as text."""
     return (
         f"{elapsed_s:.0f} s",
@@ -69,7 +69,7 @@ def cells(elapsed_s: float, phase: str, now: Snapshot, tokens_per_s: float, tall
         str(now.running),
         str(now.waiting),
         f"{tokens_per_s:.0f}",
-        f"{tally.finished}/{tally.broken}",
+        f"{counts.finished}/{counts.broken}",
     )
 
 

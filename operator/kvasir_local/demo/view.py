@@ -27,7 +27,7 @@ class Snapshot:
     reason: str
 
 
-class View:
+class ServiceView:
     """Reads snapshots of one service."""
 
     def __init__(self, *, cluster: Cluster, reader: StateReader, namespace: str, name: str) -> None:

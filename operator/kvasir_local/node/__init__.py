@@ -5,7 +5,7 @@ private mount, process and host-name namespaces, each pod on its own 127.x.y.z a
 other modules do.
 
 What it promises, and what it does not:
-- A pod field is honoured, relaxed (accepted, not enforced; `rules/fieldtable.py` lists each with its reason) or
+- A pod field is honoured, relaxed (accepted, not enforced; `rules/supported_fields.py` lists each with its reason) or
   refused: a field that the table does not know ends the pod as Failed with reason UnsupportedField, so nothing is
   ignored silently.
 - No orphan: the kernel kills every process of a container when its supervisor dies, and every supervisor when the node

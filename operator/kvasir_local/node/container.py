@@ -1,6 +1,6 @@
-"""A running container: starts its supervisor (`launch.py`), signals it, runs commands inside it, waits for its end.
+"""A running container: starts its shim (`container_shim.py`), signals it, runs commands inside, waits for its end.
 
-Called by `worker`; decides nothing about restarts or status.
+Called by `pod_worker`; decides nothing about restarts or status.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_local.node.launch import TRY
-from kvasir_local.node.rules.plan import Launch
+from kvasir_local.node.container_shim import TRY
+from kvasir_local.node.rules.container_config import ContainerConfig
 from kvasir_local.node.rules.rootfs import Step
 
-LAUNCHER: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")))
+LAUNCHER: Final = (sys.executable, "-I", "-S", str(Path(__file__).with_name("container_shim.py")))
 START_TIMEOUT_S: Final = 30.0
 OUTPUT_LIMIT_BYTES: Final = 1024
 NO_NAMESPACES: Final = (
-    "this machine does not let the process node make namespaces: run it as root, or allow unprivileged user namespaces "
+    "the process node cannot create namespaces on this machine: run it as root, or allow unprivileged user namespaces "
     "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0); in a container it "
     "needs CAP_SYS_ADMIN"
 )
@@ -36,9 +36,9 @@ class Container:
     """One started container. `exited` is set when its last process is gone; `exit_code` is then known."""
 
     def __init__(
-        self, launch: Launch, supervisor: asyncio.subprocess.Process, pid: int, *, user_namespace: bool
+        self, config: ContainerConfig, shim: asyncio.subprocess.Process, pid: int, *, user_namespace: bool
     ) -> None:
-        self._launch, self._supervisor, self._pid = launch, supervisor, pid
+        self._config, self._shim, self._pid = config, shim, pid
         self._user_namespace = user_namespace
 
     @property
@@ -56,12 +56,12 @@ class Container:
 
     async def wait(self) -> int:
         """The exit code, once nothing of the container runs any more."""
-        code = await self._supervisor.wait()
+        code = await self._shim.wait()
         return code if code >= 0 else 128 - code
 
     async def run(self, command: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
         """Run a command inside. Returns its exit code and the start of its output. TimeoutError when late."""
-        order = self._launch.enter_order(
+        order = self._config.enter_order(
             command, pid=self._pid, node_pid=os.getpid(), user_namespace=self._user_namespace
         )
         process = await _spawn(order, stderr=asyncio.subprocess.PIPE)
@@ -76,34 +76,34 @@ class Container:
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._supervisor.send_signal(number)
+            self._shim.send_signal(number)
 
 
-async def start(launch: Launch, *, root: Path, steps: Sequence[Step], log: Path) -> Container:
+async def start(config: ContainerConfig, *, root: Path, steps: Sequence[Step], log: Path) -> Container:
     """Start a container. root: an empty directory, on which its root is mounted privately; log: for its output."""
     root.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     user_namespace = os.geteuid() != 0
-    order = launch.order(root=str(root), steps=steps, log=str(log), node_pid=os.getpid(), user_namespace=user_namespace)
-    supervisor = await _spawn(order, stderr=None)
-    assert supervisor.stdout is not None
+    order = config.order(root=str(root), steps=steps, log=str(log), node_pid=os.getpid(), user_namespace=user_namespace)
+    shim = await _spawn(order, stderr=None)
+    assert shim.stdout is not None
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            line = await supervisor.stdout.readline()
+            line = await shim.stdout.readline()
     except TimeoutError:
-        supervisor.kill()
+        shim.kill()
         raise StartFailedError(f"the container was not prepared within {START_TIMEOUT_S:g} s") from None
-    answer = json.loads(line) if line else {"error": "its supervisor died while it was prepared"}
+    answer = json.loads(line) if line else {"error": "its shim died during its preparation"}
     if "error" in answer:
-        await supervisor.wait()
+        await shim.wait()
         raise StartFailedError(answer["error"])
-    return Container(launch, supervisor, int(answer["pid"]), user_namespace=user_namespace)
+    return Container(config, shim, int(answer["pid"]), user_namespace=user_namespace)
 
 
 async def _spawn(order: dict[str, Any], *, stderr: int | None) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    # Its own session: Ctrl-C at the terminal of the node is not for the pods. The parent must be the main thread, since
-    # the kernel's word "kill me when my parent dies" follows the thread.
+    # Its own session: Ctrl-C at the node's terminal must not reach the pods. The parent must be the main thread, since
+    # PR_SET_PDEATHSIG follows the thread that forked.
     process = await asyncio.create_subprocess_exec(
         *LAUNCHER, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True
     )
@@ -124,6 +124,6 @@ async def _head(stream: asyncio.StreamReader | None) -> str:
 
 
 def check_machine() -> str:
-    """Why this machine does not let us make namespaces and mount in them; empty when it does."""
+    """Why this machine does not allow namespaces and mounts in them; empty when it does."""
     tried = subprocess.run([*LAUNCHER, TRY], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     return f"{NO_NAMESPACES} ({tried.stderr.strip()})" if tried.returncode else ""

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from kvasir_local.node.rules.devices import Gpus
-from kvasir_local.node.rules.nodeobject import Machine
+from kvasir_local.node.rules.node_object import Machine
 
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 NVIDIA: Final = Path("/proc/driver/nvidia/gpus")
 
 
 def look(state_dir: Path, fake_gpus: int | None) -> Machine:
-    """The machine; fake_gpus: claim this many GPUs instead of those present."""
+    """The machine; fake_gpus: report this many GPUs instead of those present."""
     uname = os.uname()
     return Machine(
         cpus=len(os.sched_getaffinity(0)),

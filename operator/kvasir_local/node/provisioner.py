@@ -1,7 +1,6 @@
-"""Makes and drops directories for claims of class `standard`; the controller-manager binds. One loop, level-triggered.
+"""Creates and deletes directories for claims of class `standard`; the controller-manager binds. Level-triggered.
 
-Decisions are those of `rules/claims.py`. A second node finds the volume already there, so nodes do not disturb one
-another.
+`rules/local_volumes.py` decides. A second node finds that the volume exists and does nothing.
 """
 
 import asyncio
@@ -13,11 +12,11 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
-from kvasir_local.node.apikinds import STORAGE_CLASS, VOLUME
-from kvasir_local.node.recorder import Recorder
-from kvasir_local.node.rules import claims
+from kvasir_local.node.api_kinds import STORAGE_CLASS, VOLUME
+from kvasir_local.node.event_recorder import EventRecorder
+from kvasir_local.node.object_cache import ObjectCache
+from kvasir_local.node.rules import local_volumes
 from kvasir_local.node.rules.kinds import Json
-from kvasir_local.node.sources import Sources
 
 LOG: Final = logging.getLogger(__name__)
 RETRY_S: Final = 2.0
@@ -25,24 +24,24 @@ MANAGER: Final = "kvasir-node"
 
 
 class Provisioner:
-    """The loop and its wake-up bell."""
+    """The provisioner's loop."""
 
-    def __init__(self, cluster: Cluster, sources: Sources, recorder: Recorder, root: Path) -> None:
-        self._cluster, self._sources, self._recorder, self._root = cluster, sources, recorder, root
-        self._bell = asyncio.Event()
+    def __init__(self, cluster: Cluster, cache: ObjectCache, recorder: EventRecorder, root: Path) -> None:
+        self._cluster, self._cache, self._recorder, self._root = cluster, cache, recorder, root
+        self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Look again: a claim or a volume changed."""
-        self._bell.set()
+        """A claim or a volume may have changed."""
+        self._wake.set()
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Run until cancelled."""
         await self._until_done(self._make_class)
-        await self._sources.synced()
+        await self._cache.synced()
         while True:
-            self._bell.clear()
+            self._wake.clear()
             await self._until_done(self._pass)
-            await self._bell.wait()
+            await self._wake.wait()
 
     async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -54,15 +53,15 @@ class Provisioner:
                 await asyncio.sleep(RETRY_S)
 
     async def _make_class(self) -> None:
-        await self._cluster.apply(STORAGE_CLASS, claims.storage_class(), manager=MANAGER)
+        await self._cluster.apply(STORAGE_CLASS, local_volumes.storage_class(), manager=MANAGER)
 
     async def _pass(self) -> None:
-        known = {volume["metadata"]["name"] for volume in self._sources.volumes()}
-        for claim in self._sources.claims():
-            if claims.wants_volume(claim) and f"pvc-{claim['metadata']['uid']}" not in known:
+        known = {volume["metadata"]["name"] for volume in self._cache.volumes()}
+        for claim in self._cache.claims():
+            if local_volumes.wants_volume(claim) and f"pvc-{claim['metadata']['uid']}" not in known:
                 await self._make(claim)
-        for volume in self._sources.volumes():
-            directory = claims.droppable(volume, str(self._root))
+        for volume in self._cache.volumes():
+            directory = local_volumes.droppable(volume, str(self._root))
             if directory:
                 await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
                 await self._cluster.delete(VOLUME, "", volume["metadata"]["name"], uid=volume["metadata"]["uid"])
@@ -72,7 +71,7 @@ class Provisioner:
         directory = self._root / metadata["namespace"] / metadata["name"]
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o777)
-        volume = claims.volume(claim, str(directory))
+        volume = local_volumes.volume(claim, str(directory))
         try:
             await self._cluster.create(VOLUME, volume)
         except ConflictError:

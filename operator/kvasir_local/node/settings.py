@@ -1,16 +1,16 @@
-"""What one node process is told at its start; made by `__main__`, read by the shells."""
+"""Settings of one node process; created by `__main__`."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from kvasir_local.node.rules.backoff import Policy
+from kvasir_local.node.rules.backoff import BackoffPolicy
 from kvasir_local.node.rules.images import Programs
-from kvasir_local.node.rules.nodeobject import HOST_IP
+from kvasir_local.node.rules.node_object import HOST_IP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class NodeSettings:
     """state_dir: absolute; pods, volumes and logs lie below it. api_host, api_port: the API server as pods reach it.
 
     keep: host directories that the programs need, wherever they lie. host_ip: the node's address, which pods in the
@@ -20,7 +20,7 @@ class Settings:
     node_name: str
     state_dir: Path
     pods: IPv4Network
-    backoff: Policy
+    backoff: BackoffPolicy
     programs: Programs
     api_host: str
     api_port: int
@@ -28,7 +28,7 @@ class Settings:
     host_ip: str = HOST_IP
 
     def pod_dir(self, uid: str) -> Path:
-        """Everything that lives and dies with a pod."""
+        """The directory of a pod, deleted with it."""
         return self.state_dir / "pods" / uid
 
     def log(self, uid: str, container: str, run: int) -> Path:

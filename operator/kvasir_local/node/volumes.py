@@ -1,6 +1,6 @@
-"""Makes the volumes of one pod as directories on this machine and keeps their files fresh. Called by `worker`.
+"""Creates the volumes of one pod as directories on this machine and updates their files. Called by `pod_worker`.
 
-What the files say is decided by `rules/payload.py`; where a claim lies by `rules/claims.py`.
+Their contents are decided by `rules/volume_files.py`, the directory of a claim by `rules/local_volumes.py`.
 """
 
 import os
@@ -12,14 +12,14 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError, NotFoundError
-from kvasir_local.node import atomic
-from kvasir_local.node.apikinds import token_request
-from kvasir_local.node.rules import claims, payload
-from kvasir_local.node.rules.downward import Place
+from kvasir_local.node import atomic_writer
+from kvasir_local.node.api_kinds import token_request
+from kvasir_local.node.object_cache import ObjectCache
+from kvasir_local.node.rules import local_volumes, volume_files
+from kvasir_local.node.rules.downward_api import PodPlacement
 from kvasir_local.node.rules.kinds import ConfigError, Json, epoch
-from kvasir_local.node.rules.payload import TokenWish
 from kvasir_local.node.rules.rootfs import Mount
-from kvasir_local.node.sources import Sources
+from kvasir_local.node.rules.volume_files import TokenProjection
 
 TOKEN_RETRY_S: Final = 10.0
 TOKEN_LIFE_USED: Final = 0.8
@@ -29,34 +29,36 @@ TOKEN_LIFE_USED: Final = 0.8
 class PodVolumes:
     """The volumes of one pod below its directory, which goes with them."""
 
-    def __init__(self, cluster: Cluster, sources: Sources, directory: Path) -> None:
-        self._cluster, self._sources, self._pod_dir = cluster, sources, directory
+    def __init__(self, cluster: Cluster, cache: ObjectCache, directory: Path) -> None:
+        self._cluster, self._cache, self._pod_dir = cluster, cache, directory
         self._directory = directory / "volumes"
-        self._tokens: dict[TokenWish, tuple[str, float]] = {}
+        self._tokens: dict[TokenProjection, tuple[str, float]] = {}
         self._written: set[str] = set()
 
-    async def mounts(self, pod: Json, place: Place) -> dict[str, Mount]:
-        """Volume name → where it lies, everything made and written. ConfigError names what is missing."""
-        return {volume["name"]: await self._mount(pod, volume, place) for volume in pod["spec"].get("volumes") or ()}
+    async def mounts(self, pod: Json, placement: PodPlacement) -> dict[str, Mount]:
+        """Volume name → its directory, created and written. ConfigError names what is missing."""
+        return {
+            volume["name"]: await self._mount(pod, volume, placement) for volume in pod["spec"].get("volumes") or ()
+        }
 
-    async def refresh(self, pod: Json, place: Place) -> float | None:
+    async def refresh(self, pod: Json, placement: PodPlacement) -> float | None:
         """Rewrite the files of volumes in use whose sources changed.
 
         Returns when a token must be renewed (epoch), if any.
         """
         for volume in pod["spec"].get("volumes") or ():
             if volume["name"] in self._written:
-                await self._write(pod, volume, place)
+                await self._write(pod, volume, placement)
         return min((due for _, due in self._tokens.values()), default=None)
 
     def remove(self) -> None:
-        """Delete everything that lives and dies with the pod."""
+        """Delete the pod's directory."""
         shutil.rmtree(self._pod_dir, ignore_errors=True)
 
-    async def _mount(self, pod: Json, volume: Json, place: Place) -> Mount:
+    async def _mount(self, pod: Json, volume: Json, placement: PodPlacement) -> Mount:
         here = self._directory / volume["name"]
-        if any(kind in volume for kind in payload.KINDS):
-            await self._write(pod, volume, place)
+        if any(kind in volume for kind in volume_files.KINDS):
+            await self._write(pod, volume, placement)
             return Mount(source=str(here), path="", read_only=True)
         if "hostPath" in volume:
             return _host_path(volume["hostPath"])
@@ -66,16 +68,16 @@ class PodVolumes:
         here.chmod(0o777)
         return Mount(source=str(here), path="", read_only=False)
 
-    async def _write(self, pod: Json, volume: Json, place: Place) -> None:
-        wishes = payload.token_wishes(volume)
-        tokens = {wish: await self._token(pod, wish) for wish in wishes}
-        view = self._sources.view(pod["metadata"]["namespace"])
-        files = payload.files(pod, volume, place=place, sources=view, tokens=tokens)
-        atomic.write(self._directory / volume["name"], files)
+    async def _write(self, pod: Json, volume: Json, placement: PodPlacement) -> None:
+        projections = volume_files.token_projections(volume)
+        tokens = {projection: await self._token(pod, projection) for projection in projections}
+        view = self._cache.view(pod["metadata"]["namespace"])
+        files = volume_files.files(pod, volume, placement=placement, sources=view, tokens=tokens)
+        atomic_writer.write(self._directory / volume["name"], files)
         self._written.add(volume["name"])
 
-    async def _token(self, pod: Json, wish: TokenWish) -> str:
-        known = self._tokens.get(wish)
+    async def _token(self, pod: Json, projection: TokenProjection) -> str:
+        known = self._tokens.get(projection)
         if known and time.time() < known[1]:
             return known[0]
         metadata, account = pod["metadata"], pod["spec"].get("serviceAccountName") or "default"
@@ -85,8 +87,8 @@ class PodVolumes:
             "kind": "TokenRequest",
             "metadata": {"namespace": metadata["namespace"], "name": account},
             "spec": {
-                "audiences": [wish.audience] if wish.audience else [],
-                "expirationSeconds": wish.expiration_s,
+                "audiences": [projection.audience] if projection.audience else [],
+                "expirationSeconds": projection.expiration_s,
                 "boundObjectRef": bound,
             },
         }
@@ -98,14 +100,14 @@ class PodVolumes:
             raise
         now = time.time()
         life_s = epoch(answer["status"]["expirationTimestamp"]) - now
-        self._tokens[wish] = answer["status"]["token"], now + max(life_s * TOKEN_LIFE_USED, TOKEN_RETRY_S)
-        return self._tokens[wish][0]
+        self._tokens[projection] = answer["status"]["token"], now + max(life_s * TOKEN_LIFE_USED, TOKEN_RETRY_S)
+        return self._tokens[projection][0]
 
     def _claim(self, pod: Json, reference: Json) -> Mount:
         name = reference["claimName"]
-        claim = self._sources.claim(pod["metadata"]["namespace"], name)
-        bound = self._sources.volume(claim["spec"].get("volumeName") or "") if claim else None
-        path = claims.directory_of(claim, bound, name)
+        claim = self._cache.claim(pod["metadata"]["namespace"], name)
+        bound = self._cache.volume(claim["spec"].get("volumeName") or "") if claim else None
+        path = local_volumes.directory_of(claim, bound, name)
         os.makedirs(path, exist_ok=True)
         return Mount(source=path, path="", read_only=bool(reference.get("readOnly")))
 

@@ -3,20 +3,20 @@
 import json
 from pathlib import Path
 
-from kvasir_local.demo import walk
+from kvasir_local.demo import scenario
 
 MAX_BYTES = 8_000_000
 FAQ = Path(__file__).parents[3] / "docs" / "faq.md"
 
 
 def test_shipped_model_is_whole_and_small() -> None:
-    files = {path.name: path.stat().st_size for path in walk.MODEL.iterdir()}
+    files = {path.name: path.stat().st_size for path in scenario.MODEL.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} == set(files)
     assert sum(files.values()) <= MAX_BYTES
 
 
 def test_shipped_template_marks_every_turn() -> None:
-    about = json.loads((walk.MODEL / "tokenizer_config.json").read_text())
+    about = json.loads((scenario.MODEL / "tokenizer_config.json").read_text())
     assert "<|assistant|>" in about["chat_template"]
     assert about["eos_token"] == "<|end|>"
 

@@ -23,7 +23,7 @@ def module_node(cluster: ControlPlane, api: "client.ApiClient") -> Iterator[Node
     index = NODE_INDEX + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     name = f"bench-{index}"
     kubectl.apply(cluster.kubectl, node_role())
-    credentials.write_node(cluster.layout, cluster.state.network, name)
+    credentials.write_node(cluster.paths, cluster.state.network, name)
     found = NodeBench(cluster, api, name, index)
     found.start()
     yield found

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvasir_local.node import container as containers
-from kvasir_local.node import logs
+from kvasir_local.node import container_logs
 from kvasir_local.node.container import Container, StartFailedError, check_machine
-from kvasir_local.node.hostfiles import HostFiles
-from kvasir_local.node.logs import Wish
+from kvasir_local.node.container_logs import LogOptions
+from kvasir_local.node.host_files import HostFiles
 from kvasir_local.node.rules import rootfs
-from kvasir_local.node.rules.plan import Launch
+from kvasir_local.node.rules.container_config import ContainerConfig
 from kvasir_local.node.rules.rootfs import Mount
 
 pytestmark = [
@@ -36,7 +36,7 @@ class Bench:
         keep = {sys.prefix, sys.base_prefix, str(self.directory)}
         kept = [Mount(source=path, path=path, read_only=True) for path in keep if path.startswith(rootfs.SCRATCH)]
         steps = rootfs.layout(HostFiles(), mounts, keep=kept, devices=(), read_only_root=read_only_root)
-        launch = Launch(
+        launch = ContainerConfig(
             argv=argv,
             env={"PATH": "/usr/bin:/bin", "NAME": "value"},
             cwd="/",
@@ -53,7 +53,7 @@ class Bench:
         found = await self.start(*argv, **options)  # type: ignore[arg-type]
         async with asyncio.timeout(20):
             code = await found.wait()
-        return code, logs.read(self.log, Wish()).decode()
+        return code, container_logs.read(self.log, LogOptions()).decode()
 
     async def end(self) -> None:
         for item in self._started:
@@ -127,7 +127,7 @@ async def test_sigterm_reaches_the_program_and_its_exit_code_comes_back(bench: B
     found.terminate()
     async with asyncio.timeout(20):
         assert await found.wait() == 7
-    assert "bye" in logs.read(bench.log, Wish()).decode()
+    assert "bye" in container_logs.read(bench.log, LogOptions()).decode()
 
 
 async def test_a_program_without_a_handler_dies_of_sigterm(bench: Bench):
@@ -147,10 +147,10 @@ async def test_kill_ends_every_process_of_the_container(bench: Bench):
     assert not alive(found.pid)
 
 
-async def test_nothing_survives_the_death_of_the_supervisor(bench: Bench):
+async def test_nothing_survives_the_death_of_the_shim(bench: Bench):
     found = await bench.start("sh", "-c", "(setsid sleep 1235 &) ; echo up; sleep 1000")
     await until(lambda: bench.log.exists() and b"up" in bench.log.read_bytes())
-    os.kill(found._supervisor.pid, signal.SIGKILL)
+    os.kill(found._shim.pid, signal.SIGKILL)
     async with asyncio.timeout(20):
         assert await found.wait() == 137
     await until(lambda: not alive(found.pid))
@@ -186,10 +186,10 @@ async def test_logs_keep_stream_time_and_order(bench: Bench):
     lines = bench.log.read_text().splitlines()
     assert sorted(line.split(" ", 1)[1] for line in lines) == ["stderr F two", "stdout F one", "stdout F three"]
     assert all(line.split(" ")[0].endswith("Z") for line in lines)
-    assert logs.read(bench.log, Wish(tail=1, timestamps=True)).decode().split(" ", 1)[1] in {
+    assert container_logs.read(bench.log, LogOptions(tail=1, timestamps=True)).decode().split(" ", 1)[1] in {
         "three\n",
         "two\n",
         "one\n",
     }
-    assert logs.read(bench.log, Wish(limit_bytes=3)) in {b"one", b"two", b"thr"}
-    assert logs.read(bench.log, Wish(since="2999-01-01T00:00:00Z")) == b""
+    assert container_logs.read(bench.log, LogOptions(limit_bytes=3)) in {b"one", b"two", b"thr"}
+    assert container_logs.read(bench.log, LogOptions(since="2999-01-01T00:00:00Z")) == b""

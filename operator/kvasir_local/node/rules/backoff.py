@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class BackoffPolicy:
     """Seconds. A run longer than reset_s forgets earlier crashes. The defaults are the kubelet's."""
 
     base_s: float = 10.0
@@ -23,7 +23,7 @@ NONE = Backoff()
 """Nothing has crashed."""
 
 
-def after_run(policy: Policy, backoff: Backoff, *, ran_s: float) -> tuple[Backoff, float]:
+def after_run(policy: BackoffPolicy, backoff: Backoff, *, ran_s: float) -> tuple[Backoff, float]:
     """The next state, and the seconds to wait now that a run of ran_s seconds has ended.
 
     The first end restarts at once, then base, doubling up to the limit.

@@ -1,4 +1,4 @@
-"""Folds repeated events into one object with a count, and says when a write is due; `recorder` writes."""
+"""Combines repeated events into one object with a count, and decides when a write is due; `event_recorder` writes."""
 
 from dataclasses import dataclass, field, replace
 
@@ -8,8 +8,8 @@ COMBINED = "(combined from similar events)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Something that happened to an object, or to the part of it that `field` names (may be empty)."""
+class ObjectEvent:
+    """An event about an object, or about the field of it that `field` names (may be empty)."""
 
     kind: str
     namespace: str
@@ -22,7 +22,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class EventSeries:
     """One event object: its name and message, how often it happened, when first, when last written (epoch seconds)."""
 
     name: str
@@ -33,33 +33,33 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Aggregator:
-    """Counts notes. The same note about the same object is one event, written at most every REPEAT_WRITE_S.
+class EventAggregator:
+    """Counts notes. The same event about the same object is one event, written at most every REPEAT_WRITE_S.
 
     Notes that differ in their message alone, such as probes that quote a clock, are combined after SIMILAR_LIMIT.
     """
 
-    entries: dict[Note, Entry] = field(default_factory=dict)
-    similar: dict[Note, int] = field(default_factory=dict)
+    series_by_event: dict[ObjectEvent, EventSeries] = field(default_factory=dict)
+    similar: dict[ObjectEvent, int] = field(default_factory=dict)
 
-    def due(self, note: Note, *, now: float) -> Entry | None:
-        """Count the note; returns the entry when it must be written now (count 1: create it)."""
-        group = replace(note, message="")
-        if note not in self.entries and self.similar.get(group, 0) >= SIMILAR_LIMIT:
-            note = replace(note, message=COMBINED)
-        known = self.entries.get(note)
+    def due(self, event: ObjectEvent, *, now: float) -> EventSeries | None:
+        """Count the event; returns the series when it must be written now (count 1: create it)."""
+        group = replace(event, message="")
+        if event not in self.series_by_event and self.similar.get(group, 0) >= SIMILAR_LIMIT:
+            event = replace(event, message=COMBINED)
+        known = self.series_by_event.get(event)
         if known is None:
-            name = f"{note.name}.{int(now * 1e9):x}"
-            entry = Entry(name=name, message=note.message, count=1, first=now, written=now)
-            self.entries[note] = entry
+            name = f"{event.name}.{int(now * 1e9):x}"
+            series = EventSeries(name=name, message=event.message, count=1, first=now, written=now)
+            self.series_by_event[event] = series
             self.similar[group] = self.similar.get(group, 0) + 1
-            return entry
-        entry = replace(known, count=known.count + 1)
+            return series
+        series = replace(known, count=known.count + 1)
         is_due = now - known.written >= REPEAT_WRITE_S
-        self.entries[note] = replace(entry, written=now) if is_due else entry
-        return self.entries[note] if is_due else None
+        self.series_by_event[event] = replace(series, written=now) if is_due else series
+        return self.series_by_event[event] if is_due else None
 
     def forget(self, uid: str) -> None:
         """Drop what is known of an object that is gone."""
-        self.entries = {note: entry for note, entry in self.entries.items() if note.uid != uid}
+        self.series_by_event = {event: series for event, series in self.series_by_event.items() if event.uid != uid}
         self.similar = {group: count for group, count in self.similar.items() if group.uid != uid}

@@ -1,4 +1,4 @@
-"""Shapes that the rooms share: JSON objects as the API server sends them, and errors that a pod author can act on."""
+"""Shared helpers on objects as the API server sends them, and the error that a pod's author can act on."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -6,8 +6,8 @@ from enum import StrEnum
 from kvasir_local.node.rules.kinds import ConfigError, Json
 
 
-class Role(StrEnum):
-    """What a probe decides."""
+class ProbeType(StrEnum):
+    """The kind of a probe."""
 
     STARTUP = "startup"
     READINESS = "readiness"
@@ -47,8 +47,8 @@ class Sleep:
     seconds: float
 
 
-Check = HttpGet | TcpSocket | Exec
-Hook = HttpGet | Exec | Sleep
+ProbeHandler = HttpGet | TcpSocket | Exec
+LifecycleHandler = HttpGet | Exec | Sleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class Probe:
     grace_s overrides the pod's on a kill.
     """
 
-    role: Role
-    check: Check
+    role: ProbeType
+    check: ProbeHandler
     initial_delay_s: float
     period_s: float
     timeout_s: float
@@ -69,43 +69,43 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """verdict: the settled answer; run: how many results in a row were `last`."""
+class ProbeTally:
+    """passing: the result after thresholds; run: how many results in a row were `last`."""
 
-    verdict: bool
+    passing: bool
     last: bool | None = None
     run: int = 0
 
 
-def initial(role: Role) -> Tally:
+def initial(role: ProbeType) -> ProbeTally:
     """Before any result a container is alive, but neither started nor ready."""
-    return Tally(verdict=role is Role.LIVENESS)
+    return ProbeTally(passing=role is ProbeType.LIVENESS)
 
 
-def count(probe: Probe, tally: Tally, passed: bool) -> Tally:
-    """The tally after one more result; the verdict turns when the threshold of equal results is reached."""
+def count(probe: Probe, tally: ProbeTally, passed: bool) -> ProbeTally:
+    """The tally after one more result; passing changes at the threshold of equal results."""
     run = tally.run + 1 if tally.last is passed else 1
     needed = probe.success_threshold if passed else probe.failure_threshold
-    return Tally(verdict=passed if run >= needed else tally.verdict, last=passed, run=run)
+    return ProbeTally(passing=passed if run >= needed else tally.passing, last=passed, run=run)
 
 
-def failed(probe: Probe, tally: Tally) -> bool:
+def failed(probe: Probe, tally: ProbeTally) -> bool:
     """Whether the container must be killed: a startup or liveness probe has failed as often as it may."""
     lost = tally.last is False and tally.run >= probe.failure_threshold
-    return lost and probe.role is not Role.READINESS
+    return lost and probe.role is not ProbeType.READINESS
 
 
-def probes(container: Json) -> dict[Role, Probe]:
+def probes(container: Json) -> dict[ProbeType, Probe]:
     """The probes that a container declares. ConfigError when a named port does not exist or no check is given."""
     found = {}
-    for role in Role:
+    for role in ProbeType:
         source = container.get(f"{role}Probe")
         if source:
             found[role] = _probe(role, source, container)
     return found
 
 
-def hook(container: Json) -> Hook | None:
+def hook(container: Json) -> LifecycleHandler | None:
     """The preStop hook, if any."""
     source = (container.get("lifecycle") or {}).get("preStop")
     if not source:
@@ -118,7 +118,7 @@ def hook(container: Json) -> Hook | None:
     return found
 
 
-def _probe(role: Role, source: Json, container: Json) -> Probe:
+def _probe(role: ProbeType, source: Json, container: Json) -> Probe:
     grace = source.get("terminationGracePeriodSeconds")
     return Probe(
         role=role,
@@ -132,7 +132,7 @@ def _probe(role: Role, source: Json, container: Json) -> Probe:
     )
 
 
-def _check(source: Json, container: Json) -> Check:
+def _check(source: Json, container: Json) -> ProbeHandler:
     if "exec" in source:
         return Exec(command=tuple(source["exec"]["command"]))
     if "tcpSocket" in source:

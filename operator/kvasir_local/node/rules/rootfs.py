@@ -1,4 +1,4 @@
-"""Lays out a container's root directory as mount steps, which `launch` carries out: the host read-only, mounts on top.
+"""Lays out a container's root directory as mount steps for `container_shim`: the host read-only, mounts on top.
 
 A mount path that the host does not have is never created on the host: its parent becomes a fresh directory that holds
 the host's entries one by one. /tmp, /var/tmp, /run and /dev are the container's own. Files are looked at through

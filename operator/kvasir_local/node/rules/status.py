@@ -3,8 +3,8 @@
 from typing import Any
 
 from kvasir_local.node.rules.kinds import Json, containers, init_containers, timestamp
-from kvasir_local.node.rules.lifecycle import initialized
-from kvasir_local.node.rules.record import ContainerRecord, PodRecord, Running, Terminated, Waiting
+from kvasir_local.node.rules.pod_actions import initialized
+from kvasir_local.node.rules.pod_record import ContainerRecord, PodRecord, Running, Terminated, Waiting
 
 
 def pod_status(pod: Json, record: PodRecord, *, host_ip: str, now: float) -> dict[str, Any]:

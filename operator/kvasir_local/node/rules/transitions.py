@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from kvasir_local.node.rules import backoff
-from kvasir_local.node.rules.record import ContainerRecord, Running, Terminated, Waiting
+from kvasir_local.node.rules.pod_record import ContainerRecord, Running, Terminated, Waiting
 
-IMAGE_BACKOFF = backoff.Policy()
+IMAGE_BACKOFF = backoff.BackoffPolicy()
 
 
 def next_run(known: ContainerRecord) -> int:
@@ -38,7 +38,14 @@ def started(known: ContainerRecord, *, run: int, pod_uid: str, image: str, now: 
 
 
 def start_failed(
-    known: ContainerRecord, message: str, *, run: int, pod_uid: str, image: str, policy: backoff.Policy, now: float
+    known: ContainerRecord,
+    message: str,
+    *,
+    run: int,
+    pod_uid: str,
+    image: str,
+    policy: backoff.BackoffPolicy,
+    now: float,
 ) -> ContainerRecord:
     """The program could not be started: an end with code 128, as container engines report it."""
     begun = started(known, run=run, pod_uid=pod_uid, image=image, now=now)
@@ -46,7 +53,7 @@ def start_failed(
 
 
 def ended(
-    known: ContainerRecord, *, exit_code: int, message: str, policy: backoff.Policy, now: float, reason: str = ""
+    known: ContainerRecord, *, exit_code: int, message: str, policy: backoff.BackoffPolicy, now: float, reason: str = ""
 ) -> ContainerRecord:
     """The container ended; not_before says when it may start again, should the restart policy want it to."""
     began = known.state.started_at if isinstance(known.state, Running) else now

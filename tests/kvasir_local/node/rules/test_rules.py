@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvasir_local.node.rules import addresses, claims, devices, nodeobject
+from kvasir_local.node.rules import addresses, devices, local_volumes, node_object
 from kvasir_local.node.rules.devices import Gpus
-from kvasir_local.node.rules.events import Aggregator, Note
+from kvasir_local.node.rules.events import EventAggregator, ObjectEvent
 from kvasir_local.node.rules.kinds import ConfigError, epoch, micro_timestamp, timestamp
 
 
@@ -63,34 +63,34 @@ def claim(**spec: object) -> dict:
     [({}, True), ({"storageClassName": "fast"}, False), ({"volumeName": "pv"}, False), ({"selector": {"a": 1}}, False)],
 )
 def test_only_pending_claims_of_our_class_get_a_volume(spec: dict, want: bool):
-    assert claims.wants_volume(claim(**spec)) is want
+    assert local_volumes.wants_volume(claim(**spec)) is want
 
 
 def test_a_volume_is_reserved_for_its_claim_and_dropped_only_below_our_root():
-    volume = claims.volume(claim(), "/state/volumes/ns/data")
+    volume = local_volumes.volume(claim(), "/state/volumes/ns/data")
     assert volume["spec"]["claimRef"]["uid"] == "u"
     assert volume["spec"]["capacity"] == {"storage": "1Gi"}
-    assert claims.droppable({**volume, "status": {"phase": "Bound"}}, "/state/volumes") is None
+    assert local_volumes.droppable({**volume, "status": {"phase": "Bound"}}, "/state/volumes") is None
     released = {**volume, "status": {"phase": "Released"}}
-    assert claims.droppable(released, "/state/volumes") == "/state/volumes/ns/data"
-    assert claims.droppable(released, "/other") is None
+    assert local_volumes.droppable(released, "/state/volumes") == "/state/volumes/ns/data"
+    assert local_volumes.droppable(released, "/other") is None
 
 
 def test_a_claim_has_a_directory_once_it_is_bound():
     bound = {**claim(volumeName="pv"), "status": {"phase": "Bound"}}
-    volume = claims.volume(claim(), "/d")
-    assert claims.directory_of(bound, volume, "data") == "/d"
+    volume = local_volumes.volume(claim(), "/d")
+    assert local_volumes.directory_of(bound, volume, "data") == "/d"
     with pytest.raises(ConfigError, match="not found"):
-        claims.directory_of(None, None, "data")
+        local_volumes.directory_of(None, None, "data")
     with pytest.raises(ConfigError, match="not bound"):
-        claims.directory_of(claim(), None, "data")
+        local_volumes.directory_of(claim(), None, "data")
     with pytest.raises(ConfigError, match="no directory"):
-        claims.directory_of(bound, {"metadata": {"name": "pv"}, "spec": {"nfs": {}}}, "data")
+        local_volumes.directory_of(bound, {"metadata": {"name": "pv"}, "spec": {"nfs": {}}}, "data")
 
 
 def test_repeated_events_are_counted_and_written_seldom():
-    note = Note(kind="Pod", namespace="ns", name="p", uid="u", field="", reason="R", message="m", warning=True)
-    events = Aggregator()
+    note = ObjectEvent(kind="Pod", namespace="ns", name="p", uid="u", field="", reason="R", message="m", warning=True)
+    events = EventAggregator()
     written = [events.due(note, now=float(second)) for second in range(25)]
     assert [entry.count for entry in written if entry] == [1, 11, 21]
     events.forget("u")
@@ -100,12 +100,12 @@ def test_repeated_events_are_counted_and_written_seldom():
 
 
 def test_events_that_differ_in_words_alone_are_combined():
-    def note(index: int) -> Note:
-        return Note(
+    def note(index: int) -> ObjectEvent:
+        return ObjectEvent(
             kind="Pod", namespace="ns", name="p", uid="u", field="", reason="R", message=f"at {index}", warning=True
         )
 
-    events = Aggregator()
+    events = EventAggregator()
     written = [events.due(note(index), now=float(index)) for index in range(35)]
     assert [entry.message for entry in written[:10] if entry] == [f"at {index}" for index in range(10)]
     combined = [(entry.message, entry.count) for entry in written[10:] if entry]
@@ -113,7 +113,7 @@ def test_events_that_differ_in_words_alone_are_combined():
 
 
 def test_the_node_offers_its_gpus_to_the_scheduler():
-    machine = nodeobject.Machine(
+    machine = node_object.Machine(
         cpus=2,
         memory_bytes=2**30,
         disk_bytes=2**30,
@@ -124,10 +124,10 @@ def test_the_node_offers_its_gpus_to_the_scheduler():
         machine_id="m",
         boot_id="b",
     )
-    found = nodeobject.node_status("n", machine, version="1", port=1, ready=("KubeletReady", ""), now=2.0, since=1.0)
+    found = node_object.node_status("n", machine, version="1", port=1, ready=("KubeletReady", ""), now=2.0, since=1.0)
     assert found["status"]["allocatable"]["nvidia.com/gpu"] == "4"
     assert found["status"]["conditions"][-1]["status"] == "True"
-    down = nodeobject.node_status("n", machine, version="1", port=1, ready=("Stopping", ""), now=2.0, since=1.0)
+    down = node_object.node_status("n", machine, version="1", port=1, ready=("Stopping", ""), now=2.0, since=1.0)
     assert down["status"]["conditions"][-1]["status"] == "False"
 
 
