@@ -12,7 +12,8 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.kernels.ops import CPU, Ops
+from kvasir_runtime.kernels.cpu.ops import CPU
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
@@ -51,7 +52,7 @@ def runner_of(
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
         formats = weight_formats.formats(quantization, spec, shapes, places, {})
-        tensors = load(folder, places, shapes, dtype, device, lambda read, total: None, formats)
+        tensors = load(folder, places, shapes, dtype, device, lambda read, total: None, formats, ops.quantize)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     facts = RunnerFacts(
         device=device.type,

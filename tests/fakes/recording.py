@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 from kvasir_runtime.kernels import attention as operation
 from kvasir_runtime.kernels import rms_norm, rope
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.ops import REFERENCE
+from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.runner.graphs.capture import Body, CapturedGraph
 
 _NONZERO = ("aten.nonzero.default", "aten.nonzero_numpy.default", "aten.is_nonzero.default")

@@ -17,19 +17,34 @@ On a CPU oneDNN's blocked layout is 1.4-1.9 times as fast as the plain one at 1-
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.cpu import linear as packing
-from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.quantized import QuantizedWeight
 
 Linear = Callable[[Tensor], Tensor]
 Weight = Tensor | QuantizedWeight
 Build = Callable[[Weight, Tensor | None], Linear]
+
+
+@runtime_checkable
+class RowLookup(Protocol):
+    """A linear layer that may return rows of its weight."""
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether `rows` can."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """(count, in_features) of ids (count,) int64, exactly."""
+        ...
 
 
 def reference(weight: Weight, bias: Tensor | None) -> Linear:
@@ -60,23 +75,9 @@ def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     return linear
 
 
-def packed_linear(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
-    """The builder that takes our own kernels for the weights that they are made for, and `otherwise` for others.
-
-    gated: with silu_mul behind the product, for kernels.gated.
-    """
-
-    def build(weight: Weight, bias: Tensor | None) -> Linear:
-        if packing.takes(library, weight):
-            return packing.packed(library, weight, bias, gated=gated)
-        return otherwise(weight, bias)
-
-    return build
-
-
-def with_rows(linear: Linear | None) -> packing.Packed | None:
-    """The layer itself where it gives back the rows that it was built from: then no table need be kept beside it."""
-    return linear if isinstance(linear, packing.Packed) and linear.gives_rows else None
+def with_rows(linear: Linear | None) -> RowLookup | None:
+    """The layer itself where it returns rows of its weight: then no table is kept beside it."""
+    return linear if isinstance(linear, RowLookup) and linear.gives_rows else None
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import linear, quantized, silu_mul
-from kvasir_runtime.kernels.cpu import linear as packing
-from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
@@ -99,25 +97,6 @@ def grouped(build: Build, gated: Build) -> BuildMoe:
             router=build(router, None),
             gate_up=tuple(gated(part, None) for part in parts(gate_up, experts)),
             down=tuple(build(part, None) for part in parts(down, experts)),
-            top_k=top_k,
-            renormalised=renormalised,
-        )
-
-    return built
-
-
-def packed_experts(library: Library, build: Build, gated: Build) -> BuildMoe:
-    """The same with our own kernels for the weights that they are made for; the builders are for others."""
-    otherwise = grouped(build, gated)
-
-    def built(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
-        if not (packing.takes(library, gate_up) and packing.takes(library, down)):
-            return otherwise(router, gate_up, down, top_k, renormalised)
-        experts = router.shape[0]
-        return GroupedExperts(
-            router=build(router, None),
-            gate_up=packing.packed_together(library, tuple(parts(gate_up, experts)), gated=True),
-            down=packing.packed_together(library, tuple(parts(down, experts))),
             top_k=top_k,
             renormalised=renormalised,
         )

@@ -152,6 +152,14 @@ def dequantized(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> 
     return grouped.view(rows, columns).to(dtype)
 
 
+def row_units(weight: QuantizedWeight) -> Tensor:
+    """A power of two for each row, (rows, 1), that brings its largest scale to 0.5..1 and its minima into float16."""
+    largest = weight.scales.float().abs().amax(dim=1, keepdim=True)
+    if weight.minima is not None:
+        largest = torch.maximum(largest, weight.minima.float().abs().amax(dim=1, keepdim=True) / 1024)
+    return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent), 1.0)
+
+
 def reference(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The formula in float32."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.cpu import step
+from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput
 from kvasir_runtime.kernels.linear import Linear, Weight, with_rows
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import feed_forward, rotary
@@ -60,7 +60,7 @@ class Decoder:
         tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
         layers may be quantized, and a quantized head may be there besides the table that it is a copy of.
         num_positions: longest sequence that will be computed.
-        self.step is the forward pass in one call, None where there is none for this device and these weights.
+        self.step is the forward pass as one operation, None where the table has none for these weights.
         """
         self.spec = spec
         self._ops = ops
@@ -72,7 +72,6 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
         self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
         self._norm = self._norm_of(tensors, "norm")
-        self._foreseen: step.Foreseen | None = None
         self._head: Linear | None = None
         has_own = False
         if spec.head != "none":
@@ -81,94 +80,63 @@ class Decoder:
         # A table that is the head as well is kept once, as the head has it, where that gives its rows back.
         shared = with_rows(self._head) if self._head and not has_own else None
         self._embed: Callable[[Tensor], Tensor] = shared.rows if shared else partial(_looked_up, ops, table)
-        self.step = (
-            None
-            if not spec.usual
-            else step.whole(
-                self._layers,
-                embedding=shared or table,
-                head=self._head,
-                norm=self._norm,
-                cos=self._angles[0],
-                sin=self._angles[1],
-                heads=spec.num_heads,
-                kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                intermediate=spec.intermediate_size,
-                eps=spec.norm_eps,
-            )
-        )
+        self.step = self._whole_step(shared or table)
         if tensors:
             raise ValueError(f"tensors without a place in the decoder: {', '.join(sorted(tensors))}")
 
-    def forward(self, batch: Batch, cache: Tensor) -> Tensor:
-        """Logits of the wanted rows: `logits` of `hidden`."""
-        return self.logits(self.hidden(batch, cache))
+    def logits_of(self, output: ForwardOutput) -> Tensor:
+        """Logits of all rows of an output, as `logits` gives them."""
+        return self.logits(output.hidden) if output.logits is None else output.logits
+
+    def greedy_ids_of(self, output: ForwardOutput) -> Tensor:
+        """(rows,) int64, the index of each row's largest logit."""
+        return self._ops.argmax(self.logits_of(output)) if output.greedy_ids is None else output.greedy_ids
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, vocab or labels) in the model's dtype, from contiguous rows of what `hidden` returned.
+        """(rows, vocab or labels) in the model's dtype, from contiguous rows of `ForwardOutput.hidden`.
 
         With a cap in float32, since rounding what a cap brought together would make equals of the largest. Raises
         ValueError for a model without a head.
         """
         if self._head is None:
             raise ValueError("the model has no head: it gives hidden states only")
-        logits = self._headed(hidden)
+        logits = self._head(hidden)
         cap = self.spec.logit_cap
         return logits.float().div_(cap).tanh_().mul_(cap) if cap and self.spec.head == "vocabulary" else logits
 
-    def _headed(self, hidden: Tensor) -> Tensor:
-        """What the head gives. Of the first rows of the last `hidden` that is known, if its one call computed it."""
-        assert self._head is not None
-        foreseen = self._seen(hidden)
-        return self._head(hidden) if foreseen is None or foreseen.logits is None else foreseen.logits[: len(hidden)]
-
-    def likeliest(self, hidden: Tensor) -> Tensor:
-        """(rows,) int64, where `logits` of these rows are largest."""
-        foreseen = self._seen(hidden)
-        if foreseen is None or foreseen.likeliest is None or self.spec.logit_cap:
-            return self._ops.argmax(self.logits(hidden))
-        return foreseen.likeliest[: len(hidden)]
-
-    def _seen(self, hidden: Tensor) -> step.Foreseen | None:
-        """What else is known of these rows, if they are the first of the last that one call computed."""
-        foreseen = self._foreseen
-        return foreseen if foreseen is not None and foreseen.hidden.data_ptr() == hidden.data_ptr() else None
-
-    def count(self, wanted: bool) -> None:
-        """Count, or do not, what the time of `hidden` goes into; only the one call of C++ can."""
+    def profile(self, wanted: bool) -> None:
+        """Count, or do not, the time of each kind of operation in `forward`; only the whole step can."""
         if self.step is not None:
-            self.step.count(wanted)
+            self.step.profile(wanted)
 
-    def counted(self) -> Mapping[str, int]:
-        """Time stamps that each kind of operation took in the last `hidden`; nothing where they are not counted."""
-        return {} if self.step is None else self.step.counted()
+    def profiled(self) -> Mapping[str, int]:
+        """Time stamps that each kind of operation took since the last call; empty where they are not counted."""
+        return {} if self.step is None else self.step.profiled()
 
     def begins(self, cache: Tensor) -> bool:
-        """Whether `begin` may be called: `hidden` is one call of C++, in which threads can take part later."""
+        """Whether `begin` may be called: `forward` is one operation, in which this thread can take part later."""
         return self.step is not None and self.step.takes(cache)
 
     def begin(self, batch: Batch, cache: Tensor, *, greedy: bool = False) -> None:
-        """Let other threads begin with `hidden` of a batch with logit_rows, which `finish` gives.
+        """Start the other threads on `forward` of a batch with logit_rows; `finish` completes it.
 
-        greedy: `likeliest` will be asked of it.
+        greedy: compute greedy ids too.
         """
         assert self.step is not None
         assert batch.logit_rows is not None
         ids, positions, slots, rows = batch.token_ids, batch.positions, batch.slots, batch.logit_rows
         self.step.begin(ids, positions, slots, rows, batch.attn_metadata, cache, greedy=greedy)
 
-    def finish(self) -> Tensor:
-        """`hidden` of what was begun."""
+    def finish(self) -> ForwardOutput:
+        """`forward` of what was begun."""
         assert self.step is not None
-        self._foreseen = self.step.finish()
-        return self._foreseen.hidden
+        return self.step.finish()
 
-    def hidden(self, batch: Batch, cache: Tensor) -> Tensor:
-        """What the head sees of the wanted rows, and the keys and values of all tokens written to the cache.
+    def forward(self, batch: Batch, cache: Tensor) -> ForwardOutput:
+        """Hidden states of the wanted rows; the keys and values of all tokens are written to the cache.
 
-        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). Returns (rows, hidden_size). In one call where
-        the C++ has kernels for all of it, else operation by operation.
+        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). As one operation where the table has one for
+        this model and cache, else operation by operation; only the former computes logits as well.
         """
         spec, ops = self.spec, self._ops
         if batch.logit_rows is not None and self.begins(cache):
@@ -191,7 +159,27 @@ class Decoder:
             hidden, residual = ops.rms_norm(hidden, residual, layer.mlp_norm, spec.norm_eps)
             hidden = self._outer(layer.feed_forward(hidden), layer.mlp_outer_norm)
         hidden, _ = ops.rms_norm(hidden, residual, self._norm, spec.norm_eps)
-        return hidden
+        return ForwardOutput(hidden=hidden)
+
+    def _whole_step(self, embedding: Tensor | Linear) -> DecoderStep | None:
+        spec = self.spec
+        if self._ops.decoder_step is None or not spec.usual:
+            return None
+        return self._ops.decoder_step(
+            DecoderParts(
+                layers=self._layers,
+                embedding=embedding,
+                head=self._head,
+                norm=self._norm,
+                cos=self._angles[0],
+                sin=self._angles[1],
+                heads=spec.num_heads,
+                kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                intermediate=spec.intermediate_size,
+                eps=spec.norm_eps,
+            )
+        )
 
     def _outer(self, x: Tensor, norm: Tensor | None) -> Tensor:
         return x if norm is None else self._ops.rms_norm(x, None, norm, self.spec.norm_eps)[0]

@@ -91,7 +91,8 @@ class DecoderSpec:
     @property
     def usual(self) -> bool:
         """Whether the layers are those of Llama with biases, norms of heads and windows at most: what C++ computes."""
-        changed = (self.outer_norms, self.attention_scale, self.attention_cap, self.local_rope, self.norms_less_one)
+        caps = (self.attention_cap, self.logit_cap)
+        changed = (*caps, self.outer_norms, self.attention_scale, self.local_rope, self.norms_less_one)
         return not any(changed) and self.activation == "silu" and self.embedding_scale == 1
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
-from kvasir_runtime.kernels.cpu.rowsteps import RowSteps
+from kvasir_runtime.kernels.decoder_step import GreedySteps
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.state.row_state import HostRowState, RowState
 
@@ -16,7 +16,7 @@ from kvasir_runtime.runner.state.row_state import HostRowState, RowState
 class GreedyFastPath:
     """Steps of one model and its rows."""
 
-    def __init__(self, steps: RowSteps, cache: Tensor) -> None:
+    def __init__(self, steps: GreedySteps, cache: Tensor) -> None:
         self._steps, self._cache = steps, cache
 
     def begin(self, chunks: Sequence[Chunk]) -> bool:
@@ -35,8 +35,7 @@ class GreedyFastPath:
 
 def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> GreedyFastPath | None:
     """None where there is no quick way: on other devices, or with layers or a head that are not the C++ kernels'."""
-    usable = isinstance(rows, HostRowState) and model.begins(cache) and not model.spec.logit_cap
-    if not usable or model.spec.head != "vocabulary" or model.step is None or not model.step.head_rows:
+    if not isinstance(rows, HostRowState) or model.step is None or not model.begins(cache):
         return None
-    assert isinstance(rows, HostRowState)
-    return GreedyFastPath(RowSteps(model.step, *rows.arrays, max_tokens), cache)
+    steps = model.step.greedy_steps(*rows.arrays, max_tokens) if model.spec.head == "vocabulary" else None
+    return None if steps is None else GreedyFastPath(steps, cache)

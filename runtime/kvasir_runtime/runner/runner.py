@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
+from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import Head
@@ -162,7 +163,7 @@ class ModelRunner:
     def use_profiler(self, profiler: StepProfiler) -> None:
         """Report from now on what the time of a step goes into."""
         self._profiler = profiler
-        self._model.count(profiler.wants_parts)
+        self._model.profile(profiler.wants_parts)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -217,7 +218,7 @@ class ModelRunner:
             count = min(self.facts.max_batch_tokens, len(tokens) - start)
             inputs = self._rows.batch([Chunk(row=0, start=start, num_tokens=count, samples=False)])
             batch = replace(inputs.computed(), logit_rows=None)
-            parts.append(self._model.forward(batch, self._cache).float())
+            parts.append(self._model.logits_of(self._model.forward(batch, self._cache)).float())
         return torch.cat(parts)
 
     def _finish_all(self) -> None:
@@ -278,7 +279,7 @@ class ModelRunner:
             self._send_back(launched, StepOutput(ids=replayed.ids))
             return
         if replayed is not None and replayed.hidden is not None:
-            inputs, hidden = replayed.inputs, replayed.hidden
+            inputs, output = replayed.inputs, ForwardOutput(hidden=replayed.hidden)
         else:
             greedy = (
                 self._early and bool(sampled) and self._sampler.sampling_kind(sampled, launched.mask_batch) == "greedy"
@@ -293,28 +294,28 @@ class ModelRunner:
                 self._model.begin(inputs.computed(), self._cache, greedy=greedy)
                 launched.forward = partial(self._forwarded, launched, inputs, sampled)
                 return
-            hidden = self._model.hidden(inputs.computed(), self._cache)
-        self._behind(launched, inputs, hidden, sampled)
+            output = self._model.forward(inputs.computed(), self._cache)
+        self._behind(launched, inputs, output, sampled)
 
     def _fast_forward(self, launched: LaunchedStep, fast_path_of: GreedyFastPath) -> None:
         """Take part in the whole step, which was begun."""
         launched.forward = None
         launched.results = fast_path_of.finish(launched.plan)
         self._profiler.lap("forward")
-        self._profiler.parts(self._model.counted())
+        self._profiler.parts(self._model.profiled())
 
     def _forwarded(self, launched: LaunchedStep, inputs: ModelInput, sampled: list[Chunk]) -> None:
         """Take part in the forward pass that was begun, and go on behind it."""
         launched.forward = None
         self._behind(launched, inputs, self._model.finish(), sampled)
 
-    def _behind(self, launched: LaunchedStep, inputs: ModelInput, hidden: Tensor, sampled: list[Chunk]) -> None:
+    def _behind(self, launched: LaunchedStep, inputs: ModelInput, output: ForwardOutput, sampled: list[Chunk]) -> None:
         """What follows the forward pass, unless it has to wait for a grammar."""
         self._profiler.lap("forward")
-        self._profiler.parts(self._model.counted())
-        if not hidden.shape[0]:
+        self._profiler.parts(self._model.profiled())
+        if not output.hidden.shape[0]:
             return
-        launched.finish = partial(self._draw, launched, inputs, hidden, sampled)
+        launched.finish = partial(self._draw, launched, inputs, output, sampled)
         if launched.mask_batch is None:
             self._finish(launched)
 
@@ -341,11 +342,11 @@ class ModelRunner:
         if not any(mask_batch.shares(launched.mask_batch) for mask_batch in untold if mask_batch is not None):
             masks.start(launched.mask_batch)
 
-    def _draw(self, launched: LaunchedStep, inputs: ModelInput, hidden: Tensor, sampled: list[Chunk]) -> None:
+    def _draw(self, launched: LaunchedStep, inputs: ModelInput, output: ForwardOutput, sampled: list[Chunk]) -> None:
         """All that follows a forward pass, up to copies on their way to the host."""
-        chunks = launched.plan.chunks
+        chunks, hidden = launched.plan.chunks, output.hidden
         drawn = (
-            self._sampler.sample(hidden[: len(sampled)], sampled, inputs, launched.mask_batch)
+            self._sampler.sample(output.first(len(sampled)), sampled, inputs, launched.mask_batch)
             if sampled
             else StepOutput()
         )

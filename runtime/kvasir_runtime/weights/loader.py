@@ -16,14 +16,15 @@ from torch import Tensor
 
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.kernels import quantize as quantizing
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.linear import Weight
+from kvasir_runtime.kernels.quantize import Quantize
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.models.family import Place
 from kvasir_runtime.weights import fp8_scales, gguf_checkpoint, safetensors_checkpoint
 from kvasir_runtime.weights.checkpoint_tensor import CheckpointTensor
 from kvasir_runtime.weights.quant_formats import HEAD, KEPT, TABLE
-from kvasir_runtime.weights.quantize import quantize
 from kvasir_runtime.weights.staging import staging
 from kvasir_runtime.weights.streaming import FilePiece, ring_of, stream
 
@@ -43,12 +44,13 @@ def load(
     device: torch.device,
     on_read: OnRead,
     formats: Mapping[str, QuantFormat] = MappingProxyType({}),
+    quantize: Quantize = quantizing.reference,
 ) -> dict[str, Weight]:
     """Tensors of the given shapes on a device, filled from the checkpoint in a directory or a GGUF file.
 
     places: which rows of which tensor each name of the checkpoint fills. formats: of those that are quantized while
-    they are read; a head that is the table of embeddings is made as a copy of it. Raises ModelError naming file and
-    tensor.
+    they are read, by `quantize`; a head that is the table of embeddings is made as a copy of it. Raises ModelError
+    naming file and tensor.
     """
     found = list(_checked(_stored(model), places))
     missing = sorted(set(places) - {stored.name for stored in found})
@@ -65,7 +67,8 @@ def load(
     for stored in found:
         place = places[stored.name]
         into = [tensors[name] for name in (place.tensor, *copies.get(place.tensor, ()))]
-        pieces += _pieces(stored, into, place.first_row, CPU_ELEMENTS if device.type == "cpu" else CUDA_ELEMENTS)
+        elements = CPU_ELEMENTS if device.type == "cpu" else CUDA_ELEMENTS
+        pieces += _pieces(stored, into, place.first_row, elements, quantize)
     total, read = sum(stored.num_bytes for stored in found), 0
 
     def placed(piece: FilePiece) -> None:
@@ -77,7 +80,9 @@ def load(
     return tensors
 
 
-def _pieces(stored: CheckpointTensor, into: Sequence[Weight], first_row: int, elements: int) -> Iterator[FilePiece]:
+def _pieces(
+    stored: CheckpointTensor, into: Sequence[Weight], first_row: int, elements: int, quantize: Quantize
+) -> Iterator[FilePiece]:
     """A tensor in groups of whole rows, each of about so many elements."""
     num_rows, width = stored.shape[0], math.prod(stored.shape[1:])
     step = max(elements // width // stored.unit, 1) * stored.unit
@@ -88,7 +93,7 @@ def _pieces(stored: CheckpointTensor, into: Sequence[Weight], first_row: int, el
             path=stored.path,
             start=stored.start + first * stored.row_bytes,
             num_bytes=count * stored.row_bytes,
-            put=functools.partial(_put, part, into, first_row + first, count),
+            put=functools.partial(_put, part, into, first_row + first, count, quantize),
             into=_place(stored, into, first_row + first, count),
         )
 
@@ -103,7 +108,9 @@ def _place(stored: CheckpointTensor, into: Sequence[Weight], first_row: int, cou
     return weight[first_row : first_row + count].view(-1).view(torch.uint8)
 
 
-def _put(stored: CheckpointTensor, into: Sequence[Weight], first_row: int, count: int, raw: Tensor) -> None:
+def _put(
+    stored: CheckpointTensor, into: Sequence[Weight], first_row: int, count: int, quantize: Quantize, raw: Tensor
+) -> None:
     """Rows of a checkpoint into all that is made of them; raw is on their device."""
     for weight in into:
         if isinstance(weight, Tensor):

@@ -17,7 +17,8 @@ from bench.gpu.book import Goal, failed, measured, skipped
 from bench.gpu.section import NO_TIME, Context
 from bench.gpu.timing import seconds
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.ops import Ops, ops_for
+from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.sample import Draws
 
 CACHE_BYTES = 512 << 20  # of rotated inputs: far more than any second-level cache

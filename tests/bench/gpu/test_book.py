@@ -11,7 +11,7 @@ from bench.gpu.book import Book, Cell, Goal, measured
 from bench.gpu.floors import Ceilings
 from bench.gpu.sizes import FULL, LLAMA_8B
 from bench.shapes import work
-from kvasir_runtime.kernels.ops import ops_for
+from kvasir_runtime.kernels.backends import ops_for
 
 TOP = Ceilings(read=4.3e12, flops=790e12)
 WORK = work(LLAMA_8B)

@@ -18,8 +18,8 @@ from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.start import ready_of
 from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.cpu.step import KINDS
-from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import Hello, Shutdown, Submit
 

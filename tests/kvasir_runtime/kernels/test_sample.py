@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.kernels.gumbel import HIGHEST, LOWEST, gumbel, keys, mix32, mix64
-from kvasir_runtime.kernels.ops import CPU, REFERENCE, Ops
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.kernels.sample import Draws
 
 TABLES = pytest.mark.parametrize("table", [REFERENCE, CPU], ids=lambda table: table.name)

@@ -8,7 +8,7 @@ import torch
 
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.linear import takes
-from kvasir_runtime.kernels.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec, parameter_shapes
 

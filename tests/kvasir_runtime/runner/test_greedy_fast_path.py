@@ -10,7 +10,7 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from kvasir_runtime.kernels.cpu.library import library
-from kvasir_runtime.kernels.ops import cpu_ops
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import SamplingConfig

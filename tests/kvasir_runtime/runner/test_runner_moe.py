@@ -22,11 +22,10 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.linear import takes
-from kvasir_runtime.kernels.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.kernels.quantized import QuantFormat
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
-from kvasir_runtime.weights.quantize import quantize
 
 SMALL = Shape(dtype=torch.bfloat16, num_layers=3)
 FAMILIES = {
@@ -113,7 +112,7 @@ def rounded(folder: Path, target: Path, quantization: Quantization) -> Oracle:
         head = name == "lm_head.weight"
         if head or name.split(".")[-2] in ("w1", "w2", "w3") or name.endswith("_proj.weight"):
             format_ = QuantFormat(bits=8 if head or quantization == "int8" else 4)
-            weights[name] = quantized.dequantized(quantize(weight, format_))
+            weights[name] = quantized.dequantized(cpu_ops().quantize(weight, format_))
     checkpoints.write_weights(target, weights)
     return Oracle(target)
 

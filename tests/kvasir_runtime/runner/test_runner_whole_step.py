@@ -17,7 +17,7 @@ from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu.library import library
-from kvasir_runtime.kernels.ops import cpu_ops
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.runner import ModelRunner
 
@@ -139,8 +139,8 @@ def test_logits_of_the_one_call_are_those_of_the_head_alone(root: Path, name: st
             attn_metadata=AttentionMetadata([5], [5], torch.tensor([[0]]), [0]),
             logit_rows=torch.tensor(wanted),
         )
-        hidden = runner._model.hidden(batch, runner._cache)
-        assert (runner._model._foreseen.logits is not None) == (len(wanted) == 1)
-        logits = runner._model.logits(hidden)
+        output = runner._model.forward(batch, runner._cache)
+        assert (output.logits is not None) == (len(wanted) == 1)
+        logits = runner._model.logits_of(output)
         assert logits.shape[0] == len(wanted)
-        assert torch.equal(logits, runner._model.logits(hidden.clone()))
+        assert torch.equal(logits, runner._model.logits(output.hidden.clone()))

@@ -13,6 +13,7 @@ from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_api.options import Quantization, ServeOptions
 from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat, QuantizedWeight
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
@@ -20,8 +21,8 @@ from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.weights import gguf_checkpoint, quant_formats
 from kvasir_runtime.weights.loader import load
-from kvasir_runtime.weights.quantize import quantize
 
+quantize = cpu_ops().quantize
 SHAPE = Shape(hidden_size=64, intermediate_size=96, num_layers=2)
 LAYER = ("qkv.weight", "output.weight", "gate_up.weight", "down.weight")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fakes.checkpoints import Shape
 from fakes.checkpoints import write as write_checkpoint
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.kernels.quantize import reference
 from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
@@ -254,7 +255,7 @@ def test_a_whole_checkpoint_is_the_same_over_a_late_device(tmp_path: Path) -> No
         for file in safetensors_checkpoint.files(folder)
         for stored in safetensors_checkpoint.stored(file)
         for place in [places[stored.name]]
-        for piece in loading._pieces(stored, [found[place.tensor]], place.first_row, 100)
+        for piece in loading._pieces(stored, [found[place.tensor]], place.first_row, 100, reference)
     ]
     assert len(pieces) > 400
     stream(pieces, Late(), BufferRing(threads=3, buffers=4), lambda _: None)

@@ -15,8 +15,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
+from kvasir_runtime.kernels.linear import Build, Linear, Weight
 from kvasir_runtime.kernels.quantized import QuantizedWeight, dequantized
 
 TILE: Final = 16
@@ -100,7 +102,7 @@ def use_amx(library: Library) -> str:
     return " without AMX, whose products were wrong,"
 
 
-def takes(library: Library, weight: Tensor | QuantizedWeight) -> bool:
+def takes(library: Library, weight: Weight) -> bool:
     """Whether this processor's variant computes with such a weight."""
     if isinstance(weight, QuantizedWeight):
         integers = not weight.format.floating and weight.format.group % 8 == 0
@@ -108,9 +110,21 @@ def takes(library: Library, weight: Tensor | QuantizedWeight) -> bool:
     return weight.dtype == torch.bfloat16 and library.has("pack_bf16")
 
 
+def packed_linear(library: Library, otherwise: Build, *, gated: bool = False) -> Build:
+    """The builder that packs the weights that `takes` takes, and gives others to `otherwise`.
+
+    gated: with silu behind the product, for kernels.gated.
+    """
+
+    def build(weight: Weight, bias: Tensor | None) -> Linear:
+        return packed(library, weight, bias, gated=gated) if takes(library, weight) else otherwise(weight, bias)
+
+    return build
+
+
 def packed(
     library: Library,
-    weight: Tensor | QuantizedWeight,
+    weight: Weight,
     bias: Tensor | None,
     *,
     gated: bool = False,
@@ -144,9 +158,7 @@ def packed(
     return made(library, struct, (target,) if biases is None else (target, biases))
 
 
-def packed_together(
-    library: Library, weights: Sequence[Tensor | QuantizedWeight], *, gated: bool = False
-) -> tuple[Packed, ...]:
+def packed_together(library: Library, weights: Sequence[Weight], *, gated: bool = False) -> tuple[Packed, ...]:
     """Weights of the same size in one piece of memory: a system has only so many pieces for thousands of weights."""
     slab = Slab(len(weights))
     return tuple(packed(library, weight, None, gated=gated, room=slab.room) for weight in weights)
@@ -176,7 +188,7 @@ def _packed_quantized(
     types = (_POINTER, _COUNT, _COUNT, _COUNT, _INT, _INT, _POINTER)
     values = weight.values.contiguous()
     library.function("pack_quantized", *types)(values.data_ptr(), rows, k, tiles, gated, bits, target.data_ptr())
-    units = unit(weight)
+    units = quantized.row_units(weight)
     scales = _by_panel(tiled(weight.scales.float() / units, tiles, gated=gated))
     minima = scales if weight.minima is None else _by_panel(tiled(weight.minima.float() / units, tiles, gated=gated))
     by_row = tiled(units[:, 0], tiles, gated=gated)
@@ -197,14 +209,6 @@ def _packed_quantized(
     return made(library, struct, (target, scales, minima, by_row, biases))
 
 
-def unit(weight: QuantizedWeight) -> Tensor:
-    """A power of two for each row, (rows, 1), that brings its largest scale to 0.5..1 and its minima into float16."""
-    largest = weight.scales.float().abs().amax(dim=1, keepdim=True)
-    if weight.minima is not None:
-        largest = torch.maximum(largest, weight.minima.float().abs().amax(dim=1, keepdim=True) / 1024)
-    return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent), 1.0)
-
-
 def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> Tensor:
     """What a Packed of a quantized weight computes, in float64 and plain torch: for tests and comparisons."""
     k, group = weight.shape[1], weight.format.group
@@ -212,7 +216,7 @@ def rounded_product(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> 
     largest = grouped.abs().amax(dim=2, keepdim=True)
     rounded = (grouped * torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)).round().view(x.shape[0], k)
     steps = (largest / 127).double().expand(-1, -1, group).reshape(x.shape[0], k)
-    units = unit(weight)
+    units = quantized.row_units(weight)
     coarse = QuantizedWeight(
         format=weight.format,
         values=weight.values,

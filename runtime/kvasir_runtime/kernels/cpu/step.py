@@ -1,13 +1,11 @@
-"""A decoder's forward pass in one call of C++: step.h, filled from the parts that the decoder was built from.
+"""A decoder's forward pass in one call of C++: `kernels.decoder_step` for CPUs. Fills step.h from a decoder's parts.
 
-Called by `layers.decoder`, which computes operation by operation where `whole` gives None: on other devices, and where
-a weight is of a kind that the C++ kernels do not take.
+Logits are computed in the same call, since threads that waited for the next one would have fallen asleep.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,126 +14,32 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import structs
-from kvasir_runtime.kernels.cpu.library import Function, library
-from kvasir_runtime.kernels.cpu.linear import LinearStruct, Packed
-from kvasir_runtime.kernels.cpu.table import takes_heads
+from kvasir_runtime.kernels.cpu.bindings import takes_heads
+from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.cpu.linear import Packed
+from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, ModelStruct, RowsStruct
+from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.gated import FeedForward
 
 KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head")
-_POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
-_LINEAR = ctypes.POINTER(LinearStruct)
+_WORK: Final = ("token_ids", "positions", "slots")
 
 
-class LayerStruct(ctypes.Structure):
-    """kvasir::StepLayer."""
-
-    _fields_ = (
-        ("attention_norm", _POINTER),
-        ("qk_norm", _POINTER),
-        ("mlp_norm", _POINTER),
-        ("qkv", _LINEAR),
-        ("output", _LINEAR),
-        ("gate_up", _LINEAR),
-        ("down", _LINEAR),
-        ("window", _COUNT),
-    )
-
-
-class ModelStruct(ctypes.Structure):
-    """kvasir::StepModel."""
-
-    _fields_ = (
-        ("layers", ctypes.POINTER(LayerStruct)),
-        ("embedding", _POINTER),
-        ("table", _LINEAR),
-        ("head", _LINEAR),
-        ("norm", _POINTER),
-        ("cos", _POINTER),
-        ("sin", _POINTER),
-        ("cache", _POINTER),
-        ("layer_bytes", _COUNT),
-        ("value_offset", _COUNT),
-        ("num_layers", _COUNT),
-        ("hidden", _COUNT),
-        ("heads", _COUNT),
-        ("kv_heads", _COUNT),
-        ("head_dim", _COUNT),
-        ("intermediate", _COUNT),
-        ("block_size", _COUNT),
-        ("eps", _FLOAT),
-        ("scale", _FLOAT),
-        ("type", _TYPE),
-        ("cache_type", _TYPE),
-    )
-
-
-class BatchStruct(ctypes.Structure):
-    """kvasir::StepBatch."""
-
-    _fields_ = (
-        ("tokens", _COUNT),
-        ("num_rows", _COUNT),
-        ("token_ids", _POINTER),
-        ("positions", _POINTER),
-        ("slots", _POINTER),
-        ("rows", _POINTER),
-        ("sequences", structs.Sequences),
-        ("out", _POINTER),
-        ("logits", _POINTER),
-        ("likeliest", _POINTER),
-        ("ticks", _POINTER),
-    )
-
-
-class Layer(Protocol):
-    """What a decoder knows of one of its layers."""
-
-    @property
-    def window(self) -> int: ...
-    @property
-    def attention_norm(self) -> Tensor: ...
-    @property
-    def qk_norm(self) -> Tensor | None: ...
-    @property
-    def mlp_norm(self) -> Tensor: ...
-    @property
-    def qkv(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def output(self) -> Callable[[Tensor], Tensor]: ...
-    @property
-    def feed_forward(self) -> Callable[[Tensor], Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foreseen:
-    """What one call computed. hidden: (rows, hidden), as Decoder.hidden. logits: (rows, outputs of the head), or None
-    where the head is not packed or there are more rows than sequences: in the same call, since threads that waited for
-    the next one would have fallen asleep. likeliest: (rows,) int64, where the logits are largest, if that was asked.
-    """
-
-    hidden: Tensor
-    logits: Tensor | None = None
-    likeliest: Tensor | None = None
-
-
-class DecoderStep:
+class CppDecoderStep:
     """The layers of one decoder."""
 
-    def __init__(self, model: ModelStruct, kept: tuple[Any, ...]) -> None:
+    def __init__(self, found: Library, model: ModelStruct, kept: tuple[Any, ...]) -> None:
         """kept: what the struct points into."""
-        found = library()
-        if found is None:
-            raise ValueError("there is no library of C++ kernels")
         self._ticks: NDArray[np.int64] | None = None
         self._model = model
         self._kept = kept
         self._cache = 0
         self.head_rows = int(model.head.contents.outputs) if model.head else 0
         self.model = ctypes.byref(model)
-        self._library = found
-        self._run = found.function("step", _POINTER, _POINTER)
+        self.library = found
+        self._run = found.function("step", ctypes.c_void_p, ctypes.c_void_p)
         self._join = found.finish
-        self._begun: tuple[Foreseen, tuple[Any, ...]] | None = None
+        self._begun: tuple[ForwardOutput, tuple[Any, ...]] | None = None
 
     def begin(
         self,
@@ -148,17 +52,14 @@ class DecoderStep:
         *,
         greedy: bool = False,
     ) -> None:
-        """Let the other threads begin with the rows that are wanted; `finish` takes part. All ids int64 and contiguous.
-
-        What a step begun before would give is lost if it was not finished.
-        """
+        """Start the other threads on the rows that are wanted; `finish` takes part. All ids int64 and contiguous."""
         self.ready(cache)
         sequences, kept = structs.sequences(attn_metadata)
         out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
-        logits = likeliest = None
+        logits = greedy_ids = None
         if self.head_rows and rows.shape[0] <= sequences.count:
             logits = torch.empty((rows.shape[0], self.head_rows), dtype=torch.bfloat16)
-            likeliest = torch.empty(rows.shape[0], dtype=torch.int64) if greedy else None
+            greedy_ids = torch.empty(rows.shape[0], dtype=torch.int64) if greedy else None
         batch = BatchStruct(
             tokens=token_ids.shape[0],
             num_rows=rows.shape[0],
@@ -169,22 +70,22 @@ class DecoderStep:
             sequences=sequences,
             out=out.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
-            likeliest=None if likeliest is None else likeliest.data_ptr(),
+            greedy_ids=None if greedy_ids is None else greedy_ids.data_ptr(),
             ticks=self.ticks,
         )
         self._begun = (
-            Foreseen(hidden=out, logits=logits, likeliest=likeliest),
+            ForwardOutput(hidden=out, logits=logits, greedy_ids=greedy_ids),
             (batch, kept, token_ids, positions, slots, rows),
         )
         self._run(self.model, ctypes.byref(batch))
 
-    def finish(self) -> Foreseen:
+    def finish(self) -> ForwardOutput:
         """Compute what is left of the step that was begun. Raises ValueError where none was."""
         if self._begun is None:
             raise ValueError("no step was begun")
         self._join()
-        (foreseen, _), self._begun = self._begun, None
-        return foreseen
+        (output, _), self._begun = self._begun, None
+        return output
 
     def ready(self, cache: Tensor) -> None:
         """Before a step begins: what was begun before is finished, and this is the cache that the next one reads."""
@@ -198,22 +99,23 @@ class DecoderStep:
         hidden = torch.empty((count, self._model.hidden), dtype=torch.bfloat16)
         return hidden, torch.empty((count, self.head_rows), dtype=torch.bfloat16)
 
-    def of_rows(self, struct: type[ctypes.Structure]) -> tuple[Function, Function]:
-        """What begins and ends steps that are made of rows; struct: kvasir::StepRows."""
-        found, pointer = self._library, ctypes.POINTER(struct)
-        return found.function("step_rows", _POINTER, pointer), found.function("step_rows_finish", pointer)
+    def greedy_steps(
+        self, tokens: NDArray[np.int32], tables: NDArray[np.int64], max_tokens: int
+    ) -> "CppGreedySteps | None":
+        """Steps over these rows, or None where the head is not packed."""
+        return CppGreedySteps(self, tokens, tables, max_tokens) if self.head_rows else None
 
     @property
     def ticks(self) -> int | None:
         """Where time stamps are counted, if they are."""
         return None if self._ticks is None else self._ticks.ctypes.data
 
-    def count(self, wanted: bool) -> None:
+    def profile(self, wanted: bool) -> None:
         """Count time stamps from now on, or do not."""
         self._ticks = np.zeros(len(KINDS), dtype=np.int64) if wanted else None
 
-    def counted(self) -> dict[str, int]:
-        """By kind, those since the last time that this was asked."""
+    def profiled(self) -> dict[str, int]:
+        """By kind, those since the last call."""
         if self._ticks is None:
             return {}
         counted = dict(zip(KINDS, self._ticks.tolist(), strict=True))
@@ -232,25 +134,70 @@ class DecoderStep:
         self._model.cache_type = structs.TYPES[cache.dtype]
 
 
-def whole(
-    layers: Sequence[Layer],
-    *,
-    embedding: Tensor | Packed,
-    head: Callable[[Tensor], Tensor] | None,
-    norm: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    intermediate: int,
-    eps: float,
-) -> DecoderStep | None:
-    """The step of these parts, or None where one of them is not for the C++.
+class CppGreedySteps:
+    """tokens: (rows, positions) int32, known ids of every row. tables: (rows, blocks) int64. Both stay where they are.
 
-    embedding: the table, or the head that gives its rows back. head: of any kind, or None.
-    cos, sin: (positions, head_dim).
+    max_tokens: of a step.
     """
+
+    def __init__(
+        self, step: CppDecoderStep, tokens: NDArray[np.int32], tables: NDArray[np.int64], max_tokens: int
+    ) -> None:
+        self._step = step
+        self._max_tokens = max_tokens
+        pointer = ctypes.POINTER(RowsStruct)
+        self._begin = step.library.function("step_rows", ctypes.c_void_p, pointer)
+        self._finish = step.library.function("step_rows_finish", pointer)
+        num_rows = len(tokens)
+        self._chunks = np.empty((num_rows, 3), dtype=np.int64)
+        self._greedy_ids = np.empty(num_rows, dtype=np.int64)
+        work = {name: np.empty(max_tokens, dtype=np.int64) for name in _WORK}
+        each = {"wanted": np.empty(num_rows, dtype=np.int64), "greedy_ids": self._greedy_ids}
+        lens, blocks = np.empty((2, num_rows), dtype=np.int32), np.empty(tables.shape, dtype=np.int64)
+        self._kept = (tokens, tables, work, each, lens, blocks)
+        self._results: tuple[Tensor, ...] = ()
+        self._room = 0
+        self._struct = RowsStruct(
+            chunks=self._chunks.ctypes.data,
+            tokens=tokens.ctypes.data,
+            token_stride=tokens.shape[1],
+            tables=tables.ctypes.data,
+            table_stride=tables.shape[1],
+            **{name: array.ctypes.data for name, array in (work | each).items()},
+            lens=lens.ctypes.data,
+            blocks=blocks.ctypes.data,
+        )
+        self._pointer = ctypes.byref(self._struct)
+
+    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor) -> bool:
+        """Start the other threads. chunks: of each sequence its row, the first position to compute, and how many.
+
+        False where that is more than max_tokens. A step that was begun and not finished is lost.
+        """
+        count = len(chunks)
+        if sum(chunk[2] for chunk in chunks) > self._max_tokens:
+            return False
+        self._step.ready(cache)
+        self._chunks[:count] = chunks
+        if count > self._room:
+            self._room = count
+            self._results = self._step.room(count)
+            self._struct.out, self._struct.logits = (one.data_ptr() for one in self._results)
+        self._struct.count = count
+        self._struct.ticks = self._step.ticks
+        self._begin(self._step.model, self._pointer)
+        return True
+
+    def finish(self) -> list[int]:
+        """Take part until it is computed; the greedy id of each sequence, which is appended to its row by then."""
+        self._finish(self._pointer)
+        ids: list[int] = self._greedy_ids[: self._struct.count].tolist()
+        return ids
+
+
+def decoder_step(found: Library, parts: DecoderParts) -> CppDecoderStep | None:
+    """The step of these parts, or None where one of them is not for the C++."""
+    layers, embedding, head, norm = parts.layers, parts.embedding, parts.head, parts.norm
     weights = [_weights(layer) for layer in layers]
     packed = [four for four in weights if four is not None]
     if norm.dtype != torch.bfloat16 or len(packed) < len(layers) or not layers:
@@ -267,22 +214,22 @@ def whole(
         table=ctypes.pointer(embedding.struct) if isinstance(embedding, Packed) else None,
         head=ctypes.pointer(head.struct) if isinstance(head, Packed) else None,
         norm=norm.data_ptr(),
-        cos=cos.data_ptr(),
-        sin=sin.data_ptr(),
+        cos=parts.cos.data_ptr(),
+        sin=parts.sin.data_ptr(),
         num_layers=len(layers),
         hidden=norm.shape[0],
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        eps=eps,
-        scale=head_dim**-0.5,
+        heads=parts.heads,
+        kv_heads=parts.kv_heads,
+        head_dim=parts.head_dim,
+        intermediate=parts.intermediate,
+        eps=parts.eps,
+        scale=parts.head_dim**-0.5,
         type=structs.TYPES[torch.bfloat16],
     )
-    return DecoderStep(model, (array, layers, embedding, head, norm, cos, sin))
+    return CppDecoderStep(found, model, (array, parts))
 
 
-def _weights(layer: Layer) -> tuple[Packed, Packed, Packed, Packed] | None:
+def _weights(layer: LayerParts) -> tuple[Packed, Packed, Packed, Packed] | None:
     if not isinstance(layer.feed_forward, FeedForward):  # experts
         return None
     qkv, output = layer.qkv, layer.output

@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.cpu.linear import unit
 from kvasir_runtime.kernels.gpu import silu_mul, small_gemm, tuning_table
 from kvasir_runtime.kernels.gpu.dequant import e4m3, nibbles, offset, ones
 from kvasir_runtime.kernels.gpu.options import options
@@ -88,7 +87,7 @@ def packed(weight: QuantizedWeight, kind: int) -> tuple[Tensor, Tensor, Tensor]:
         q = _filled(quantized.numbers(weight), steps * step_columns)
         halves = q.view(rows, steps, 2, 32)
         values = q if kind == INT8 else (halves[:, :, 0] | (halves[:, :, 1] << 4))
-        by_row = unit(weight)
+        by_row = quantized.row_units(weight)
         planes = [weight.scales] if weight.minima is None else [weight.scales, weight.minima]
         words = torch.stack([_pairs(plane.float() / by_row, weight.format.group, steps) for plane in planes])
         units = by_row.view(-1)

@@ -116,7 +116,7 @@ class DecodeGraphs:
         Nothing else is kept: what others may overwrite, the next recording takes its memory from.
         """
         inputs = self._rows.captured_input(self._taking_part[: key.size], self._starts[: key.size + 1])
-        hidden = self._model.hidden(inputs.computed(), self._cache)
+        hidden = self._model.forward(inputs.computed(), self._cache).hidden
         ends = inputs.places()[1]
         if key.part == "hidden":
             return hidden, ends

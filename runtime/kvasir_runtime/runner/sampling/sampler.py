@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk
+from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.graphs.cudagraph_sizes import SamplingKind
@@ -54,15 +55,15 @@ class Sampler:
         return "filtered" if self._rows.filtered(sampled) else "plain"
 
     def sample(
-        self, hidden: Tensor, sampled: Sequence[Chunk], inputs: ModelInput, mask_batch: GrammarMaskBatch | None
+        self, output: ForwardOutput, sampled: Sequence[Chunk], inputs: ModelInput, mask_batch: GrammarMaskBatch | None
     ) -> StepOutput:
-        """Ids and reports on the device; the ids are behind their rows by then. hidden: (samples, hidden_size)."""
+        """Ids and reports on the device; the ids are appended to their rows by then. output: of the samples' rows."""
         if self.sampling_kind(sampled, mask_batch) == "greedy":
-            ids = self._model.likeliest(hidden)
+            ids = self._model.greedy_ids_of(output)
             self._rows.append(sampled, ids, inputs)
             return StepOutput(ids=ids)
         sampling = self._rows.sampling(sampled, inputs)
-        logits = self._model.logits(hidden).float()
+        logits = self._model.logits_of(output).float()
         owners = self._requested_logprobs.of_samples(sampled)
         if owners:
             asking = self._stream.upload(np.array([place for place, _, _ in owners], dtype=np.int64))

@@ -19,7 +19,8 @@ from kvasir_runtime import source
 from kvasir_runtime.errors import CapacityError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels import kv_quant
-from kvasir_runtime.kernels.ops import Ops, ops_for
+from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import read_config, read_document, read_eos_token_ids
@@ -64,10 +65,11 @@ def build(
     limit = capacity.sequence_limit(options.max_model_len, config.max_position_embeddings)
     device = placement.choose_device(options.device)
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
+    ops = ops or ops_for(device)
     if device.type == "cpu":
-        host_resources.use(host_resources.num_threads())
+        host_resources.use(host_resources.num_threads(), ops)
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
-    shapes, ops = parameter_shapes(spec), ops or ops_for(device)
+    shapes = parameter_shapes(spec)
     places, kinds = family.places(spec), stored_kinds(folder)
     on_card = device.type == "cuda"
     formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_card)
@@ -79,7 +81,7 @@ def build(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
     )
     with torch.inference_mode():
-        tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats)
+        tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats, ops.quantize)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     if device.type == "cpu":
         host_resources.return_memory()  # pieces of the checkpoint, and the weights as they were before they were packed

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from kvasir_api import names
-from kvasir_runtime.kernels.cpu.library import library
+from kvasir_runtime.kernels.ops import Ops
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
@@ -70,16 +69,13 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def use(threads: int) -> None:
-    """Set torch's threads and those of our own kernels, and keep freed memory in the process.
+def use(threads: int, ops: Ops) -> None:
+    """Set the threads of the operations, and keep freed memory in the process.
 
     By default glibc returns every large tensor to the kernel when it is freed and gets zeroed pages for the next one,
     which costs more than the arithmetic of a small step.
     """
-    torch.set_num_threads(threads)
-    kernels = library()
-    if kernels:
-        kernels.start(threads)
+    ops.set_threads(threads)
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         for parameter, value in ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, 1 << 30), (_TOP_PAD, 64 << 20)):

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from kvasir_runtime.kernels import attention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.cpu import build, step, structs, table
+from kvasir_runtime.kernels.cpu import bindings, build, structs
+from kvasir_runtime.kernels.cpu.bindings import CpuKernels
 from kvasir_runtime.kernels.cpu.library import Library
-from kvasir_runtime.kernels.cpu.table import CpuKernels
+from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, ModelStruct
 
 BATCHES = [((1, 1, 600, 33), (700, 255, 1100, 300)), ((64,), (1111,)), ((1,), (4100,)), ((1, 2, 40), (513, 256, 40))]
 HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64, 1, 16, 64), (15, 3, 128, 16)]
@@ -23,7 +24,7 @@ def variant(request: pytest.FixtureRequest, cpu_library: Library) -> CpuKernels:
     names = list(build.VARIANTS)
     if names.index(request.param) > names.index(cpu_library.isa):
         pytest.skip(f"this processor has no {request.param}")
-    return table.cpu_kernels(Library(isa=request.param, handle=cpu_library.handle))
+    return bindings.cpu_kernels(Library(isa=request.param, handle=cpu_library.handle))
 
 
 def case(heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, ...]:
@@ -86,7 +87,7 @@ def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: in
 def test_structs_are_as_large_as_the_headers_say(cpu_library: Library) -> None:
     """A field that only one side has would be read as its neighbour."""
     named = ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "GateArgs", "GatherArgs", "ArgmaxArgs")
-    of_step = {"StepLayer": step.LayerStruct, "StepModel": step.ModelStruct, "StepBatch": step.BatchStruct}
+    of_step = {"StepLayer": LayerStruct, "StepModel": ModelStruct, "StepBatch": BatchStruct}
     structs_of = {name: getattr(structs, name) for name in named} | of_step
     for name, struct in structs_of.items():
         size = getattr(cpu_library.handle, f"kvasir_sizeof_{name}")

@@ -7,8 +7,8 @@ from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu import build
 from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
 from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.quantize import reference
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
-from kvasir_runtime.weights.quantize import LEAST_SCALE, RANGES, REFINEMENTS, plain
 
 FOUR = QuantFormat(bits=4)
 
@@ -22,10 +22,8 @@ def variant(request: pytest.FixtureRequest, cpu_library: Library) -> Library:
 
 
 def searched(library: Library, rows: torch.Tensor) -> QuantizedWeight:
-    weight = quantized.empty(FOUR, rows.shape[0], rows.shape[1], rows.device)
     assert cpu_quantize.takes(library, rows, FOUR)
-    cpu_quantize.ranged(library, rows, weight, shares=RANGES, refinements=REFINEMENTS, least_scale=LEAST_SCALE)
-    return weight
+    return cpu_quantize.in_cpp(library)(rows, FOUR)
 
 
 def off(weight: QuantizedWeight, rows: torch.Tensor) -> float:
@@ -41,7 +39,7 @@ def test_it_is_the_search_of_torch_but_for_rounding(
     rows[:, ::40] *= 20
     rows[-1, :32] = 0.25
     rows[0, -32:] = 0
-    found, wanted = searched(variant, rows), plain(rows, FOUR)
+    found, wanted = searched(variant, rows), reference(rows, FOUR)
     assert off(found, rows) == pytest.approx(off(wanted, rows), rel=2e-3)
     assert float((quantized.numbers(found) == quantized.numbers(wanted)).float().mean()) > 0.995
     assert found.minima is not None

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from fakes.hopper import Hopper
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
-from kvasir_runtime.kernels.gpu.table import TRITON
+from kvasir_runtime.kernels.gpu.ops import TRITON
 from kvasir_runtime.kernels.kv_quant import FLOAT8
 from kvasir_runtime.kernels.sample import Draws
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from fakes.hopper import Hopper
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import fp8, group_scaled_gemm, linear
-from kvasir_runtime.kernels.gpu.table import TRITON
+from kvasir_runtime.kernels.gpu.ops import TRITON
 from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.quantized import FP8, QuantFormat
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from fakes.hopper import SHARED_BYTES, Hopper
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.gpu import moe_tiles
-from kvasir_runtime.kernels.gpu.table import TRITON
+from kvasir_runtime.kernels.gpu.ops import TRITON
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
 READS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.bincount, torch.ops.aten.item}

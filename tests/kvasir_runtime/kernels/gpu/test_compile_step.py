@@ -14,8 +14,8 @@ from fakes.checkpoints import Shape
 from fakes.hopper import Hopper
 from fakes.overlapping import Overlapping
 from fakes.recording import Recordings
-from kvasir_runtime.kernels.gpu.table import TRITON
-from kvasir_runtime.kernels.ops import REFERENCE
+from kvasir_runtime.kernels.gpu.ops import TRITON
+from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.kernels.sample import Draws
 from kvasir_runtime.wire import SamplingConfig
 

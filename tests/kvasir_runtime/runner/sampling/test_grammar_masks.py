@@ -8,7 +8,7 @@ import torch
 
 from fakes.overlapping import Overlapping
 from kvasir_runtime.guide.compiler import GrammarCompiler
-from kvasir_runtime.kernels.ops import CPU
+from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
 from kvasir_runtime.runner.state.device_stream import HostStream
 

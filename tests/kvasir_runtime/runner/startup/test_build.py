@@ -12,7 +12,7 @@ from fakes.checkpoints import Shape
 from kvasir_api.options import KvCacheDtype, ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.errors import CapacityError, ModelError, StartError
-from kvasir_runtime.kernels.ops import cpu_ops
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.build import build

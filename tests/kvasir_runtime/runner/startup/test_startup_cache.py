@@ -13,7 +13,7 @@ import torch
 from fakes import checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import RuntimeOptions, ServeOptions
-from kvasir_runtime.kernels.ops import cpu_ops
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import host_resources, startup_cache, startup_cache_key
 from kvasir_runtime.runner.startup.build import build

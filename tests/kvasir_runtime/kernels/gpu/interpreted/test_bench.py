@@ -9,7 +9,7 @@ DEVICE = triton_device.device()
 
 # ruff: noqa: E402 -- behind the question where it can run
 from bench.gpu.kernels import SMALL, Cell, cells
-from kvasir_runtime.kernels.ops import ops_for
+from kvasir_runtime.kernels.backends import ops_for
 
 
 @pytest.mark.parametrize("cell", list(cells(SMALL, ops_for(DEVICE), DEVICE, torch.float32)), ids=lambda cell: cell.name)

@@ -15,8 +15,10 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of, scheduler_of
 from fakes.checkpoints import Shape
 from fakes.overlapping import Overlapping
+from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.kv_quant import FLOAT8
-from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 SHAPES = {

@@ -14,7 +14,9 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from kvasir_api.options import Quantization
-from kvasir_runtime.kernels.ops import REFERENCE, Ops, ops_for
+from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.reference import REFERENCE
 
 # Wide enough for the kernels, and with logits far enough apart that the last bits of a sum do not decide.
 SHAPE = Shape(hidden_size=128, intermediate_size=128, num_heads=8, num_kv_heads=4, num_layers=1, std=0.15)

@@ -10,7 +10,7 @@ PROGRAM = """
 import sys
 {before}
 import torch
-from kvasir_runtime.kernels.ops import ops_for
+from kvasir_runtime.kernels.backends import ops_for
 ops = ops_for(torch.device("{device}"))
 print(ops.name, ops.fallback, sys.modules.get("triton") is not None, sep=";")
 """

@@ -1,19 +1,23 @@
-"""From floating-point rows to 8- or 4-bit numbers, with the scales that lose least. Called by `load`, piece by piece.
+"""From floating-point rows to 8- or 4-bit numbers, with the scales that lose least. Called piece by piece while weights
+are loaded.
+
+    (rows, columns) in any floating type, a format -> QuantizedWeight; columns must be whole groups
 
 8 bits: symmetric, the largest of a group becomes 127, or in e4m3 448. 4 bits: a scale and a minimum for each group,
 found by a search over ranges that cut off a little at both ends, each refined by least squares; the one of least
 weighted squared error is kept (after the idea of ggml's own quantizers: few numbers far out must not widen all steps).
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
-from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
+
+Quantize = Callable[[Tensor, QuantFormat], QuantizedWeight]
 
 RANGES: Final = (1.0, 0.9, 0.8)
 """Shares of a group's range that are tried for 4 bits: 1.3 to 2 % less error than the first alone, more add nothing."""
@@ -27,18 +31,8 @@ _PIECE: Final = 1 << 18
 """Elements that are searched at a time, so that the search stays in the processor's caches."""
 
 
-def quantize(rows: Tensor, format: QuantFormat) -> QuantizedWeight:  # noqa: A002 -- its name
-    """(rows, columns) in any floating type to a format; columns must be whole groups. In C++ where that can be."""
-    found = library()
-    if found is None or not cpu_quantize.takes(found, rows, format):
-        return plain(rows, format)
-    weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
-    cpu_quantize.ranged(found, rows, weight, shares=RANGES, refinements=REFINEMENTS, least_scale=LEAST_SCALE)
-    return weight
-
-
-def plain(rows: Tensor, format: QuantFormat) -> QuantizedWeight:  # noqa: A002 -- its name
-    """The same by torch's operations."""
+def reference(rows: Tensor, format: QuantFormat) -> QuantizedWeight:  # noqa: A002 -- its name
+    """By torch's operations, on the device where the rows are."""
     weight = quantized.empty(format, rows.shape[0], rows.shape[1], rows.device)
     step = max(_PIECE // rows.shape[1], 1)
     for first in range(0, rows.shape[0], step):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from kvasir_runtime.kernels import argmax, copy_blocks, embedding
+from kvasir_runtime.kernels import argmax, copy_blocks, embedding, quantize
 from kvasir_runtime.kernels.gpu import (
     append_ids,
     attention,
@@ -24,7 +24,7 @@ from kvasir_runtime.kernels.gpu import (
 )
 from kvasir_runtime.kernels.ops import Ops
 
-# Torch's copies and lookups move bytes as fast as anything of ours would.
+# Torch's copies and lookups are as fast as kernels of ours would be.
 TRITON = Ops(
     name="triton",
     embedding=embedding.reference,
@@ -45,6 +45,7 @@ TRITON = Ops(
     bitmask=bitmask.launch,
     step_inputs=step_inputs.launch,
     append_ids=append_ids.launch,
+    quantize=quantize.reference,
 )
 
 

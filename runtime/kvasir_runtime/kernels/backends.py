@@ -1,0 +1,29 @@
+"""Which table of operations a device gets. Called once at start, by the runner; models receive the table.
+
+There are four: REFERENCE in plain torch, CPU in torch's operations for processors, the same with C++ kernels where they
+were built, and TRITON. Each operation's contract is the docstring of its file in this package, and one test compares
+every operation of every table with REFERENCE.
+"""
+
+import os
+from dataclasses import replace
+
+import torch
+
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.reference import REFERENCE
+
+
+def ops_for(device: torch.device) -> Ops:
+    """The table for a device. Without triton CUDA takes the reference, as a fallback.
+
+    TRITON_INTERPRET=1 gives the Triton kernels to a CPU too, slowly: the whole engine can be tried on them.
+    """
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return cpu_ops()
+    try:
+        from kvasir_runtime.kernels.gpu.ops import triton_ops
+    except ImportError as error:
+        return replace(REFERENCE, fallback=f"triton cannot be imported: {error}")
+    return triton_ops(device)

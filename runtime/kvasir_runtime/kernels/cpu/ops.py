@@ -1,0 +1,91 @@
+"""The tables of operations for processors: CPU in torch's operations, and the same with the C++ kernels.
+
+Called by `kernels.backends`. What the C++ does not take, by type or shape, goes to the operation of CPU.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from kvasir_runtime.kernels import (
+    append_ids,
+    argmax,
+    attention,
+    bitmask,
+    copy_blocks,
+    embedding,
+    gated,
+    gelu_mul,
+    linear,
+    moe,
+    penalties,
+    quantize,
+    rms_norm,
+    rope,
+    sample,
+    silu_mul,
+    split_qkv,
+    step_inputs,
+    write_kv,
+)
+from kvasir_runtime.kernels.cpu import experts, library
+from kvasir_runtime.kernels.cpu import linear as packing
+from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
+from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
+from kvasir_runtime.kernels.cpu.step import decoder_step
+from kvasir_runtime.kernels.ops import Ops
+
+CPU = Ops(
+    name="cpu",
+    embedding=embedding.reference,
+    linear=linear.cpu,
+    gated=gated.cpu,
+    moe=moe.grouped(linear.cpu, gated.cpu),
+    rms_norm=rms_norm.cpu,
+    rope=rope.cpu,
+    write_kv=write_kv.reference,
+    split_qkv=split_qkv.cpu,
+    attention=attention.cpu,
+    silu_mul=silu_mul.cpu,
+    gelu_mul=gelu_mul.cpu,
+    sample=sample.cpu,
+    argmax=argmax.reference,
+    copy_blocks=copy_blocks.reference,
+    penalties=penalties.reference,
+    bitmask=bitmask.reference,
+    step_inputs=step_inputs.reference,
+    append_ids=append_ids.reference,
+    quantize=quantize.reference,
+)
+
+
+def cpu_ops() -> Ops:
+    """CPU with C++ kernels for what has one; without the library torch's, as a fallback."""
+    found = library.library()
+    if found is None:
+        return replace(CPU, fallback=library.absence())
+    made = cpu_kernels(found)
+    product = packing.packed_linear(found, linear.cpu)
+    both = packing.packed_linear(found, gated.composed(linear.cpu, made.silu_mul), gated=True)
+    return replace(
+        CPU,
+        name=f"cpu {found.isa}{packing.use_amx(found)}",
+        embedding=made.embedding,
+        linear=product,
+        gated=both,
+        moe=experts.packed_experts(found, product, both),
+        rms_norm=made.rms_norm,
+        split_qkv=made.split_qkv,
+        attention=made.attention,
+        silu_mul=made.silu_mul,
+        argmax=made.argmax,
+        quantize=cpu_quantize.in_cpp(found),
+        decoder_step=partial(decoder_step, found),
+        set_threads=partial(_set_threads, found),
+    )
+
+
+def _set_threads(found: library.Library, threads: int) -> None:
+    torch.set_num_threads(threads)
+    found.start(threads)

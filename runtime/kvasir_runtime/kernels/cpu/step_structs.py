@@ -1,0 +1,93 @@
+"""The structs of step.h as ctypes. Filled by `step`."""
+
+import ctypes
+
+from kvasir_runtime.kernels.cpu import structs
+from kvasir_runtime.kernels.cpu.linear import LinearStruct
+
+_POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+_LINEAR = ctypes.POINTER(LinearStruct)
+
+
+class LayerStruct(ctypes.Structure):
+    """kvasir::StepLayer."""
+
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("qk_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("qkv", _LINEAR),
+        ("output", _LINEAR),
+        ("gate_up", _LINEAR),
+        ("down", _LINEAR),
+        ("window", _COUNT),
+    )
+
+
+class ModelStruct(ctypes.Structure):
+    """kvasir::StepModel."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LayerStruct)),
+        ("embedding", _POINTER),
+        ("table", _LINEAR),
+        ("head", _LINEAR),
+        ("norm", _POINTER),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        ("cache", _POINTER),
+        ("layer_bytes", _COUNT),
+        ("value_offset", _COUNT),
+        ("num_layers", _COUNT),
+        ("hidden", _COUNT),
+        ("heads", _COUNT),
+        ("kv_heads", _COUNT),
+        ("head_dim", _COUNT),
+        ("intermediate", _COUNT),
+        ("block_size", _COUNT),
+        ("eps", _FLOAT),
+        ("scale", _FLOAT),
+        ("type", _TYPE),
+        ("cache_type", _TYPE),
+    )
+
+
+class BatchStruct(ctypes.Structure):
+    """kvasir::StepBatch."""
+
+    _fields_ = (
+        ("tokens", _COUNT),
+        ("num_rows", _COUNT),
+        ("token_ids", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("rows", _POINTER),
+        ("sequences", structs.Sequences),
+        ("out", _POINTER),
+        ("logits", _POINTER),
+        ("greedy_ids", _POINTER),
+        ("ticks", _POINTER),
+    )
+
+
+class RowsStruct(ctypes.Structure):
+    """kvasir::StepRows."""
+
+    _fields_ = (
+        ("count", _COUNT),
+        ("chunks", _POINTER),
+        ("tokens", _POINTER),
+        ("token_stride", _COUNT),
+        ("tables", _POINTER),
+        ("table_stride", _COUNT),
+        ("token_ids", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("wanted", _POINTER),
+        ("greedy_ids", _POINTER),
+        ("lens", _POINTER),
+        ("blocks", _POINTER),
+        ("out", _POINTER),
+        ("logits", _POINTER),
+        ("ticks", _POINTER),
+    )

@@ -1,0 +1,141 @@
+"""A decoder's forward pass as one operation, for backends that compute it in one call.
+
+`Ops.decoder_step` builds it once from the parts of a decoder; `layers.decoder` then calls it every step. A backend
+without such an operation has None in its table, and the builder returns None for parts that its kernels do not take:
+the decoder then computes operation by operation. The call is split in two: `begin` starts the backend's other threads
+and `finish` takes part in the work, so that the caller may do something else in between.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    """What a forward pass computed for the wanted rows.
+
+    hidden: (rows, hidden_size), the input of the head. logits: (rows, outputs of the head); greedy_ids: (rows,) int64,
+    the index of each row's largest logit. Both are None where the pass did not compute them.
+    """
+
+    hidden: Tensor
+    logits: Tensor | None = None
+    greedy_ids: Tensor | None = None
+
+    def first(self, count: int) -> "ForwardOutput":
+        """The same of the first rows."""
+        return ForwardOutput(
+            hidden=self.hidden[:count],
+            logits=None if self.logits is None else self.logits[:count],
+            greedy_ids=None if self.greedy_ids is None else self.greedy_ids[:count],
+        )
+
+
+class LayerParts(Protocol):
+    """Tensors and operations of one layer."""
+
+    @property
+    def window(self) -> int: ...
+    @property
+    def attention_norm(self) -> Tensor: ...
+    @property
+    def qk_norm(self) -> Tensor | None: ...
+    @property
+    def mlp_norm(self) -> Tensor: ...
+    @property
+    def qkv(self) -> Linear: ...
+    @property
+    def output(self) -> Linear: ...
+    @property
+    def feed_forward(self) -> Callable[[Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderParts:
+    """A decoder of the usual shape: no scaled embeddings, no caps, no outer norms.
+
+    embedding: the table, or the head where that returns rows of its weight. head: of any kind, or None.
+    norm: of the last layer's output. cos, sin: (positions, head_dim). eps: of all norms.
+    """
+
+    layers: Sequence[LayerParts]
+    embedding: Tensor | Linear
+    head: Linear | None
+    norm: Tensor
+    cos: Tensor
+    sin: Tensor
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+
+
+class GreedySteps(Protocol):
+    """Steps whose inputs are made from rows of known ids, and whose greedy ids are appended to them."""
+
+    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor) -> bool:
+        """Start a step: of each sequence its row, the first position to compute, and how many.
+
+        False where the step is too large. A step that was begun and not finished is lost.
+        """
+        ...
+
+    def finish(self) -> list[int]:
+        """Complete the step; the greedy id of each sequence, which is appended to its row by then."""
+        ...
+
+
+class DecoderStep(Protocol):
+    """The forward pass of one decoder."""
+
+    def takes(self, cache: Tensor) -> bool:
+        """Whether it reads and writes a cache of this type."""
+        ...
+
+    def begin(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        attn_metadata: AttentionMetadata,
+        cache: Tensor,
+        *,
+        greedy: bool = False,
+    ) -> None:
+        """Start a step; ids are int64 and contiguous. rows: indices of the tokens whose output is wanted.
+
+        greedy: compute greedy ids too. A step that was begun and not finished is lost.
+        """
+        ...
+
+    def finish(self) -> ForwardOutput:
+        """Complete the step. Raises ValueError where none was begun."""
+        ...
+
+    def greedy_steps(self, tokens: NDArray[np.int32], tables: NDArray[np.int64], max_tokens: int) -> GreedySteps | None:
+        """Greedy steps over rows that stay where they are, or None where the step does not compute logits itself.
+
+        tokens: (rows, positions), known ids of every row. tables: (rows, blocks). max_tokens: of a step.
+        """
+        ...
+
+    def profile(self, wanted: bool) -> None:
+        """Count, or do not, the time of each kind of operation from now on."""
+        ...
+
+    def profiled(self) -> Mapping[str, int]:
+        """Time stamps by kind since the last call; empty where they are not counted."""
+        ...
+
+
+BuildDecoderStep = Callable[[DecoderParts], DecoderStep | None]

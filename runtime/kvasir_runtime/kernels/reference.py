@@ -1,0 +1,47 @@
+"""REFERENCE: every operation in plain torch, for any device. The other tables are compared with it."""
+
+from kvasir_runtime.kernels import (
+    append_ids,
+    argmax,
+    attention,
+    bitmask,
+    copy_blocks,
+    embedding,
+    gated,
+    gelu_mul,
+    linear,
+    moe,
+    penalties,
+    quantize,
+    rms_norm,
+    rope,
+    sample,
+    silu_mul,
+    split_qkv,
+    step_inputs,
+    write_kv,
+)
+from kvasir_runtime.kernels.ops import Ops
+
+REFERENCE = Ops(
+    name="reference",
+    embedding=embedding.reference,
+    linear=linear.reference,
+    gated=gated.reference,
+    moe=moe.reference,
+    rms_norm=rms_norm.reference,
+    rope=rope.reference,
+    write_kv=write_kv.reference,
+    split_qkv=split_qkv.reference,
+    attention=attention.reference,
+    silu_mul=silu_mul.reference,
+    gelu_mul=gelu_mul.reference,
+    sample=sample.reference,
+    argmax=argmax.reference,
+    copy_blocks=copy_blocks.reference,
+    penalties=penalties.reference,
+    bitmask=bitmask.reference,
+    step_inputs=step_inputs.reference,
+    append_ids=append_ids.reference,
+    quantize=quantize.reference,
+)
