@@ -6,6 +6,7 @@ a parameter means the same in both; no port is opened.
 
 import asyncio
 import json
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -28,9 +29,9 @@ from kvasir_runtime.frontend.output_processor import output_processors
 from kvasir_runtime.frontend.parsing.answer_parser import ParserConfig
 from kvasir_runtime.frontend.parsing.formats import NONE, parser_names
 from kvasir_runtime.frontend.parsing.parts import Content, Part, Reasoning
+from kvasir_runtime.frontend.pooling import prepare as pooling
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody
-from kvasir_runtime.frontend.pooling.work import embedded, work
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
@@ -177,10 +178,10 @@ class AsyncLLM:
             return []
         try:
             body = validation.validated({"model": NAME, "input": list(prompts)}, EmbeddingBody, {})
-            asked = await asyncio.to_thread(embedded, body, self._served)
+            asked = await asyncio.to_thread(pooling.embed, body, self._served)
         except Refused as refused:
             raise PromptError(refused.error.message, refused.error.param) from refused
-        requests = work("embd-", asked, lambda _events, _created: b"").requests
+        requests = pooling.engine_requests(f"embd-{secrets.token_hex(12)}", asked)
         events = await self._last_events(requests, num_at_once)
         return [
             EmbeddingOutput(

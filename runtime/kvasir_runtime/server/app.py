@@ -17,16 +17,15 @@ from starlette.types import ASGIApp
 from kvasir_api import __version__, http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.server.api import health
 from kvasir_runtime.server.api.anthropic import routes as anthropic
 from kvasir_runtime.server.api.ollama import routes as ollama
 from kvasir_runtime.server.api.openai import routes as openai
-from kvasir_runtime.server.api.pooling.routes import add_pooling
+from kvasir_runtime.server.api.openapi import described
+from kvasir_runtime.server.api.pooling import routes as pooling
 from kvasir_runtime.server.api.responses import routes as responses
 from kvasir_runtime.server.app_state import AppState
-from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.middleware import Middleware
-from kvasir_runtime.server.observability import metrics
-from kvasir_runtime.server.openapi import described
 
 
 def http_app(pod: AppState) -> ASGIApp:
@@ -37,8 +36,8 @@ def http_app(pod: AppState) -> ASGIApp:
     responses.add(app, pod)
     anthropic.add(app, pod)
     ollama.add(app, pod)
-    add_pooling(app, pod)
-    _add_health(app, pod)
+    pooling.add(app, pod)
+    health.add(app, pod)
     app.openapi = lambda: described(app, pod.names)  # type: ignore[method-assign]
     edged: ASGIApp = Middleware(
         app,
@@ -56,31 +55,6 @@ def http_app(pod: AppState) -> ASGIApp:
             expose_headers=["x-request-id", "retry-after", "x-should-retry"],
         )
     return edged
-
-
-def _add_health(app: FastAPI, pod: AppState) -> None:
-    @app.get("/health")
-    async def health() -> Response:
-        ready = pod.lifecycle.ready
-        return json_response({"status": "ok" if ready else pod.lifecycle.phase}, status=200 if ready else 503)
-
-    @app.get("/ping")
-    @app.post("/ping")
-    async def ping() -> Response:
-        return Response(status_code=200 if pod.lifecycle.ready else 503)
-
-    @app.get("/version")
-    async def version() -> Response:
-        return json_response({"version": __version__})
-
-    @app.get("/load")
-    async def load() -> Response:
-        state = pod.snapshot()
-        return json_response({"server_load": pod.num_active, "running": state.running, "waiting": state.waiting})
-
-    @app.get("/metrics")
-    async def exposition() -> Response:
-        return Response(pod.metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -15,16 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir_api import http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.server.api.pooling import routes as pooled
+from kvasir_runtime.server.api.pooling.protocol import OUTSIDE_V1
 from kvasir_runtime.server.observability import orca
 from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.streaming import send_document
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLOSED_PREFIXES: Final = ("/v1/", http_apis.OLLAMA + "/")
-CLOSED_PATHS: Final = frozenset(
-    {"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request", *pooled.OUTSIDE_V1}
-)
+CLOSED_PATHS: Final = frozenset({"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request", *OUTSIDE_V1})
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("kvasir.requests")
@@ -139,7 +137,7 @@ def _request_id(scope: Scope) -> str:
 
 def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
     """One line per request: never a prompt, an answer or a key. Health checks and scrapes are too many to log."""
-    generates = scope["path"].startswith(CLOSED_PREFIXES) or scope["path"] in pooled.OUTSIDE_V1
+    generates = scope["path"].startswith(CLOSED_PREFIXES) or scope["path"] in OUTSIDE_V1
     if not log.isEnabledFor(logging.INFO) or not generates:
         return
     fields: dict[str, object] = {

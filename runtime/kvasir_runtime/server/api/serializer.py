@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import OutputToken
-from kvasir_runtime.frontend.parsing.parts import Part
+from kvasir_runtime.frontend.parsing.parts import Content, Part
 from kvasir_runtime.wire import FinishReason, Logprobs
 
 
@@ -48,6 +49,13 @@ class RequestTotals:
     total_s: float
     prompt_s: float
     answer_s: float
+
+
+def answer_parts(piece: OutputDelta, job: GenerationRequest) -> Sequence[Part]:
+    """The parts of a piece; of a prompt that was no chat all is text."""
+    if job.chat:
+        return piece.parts
+    return [Content(piece.text)] if piece.text else []
 
 
 class Serializer(Protocol):

@@ -9,9 +9,9 @@ from kvasir_api import openai_errors
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, CallBroken, CallEnd, Content, Reasoning
-from kvasir_runtime.server.api.anthropic.serialize import Messages
-from kvasir_runtime.server.api.ollama.serialize import Lines
-from kvasir_runtime.server.api.responses.serialize import Responses
+from kvasir_runtime.server.api.anthropic.serialize import MessagesSerializer
+from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer
+from kvasir_runtime.server.api.responses.serialize import ResponsesSerializer
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
@@ -34,15 +34,15 @@ ENDING = RequestTotals(
 
 
 def messages():
-    return Messages(JOB, max_tokens=9)
+    return MessagesSerializer(JOB, max_tokens=9)
 
 
 def lines(*, chat=True):
-    return Lines(JOB, 0, LABELS, model="m", chat=chat)
+    return OllamaSerializer(JOB, 0, LABELS, model="m", chat=chat)
 
 
 def responses(kept=None):
-    return Responses(JOB, 0, LABELS, repeated={}, keep=(kept if kept is not None else []).append)
+    return ResponsesSerializer(JOB, 0, LABELS, repeated={}, keep=(kept if kept is not None else []).append)
 
 
 def events(raw):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.server.api.nullable_model import NullableModel
 
 Chat = dict[str, Any]
 Ignored = Annotated[Any, Field(exclude=True)]
@@ -21,7 +21,7 @@ def _texts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class TextBlock(Sparse):
+class TextBlock(NullableModel):
     """A text."""
 
     type: Literal["text"]
@@ -30,7 +30,7 @@ class TextBlock(Sparse):
     citations: None = None
 
 
-class ThinkingBlock(Sparse):
+class ThinkingBlock(NullableModel):
     """What the model thought earlier. signature: ours are empty, so there is nothing to check."""
 
     type: Literal["thinking"]
@@ -38,7 +38,7 @@ class ThinkingBlock(Sparse):
     signature: str = ""
 
 
-class ToolUseBlock(Sparse):
+class ToolUseBlock(NullableModel):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -51,7 +51,7 @@ class ToolUseBlock(Sparse):
 Texts = Annotated[list[TextBlock], BeforeValidator(_texts)]
 
 
-class ToolResultBlock(Sparse):
+class ToolResultBlock(NullableModel):
     """What a call gave. is_error: it failed, which the model is told."""
 
     type: Literal["tool_result"]
@@ -65,7 +65,7 @@ Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Fi
 Blocks = Annotated[list[Block], BeforeValidator(_texts)]
 
 
-class Turn(Sparse):
+class InputMessage(NullableModel):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
@@ -77,7 +77,7 @@ def joined(blocks: Sequence[TextBlock]) -> str:
     return "".join(block.text for block in blocks)
 
 
-def chat_messages(turns: Sequence[Turn]) -> list[Chat]:
+def chat_messages(turns: Sequence[InputMessage]) -> list[Chat]:
     """The messages of a chat."""
     found: list[Chat] = []
     for turn in turns:
@@ -85,7 +85,7 @@ def chat_messages(turns: Sequence[Turn]) -> list[Chat]:
     return found
 
 
-def _answered(turn: Turn) -> Chat:
+def _answered(turn: InputMessage) -> Chat:
     said: Chat = {"role": "assistant", "content": joined([b for b in turn.content if isinstance(b, TextBlock)])}
     thoughts = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
     calls = [_call(block) for block in turn.content if isinstance(block, ToolUseBlock)]
@@ -97,7 +97,7 @@ def _call(block: ToolUseBlock) -> Chat:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _asked(turn: Turn) -> list[Chat]:
+def _asked(turn: InputMessage) -> list[Chat]:
     found: list[Chat] = []
     for block in turn.content:
         if isinstance(block, ToolResultBlock):

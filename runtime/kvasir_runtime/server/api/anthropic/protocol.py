@@ -1,12 +1,13 @@
 """Bodies of `/v1/messages` and its counting of tokens: what is taken, and what it means as a chat.
 
-Called in a worker thread with the raw bytes. What is not here is refused by
-name. Field names and limits are Anthropic's.
+Called in a worker thread with the raw bytes. What is not here is refused by name.
+Field names and limits are Anthropic's.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -17,9 +18,17 @@ from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
 from kvasir_runtime.frontend.protocol.ignored_fields import only
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_STOPS
-from kvasir_runtime.server.api import common
-from kvasir_runtime.server.api.anthropic.blocks import Ignored, Texts, ThinkingBlock, Turn, chat_messages, joined
-from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.server.api import translation
+from kvasir_runtime.server.api.anthropic.blocks import (
+    Ignored,
+    InputMessage,
+    Texts,
+    ThinkingBlock,
+    chat_messages,
+    joined,
+)
+from kvasir_runtime.server.api.nullable_model import NullableModel
 
 LABELS: Final = frozenset({"metadata", "cache_control", "inference_geo", "user_profile_id", "workspace_id"})
 """Taken with any value: they change nothing of an answer; what of a prompt is cached its prefix decides."""
@@ -38,7 +47,21 @@ NAMES: Final = {
 }
 
 
-class Tool(Sparse):
+class AnthropicDetail(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """An answer that is an error."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+
+
+class Tool(NullableModel):
     """A function that the model may call. Tools that Anthropic runs itself have other types and are refused."""
 
     type: Literal["custom"] | None = None
@@ -59,7 +82,7 @@ class Tool(Sparse):
         return {"type": "function", "function": function}
 
 
-class ToolChoice(Sparse):
+class ToolChoice(NullableModel):
     """Whether and which tool is called. name: with type tool."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -73,7 +96,7 @@ class ToolChoice(Sparse):
         return {"auto": "auto", "any": "required", "none": "none"}[self.type]
 
 
-class Thinking(Sparse):
+class Thinking(NullableModel):
     """Whether the model thinks first. budget_tokens bounds nothing beside max_tokens, as models here have no budget."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -81,21 +104,21 @@ class Thinking(Sparse):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class Format(Sparse):
+class Format(NullableModel):
     """The form that an answer must have."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Sparse):
+class OutputConfig(NullableModel):
     """How much the model thinks, and the form of its answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: Format | None = None
 
 
-def _spoken(turns: list[Turn]) -> list[Turn]:
+def _spoken(turns: list[InputMessage]) -> list[InputMessage]:
     if not turns:
         raise PydanticCustomError("messages", "must hold at least one message")
     if turns[-1].role == "assistant" and any(isinstance(block, ThinkingBlock) for block in turns[-1].content[-1:]):
@@ -111,11 +134,11 @@ def _stops(value: Any) -> Any:
     return value
 
 
-class CountBody(Sparse):
+class CountTokensBody(StrictModel):
     """A body of `/v1/messages/count_tokens`: what shapes the prompt."""
 
     model: str = Field(max_length=512)
-    messages: Annotated[list[Turn], Field(max_length=16_384), AfterValidator(_spoken)]
+    messages: Annotated[list[InputMessage], Field(max_length=16_384), AfterValidator(_spoken)]
     system: Texts = Field([])
     tools: list[Tool] = Field([], max_length=1024)
     tool_choice: ToolChoice | None = None
@@ -149,7 +172,7 @@ class CountBody(Sparse):
         effort = self.output_config.effort if self.output_config is not None else None
         thinking = self.thinking.type if self.thinking is not None else None
         if thinking == "disabled":
-            return common.thinking(False)
+            return translation.thinking_fields(False)
         switches: dict[str, Any] = {"enable_thinking": True, "thinking": True} if thinking is not None else {}
         if effort == "high":
             return {"chat_template_kwargs": switches | {"reasoning_effort": "high"}}
@@ -164,7 +187,7 @@ class CountBody(Sparse):
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountTokensBody):
     """A body of `/v1/messages`."""
 
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
@@ -189,15 +212,15 @@ def parsed(raw: bytes) -> tuple[MessagesBody, ChatBody]:
     body = validation.validated(raw, MessagesBody, HARMLESS, LABELS)
     _check_thinking(body.thinking, body.max_tokens)
     _check_choice(body.tool_choice)
-    return body, common.chat_of(body.as_chat(), body.names)
+    return body, translation.chat_body(body.as_chat(), body.names)
 
 
 def counted(raw: bytes, served: ModelProfile) -> dict[str, int]:
     """input_tokens of the prompt that `/v1/messages` would send. Raises Refused."""
-    body = validation.validated(raw, CountBody, HARMLESS, LABELS)
+    body = validation.validated(raw, CountTokensBody, HARMLESS, LABELS)
     _check_choice(body.tool_choice)
-    chat = common.chat_of(body.as_chat(), body.names)
-    return {"input_tokens": common.prompt_tokens(chat, served, body.names)}
+    chat = translation.chat_body(body.as_chat(), body.names)
+    return {"input_tokens": translation.prompt_tokens(chat, served, body.names)}
 
 
 def _check_thinking(thinking: Thinking | None, max_tokens: int) -> None:

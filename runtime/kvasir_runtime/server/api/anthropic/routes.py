@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from kvasir_api import http_apis
 from kvasir_runtime.frontend.model_profile import ModelProfile
-from kvasir_runtime.server.api import common
+from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.anthropic import protocol as bodies
-from kvasir_runtime.server.api.anthropic.protocol import CountBody, MessagesBody
-from kvasir_runtime.server.api.anthropic.serialize import Messages
+from kvasir_runtime.server.api.anthropic.protocol import CountTokensBody, MessagesBody
+from kvasir_runtime.server.api.anthropic.serialize import MessagesSerializer
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.generation import PreparedRequest, respond
@@ -25,7 +25,7 @@ def add(app: FastAPI, pod: AppState) -> None:
     async def messages(request: Request) -> Response:
         return await respond(request, pod, _prepared)
 
-    @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountBody))
+    @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
         opened = pod.open_or_refuse()
         raw = await read_body(request, pod.options.max_body_bytes)
@@ -35,8 +35,8 @@ def add(app: FastAPI, pod: AppState) -> None:
 
 def _prepared(raw: bytes, served: ModelProfile) -> PreparedRequest:
     body, chat = bodies.parsed(raw)
-    job = common.job_of(chat, served, "msg_", body.names, fit=True)
+    job = translation.generation_request(chat, served, "msg_", body.names, fit=True)
     shows = body.thinking is None or body.thinking.display != "omitted"
     return PreparedRequest(
-        job=job, framing=lambda job, *_: Messages(job, max_tokens=body.max_tokens, shows_thinking=shows)
+        job=job, framing=lambda job, *_: MessagesSerializer(job, max_tokens=body.max_tokens, shows_thinking=shows)
     )

@@ -21,17 +21,17 @@ from kvasir_runtime.frontend.parsing.parts import (
     Reasoning,
     join,
 )
-from kvasir_runtime.server.api.common import encode, event, parts_of
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+from kvasir_runtime.server.api import sse
+from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, answer_parts
 
-PING: Final = event("ping", {})
+PING: Final = sse.named("ping", {})
 Document = dict[str, Any]
 
 
-class Messages:
+class MessagesSerializer:
     """max_tokens: as the client asked. shows_thinking: false leaves thinking blocks empty."""
 
-    stream_type = b"text/event-stream; charset=utf-8"
+    stream_type = sse.STREAM_TYPE
     keep_alive = PING
 
     def __init__(self, job: GenerationRequest, *, max_tokens: int, shows_thinking: bool = True) -> None:
@@ -44,13 +44,13 @@ class Messages:
 
     def begin(self, so_far: RequestTotals, /) -> bytes:
         """The message without its content."""
-        return event("message_start", {"message": self._message([], so_far)}) + PING
+        return sse.named("message_start", {"message": self._message([], so_far)}) + PING
 
     def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
         """Events of all parts."""
         frames: list[bytes] = []
         for piece in pieces:
-            for part in parts_of(piece, self._job):
+            for part in answer_parts(piece, self._job):
                 frames += self._part(part)
             if piece.reason is not None:
                 self._last = piece
@@ -61,8 +61,8 @@ class Messages:
         reason = self._reason(self._last, ending)
         # A message has at least one block, also where the model said nothing.
         frames = [*([] if self._index >= 0 else self._start("text", {"type": "text", "text": ""})), *self._stop()]
-        frames.append(event("message_delta", {"delta": reason, "usage": _usage(ending)}))
-        return b"".join([*frames, event("message_stop", {})])
+        frames.append(sse.named("message_delta", {"delta": reason, "usage": _usage(ending)}))
+        return b"".join([*frames, sse.named("message_stop", {})])
 
     def broken(self, error: ApiError) -> bytes:
         """An error as an event; the stream ends after it."""
@@ -71,7 +71,7 @@ class Messages:
     def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
         """One message."""
         (piece,) = pieces
-        joined = join(parts_of(piece, self._job))
+        joined = join(answer_parts(piece, self._job))
         blocks: list[Document] = []
         if joined.reasoning:
             blocks.append({"type": "thinking", "thinking": self._thought(joined.reasoning), "signature": ""})
@@ -82,7 +82,7 @@ class Messages:
             for call in joined.calls
         ]
         reason = self._reason(piece, ending)
-        return encode(self._message(blocks, ending) | reason)
+        return sse.encode(self._message(blocks, ending) | reason)
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """Anthropic's error."""
@@ -129,15 +129,15 @@ class Messages:
     def _start(self, kind: str, block: Document) -> Iterable[bytes]:
         self._open = kind
         self._index += 1
-        yield event("content_block_start", {"index": self._index, "content_block": block})
+        yield sse.named("content_block_start", {"index": self._index, "content_block": block})
 
     def _delta(self, delta: Document) -> bytes:
-        return event("content_block_delta", {"index": self._index, "delta": delta})
+        return sse.named("content_block_delta", {"index": self._index, "delta": delta})
 
     def _stop(self) -> Iterable[bytes]:
         if self._open:
             self._open = ""
-            yield event("content_block_stop", {"index": self._index})
+            yield sse.named("content_block_stop", {"index": self._index})
 
     def _thought(self, text: str) -> str:
         return text if self._shows_thinking else ""

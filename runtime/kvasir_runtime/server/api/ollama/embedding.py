@@ -13,15 +13,17 @@ from pydantic_core import PydanticCustomError
 from kvasir_api import http_apis
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
-from kvasir_runtime.frontend.pooling import vectors, work
+from kvasir_runtime.frontend.pooling import prepare as pooling
+from kvasir_runtime.frontend.pooling import vectors
+from kvasir_runtime.frontend.pooling.prepare import EmbeddingInputs
 from kvasir_runtime.frontend.pooling.protocol import MAX_INPUTS, MAX_TEXT, EmbeddingBody
-from kvasir_runtime.frontend.pooling.work import Embedded, Work
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
-from kvasir_runtime.server.api import common
+from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.ollama import options as fields
 from kvasir_runtime.server.api.ollama.options import Options
-from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.server.api.pooling.prepare import PooledRequest, pooled_request
 from kvasir_runtime.wire import EngineOutput, PoolingConfig
 
 LABELS: Final = frozenset({"keep_alive"})
@@ -39,18 +41,18 @@ def _texts(value: Any) -> Any:
     return texts
 
 
-class _Request(Sparse):
+class _Request(StrictModel):
     model: str = Field(min_length=1, max_length=512)
     options: Annotated[Options, BeforeValidator(fields.known)] = Options()
 
-    def asked(self, served: ModelProfile, texts: Sequence[str], **more: Any) -> Embedded:
+    def asked(self, served: ModelProfile, texts: Sequence[str], **more: Any) -> EmbeddingInputs:
         """The same as a body of /v1/embeddings. Raises Refused."""
         self.options.check(served.max_context)
         name = http_apis.model_name(self.model, "ollama")
         if not texts:
             check_model(name, served)
-            return Embedded(prompts=[], pooling=PoolingConfig(kind="last"), vector=_nothing)
-        return work.embedded(EmbeddingBody(model=name, input=list(texts), **more), served)
+            return EmbeddingInputs(prompts=[], pooling=PoolingConfig(kind="last"), vector=_nothing)
+        return pooling.embed(EmbeddingBody(model=name, input=list(texts), **more), served)
 
 
 class EmbedRequest(_Request):
@@ -64,19 +66,19 @@ class EmbedRequest(_Request):
     dimensions: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-class OldEmbedRequest(_Request):
+class EmbeddingsRequest(_Request):
     """A body of `/api/embeddings`: one text."""
 
     prompt: str = Field(min_length=1, max_length=MAX_TEXT)
 
 
-def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> Work:
+def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> PooledRequest:
     """elapsed_s: since the request came. Raises Refused."""
     body = validation.validated(raw, EmbedRequest, {}, LABELS)
     keep = -1 if body.truncate else None
     asked = body.asked(served, body.input, normalize=True, dimensions=body.dimensions, truncate_prompt_tokens=keep)
 
-    def finish(events: Sequence[EngineOutput], _created: int) -> bytes:
+    def write(_id: str, events: Sequence[EngineOutput], _created: int) -> bytes:
         document = {
             "model": body.model,
             "embeddings": [asked.vector(event).tolist() for event in events],
@@ -86,18 +88,18 @@ def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> W
         }
         return msgspec.json.encode(document)
 
-    return work.work(PREFIX, asked, finish)
+    return pooled_request(PREFIX, asked, write)
 
 
-def old(raw: bytes, served: ModelProfile) -> Work:
+def embeddings(raw: bytes, served: ModelProfile) -> PooledRequest:
     """Raises Refused."""
-    body = validation.validated(raw, OldEmbedRequest, {}, LABELS)
+    body = validation.validated(raw, EmbeddingsRequest, {}, LABELS)
     try:
         asked = body.asked(served, [body.prompt], normalize=False, truncate_prompt_tokens=-1)
     except Refused as refused:
-        raise common.renamed(refused, {"input": "prompt"}) from refused
+        raise translation.with_own_names(refused, {"input": "prompt"}) from refused
 
-    def finish(events: Sequence[EngineOutput], _created: int) -> bytes:
+    def write(_id: str, events: Sequence[EngineOutput], _created: int) -> bytes:
         return msgspec.json.encode({"embedding": asked.vector(events[0]).tolist()})
 
-    return work.work(PREFIX, asked, finish)
+    return pooled_request(PREFIX, asked, write)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
-from kvasir_runtime.server.api.sparse import Sparse, null_is_absent
+from kvasir_runtime.server.api.nullable_model import NullableModel, null_is_absent
 
 LOADING: Final = (
     "numa",
@@ -55,7 +55,7 @@ def _described(schema: dict[str, Any]) -> None:
     schema["properties"] |= {f"mirostat_{name}": {} for name in ("eta", "tau")}
 
 
-class Options(Sparse):
+class Options(NullableModel):
     """num_predict: -1 and -2 mean all that fits. num_ctx: at most what the model is served with."""
 
     model_config = ConfigDict(json_schema_extra=_described)

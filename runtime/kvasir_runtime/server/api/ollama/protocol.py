@@ -8,16 +8,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir_api import http_apis
 from kvasir_runtime.frontend.protocol.ignored_fields import only
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_LOGPROBS
-from kvasir_runtime.server.api import common
+from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.server.api import translation
+from kvasir_runtime.server.api.nullable_model import NullableModel
 from kvasir_runtime.server.api.ollama import options as fields
 from kvasir_runtime.server.api.ollama.options import Options
-from kvasir_runtime.server.api.sparse import Sparse
 
 LABELS: Final = frozenset({"keep_alive"})
 """How long Ollama keeps a model in memory: here a model is served as long as the server lives."""
@@ -40,7 +42,13 @@ NAMES: Final = {
 }
 
 
-class CalledFunction(Sparse):
+class OllamaError(msgspec.Struct):
+    """An answer that is an error."""
+
+    error: str
+
+
+class CalledFunction(NullableModel):
     """What was called."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -49,7 +57,7 @@ class CalledFunction(Sparse):
     description: str | None = None
 
 
-class ToolCall(Sparse):
+class ToolCall(NullableModel):
     """A call that the model made. id: as it was told, or none, as Ollama's own messages had long none."""
 
     function: CalledFunction
@@ -63,7 +71,7 @@ def _empty(value: Any) -> Any:
     return value
 
 
-class Message(Sparse):
+class Message(NullableModel):
     """One message. tool_name: which call's result it is."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -75,7 +83,7 @@ class Message(Sparse):
     images: Annotated[Any, BeforeValidator(_empty)] = None
 
 
-class Request(Sparse):
+class Request(StrictModel):
     """What both share. format: json, or a schema. think: true, false or a level."""
 
     model: str = Field(min_length=1, max_length=512)
@@ -102,7 +110,7 @@ class Request(Sparse):
         return document
 
     def _as_chat(self, messages: list[dict[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
-        document = self.shared(own) | {"messages": messages} | common.thinking(self.think)
+        document = self.shared(own) | {"messages": messages} | translation.thinking_fields(self.think)
         return document | ({"logprobs": True, "top_logprobs": self.top_logprobs} if self.logprobs else {})
 
 

@@ -16,14 +16,14 @@ from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
 from kvasir_runtime.frontend.protocol import generation, validation
 from kvasir_runtime.frontend.protocol.ignored_fields import only
-from kvasir_runtime.server.api import common
-from kvasir_runtime.server.api.ollama import cards, embedding
+from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.server.api import translation
+from kvasir_runtime.server.api.ollama import embedding, model_cards
 from kvasir_runtime.server.api.ollama import protocol as requests
-from kvasir_runtime.server.api.ollama.embedding import EmbedRequest, OldEmbedRequest
+from kvasir_runtime.server.api.ollama.embedding import EmbeddingsRequest, EmbedRequest
 from kvasir_runtime.server.api.ollama.protocol import ChatRequest, GenerateRequest
-from kvasir_runtime.server.api.ollama.serialize import Lines, head, said
+from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer, head, message_fields
 from kvasir_runtime.server.api.pooling.routes import pooled
-from kvasir_runtime.server.api.sparse import Sparse
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.generation import PreparedRequest, respond
@@ -33,14 +33,14 @@ PREFIX: Final = "ollama-"
 SHOW_HARMLESS: Final = {"verbose": only(False), "system": only(""), "template": only(""), "options": only({})}
 
 
-class ShowRequest(Sparse):
+class ShowRequest(StrictModel):
     """A body of `/api/show`. name: what older clients call the model."""
 
     model: str = Field("", max_length=512)
     name: str = Field("", max_length=512)
 
 
-class NothingAsked(Exception):
+class NoPrompt(Exception):
     """The request only asked to load a model, which is loaded; document is the answer."""
 
     def __init__(self, document: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def add(app: FastAPI, pod: AppState) -> None:
     async def answer(request: Request, prepared: Callable[[bytes, ModelProfile], PreparedRequest]) -> Response:
         try:
             return await respond(request, pod, prepared)
-        except NothingAsked as nothing:
+        except NoPrompt as nothing:
             return json_response(nothing.document)
 
     @app.post(http_apis.OLLAMA + "/chat", openapi_extra=body_schema(ChatRequest))
@@ -70,24 +70,24 @@ def add(app: FastAPI, pod: AppState) -> None:
         body = validation.validated(await read_body(request, pod.options.max_body_bytes), ShowRequest, SHOW_HARMLESS)
         opened = pod.open_or_refuse()
         check_model(http_apis.model_name(body.model or body.name, "ollama"), opened.served)
-        return json_response(cards.show(pod, opened))
+        return json_response(model_cards.show(pod, opened))
 
     @app.post(http_apis.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
     async def embed(request: Request) -> Response:
         began = pod.clock()
         return await pooled(request, pod, lambda raw, served: embedding.embed(raw, served, lambda: pod.clock() - began))
 
-    @app.post(http_apis.OLLAMA + "/embeddings", openapi_extra=body_schema(OldEmbedRequest))
+    @app.post(http_apis.OLLAMA + "/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
     async def embeddings(request: Request) -> Response:
-        return await pooled(request, pod, embedding.old)
+        return await pooled(request, pod, embedding.embeddings)
 
     @app.get(http_apis.OLLAMA + "/tags")
     async def tags() -> Response:
-        return json_response(cards.tags(pod))
+        return json_response(model_cards.tags(pod))
 
     @app.get(http_apis.OLLAMA + "/ps")
     async def ps() -> Response:
-        return json_response(cards.running(pod))
+        return json_response(model_cards.running(pod))
 
     @app.get(http_apis.OLLAMA + "/version")
     async def version() -> Response:
@@ -99,9 +99,11 @@ def _chat(raw: bytes, served: ModelProfile) -> PreparedRequest:
     check_model(body.served_name, served)
     body.options.check(served.max_context)
     if not body.messages:
-        raise NothingAsked(_loaded(body.model, chat=True))
-    chat = common.chat_of(body.as_chat(served.defaults), requests.NAMES)
-    return _prepared(common.job_of(chat, served, PREFIX, requests.NAMES, fit=True), body.model, chat=True)
+        raise NoPrompt(_loaded(body.model, chat=True))
+    chat = translation.chat_body(body.as_chat(served.defaults), requests.NAMES)
+    return _prepared(
+        translation.generation_request(chat, served, PREFIX, requests.NAMES, fit=True), body.model, chat=True
+    )
 
 
 def _generate(raw: bytes, served: ModelProfile) -> PreparedRequest:
@@ -109,28 +111,32 @@ def _generate(raw: bytes, served: ModelProfile) -> PreparedRequest:
     check_model(body.served_name, served)
     body.options.check(served.max_context)
     if not body.prompt:
-        raise NothingAsked(_loaded(body.model, chat=False))
+        raise NoPrompt(_loaded(body.model, chat=False))
     return _prepared(_generated(body, served), body.model, chat=False)
 
 
 def _generated(body: GenerateRequest, served: ModelProfile) -> GenerationRequest:
     if not body.raw:
-        return common.job_of(
-            common.chat_of(body.as_chat(served.defaults), requests.NAMES), served, PREFIX, requests.NAMES, fit=True
+        return translation.generation_request(
+            translation.chat_body(body.as_chat(served.defaults), requests.NAMES),
+            served,
+            PREFIX,
+            requests.NAMES,
+            fit=True,
         )
     try:
         return prepare.from_body(
             generation.parse_completion(body.as_completion(served.defaults)), served, PREFIX, fit=True
         )
     except Refused as refused:
-        raise common.renamed(refused, requests.NAMES) from refused
+        raise translation.with_own_names(refused, requests.NAMES) from refused
 
 
 def _prepared(job: GenerationRequest, model: str, *, chat: bool) -> PreparedRequest:
     return PreparedRequest(
-        job=job, framing=lambda job, created, _, labels: Lines(job, created, labels, model=model, chat=chat)
+        job=job, framing=lambda job, created, _, labels: OllamaSerializer(job, created, labels, model=model, chat=chat)
     )
 
 
 def _loaded(model: str, *, chat: bool) -> dict[str, Any]:
-    return head(model, int(time.time())) | said("", "", [], chat=chat) | {"done": True, "done_reason": "load"}
+    return head(model, int(time.time())) | message_fields("", "", [], chat=chat) | {"done": True, "done_reason": "load"}

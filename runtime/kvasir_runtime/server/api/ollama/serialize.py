@@ -23,8 +23,8 @@ from kvasir_runtime.frontend.parsing.parts import (
     Reasoning,
     ToolCall,
 )
-from kvasir_runtime.server.api.common import encode, parts_of
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, answer_parts
+from kvasir_runtime.server.api.sse import encode
 
 Document = dict[str, Any]
 
@@ -34,7 +34,7 @@ def head(model: str, created: int) -> Document:
     return {"model": model, "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
-def said(text: str, thoughts: str, calls: Sequence[Document], *, chat: bool) -> Document:
+def message_fields(text: str, thoughts: str, calls: Sequence[Document], *, chat: bool) -> Document:
     """A message, or a piece of one, in either API's fields."""
     thinking = {"thinking": thoughts} if thoughts else {}
     tools = {"tool_calls": list(calls)} if calls else {}
@@ -43,7 +43,7 @@ def said(text: str, thoughts: str, calls: Sequence[Document], *, chat: bool) -> 
     return {"response": text, **thinking, **tools}
 
 
-class Lines:
+class OllamaSerializer:
     """model: as the client named it. chat: of `/api/chat`; the other API has its text elsewhere."""
 
     stream_type = b"application/x-ndjson"
@@ -54,7 +54,7 @@ class Lines:
         self._head = head(model, created)
         self._chat = chat
         # Every line must be a document: one that says nothing is the sign of life.
-        self.keep_alive = encode(self._head | said("", "", [], chat=chat) | {"done": False}) + b"\n"
+        self.keep_alive = encode(self._head | message_fields("", "", [], chat=chat) | {"done": False}) + b"\n"
         self._calls: dict[int, ToolCall] = {}
         self._reason = "stop"
 
@@ -68,7 +68,7 @@ class Lines:
 
     def end(self, ending: RequestTotals) -> bytes:
         """The line with the counts."""
-        return encode(self._head | said("", "", [], chat=self._chat) | self._counts(ending)) + b"\n"
+        return encode(self._head | message_fields("", "", [], chat=self._chat) | self._counts(ending)) + b"\n"
 
     def broken(self, error: ApiError) -> bytes:
         """An error as the last line."""
@@ -77,7 +77,7 @@ class Lines:
     def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
         """One document."""
         (piece,) = pieces
-        document = self._document(piece) or self._head | said("", "", [], chat=self._chat)
+        document = self._document(piece) or self._head | message_fields("", "", [], chat=self._chat)
         return encode(document | self._counts(ending))
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
@@ -92,7 +92,7 @@ class Lines:
         """What a piece says; {} where that is nothing."""
         text, thoughts = "", ""
         calls: list[Document] = []
-        for part in parts_of(piece, self._job):
+        for part in answer_parts(piece, self._job):
             match part:
                 case Content(more):
                     text += more
@@ -108,7 +108,7 @@ class Lines:
         logprobs = of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
         if not (text or thoughts or calls or logprobs):
             return {}
-        document = self._head | said(text, thoughts, calls, chat=self._chat)
+        document = self._head | message_fields(text, thoughts, calls, chat=self._chat)
         return document | ({"logprobs": logprobs} if logprobs else {})
 
     def _called(self, part: Part) -> list[Document]:

@@ -1,105 +1,51 @@
-"""The documents of OpenAI's answers, whole and in chunks, encoded by msgspec, and their framing as server-sent events.
+"""Writes answers of completions and chats: whole documents, or chunks as server-sent events.
 
-Used by the streams, once per step and request: plain structs, no validation, no dictionary is built on the way.
+Called for each step of each request: msgspec encodes plain structs, nothing is validated, no dictionary is built.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
 from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.frontend.logprobs import ChatLogprobs, TextLogprobs, TokenLabels, of_chat, of_prompt, of_text
-from kvasir_runtime.server.api.openai import messages
-from kvasir_runtime.server.api.openai.messages import Delta, Message
+from kvasir_runtime.frontend.logprobs import TokenLabels, of_chat, of_prompt, of_text
+from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, Content, Part, Reasoning, join
+from kvasir_runtime.server.api import sse
+from kvasir_runtime.server.api.openai.protocol import (
+    AnyCompletion,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    CompletionChoice,
+    CompletionTokensDetails,
+    FunctionCall,
+    FunctionCallDelta,
+    PromptTokensDetails,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
 from kvasir_runtime.wire import EngineRequest
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
-
-
-class CachedTokens(msgspec.Struct, frozen=True):
-    """Part of Usage: prompt tokens that were found in the prefix cache."""
-
-    cached_tokens: int
-
-
-class ReasoningTokens(msgspec.Struct, frozen=True):
-    """Part of Usage: tokens of the answer that were thoughts."""
-
-    reasoning_tokens: int
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one request, all its choices together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice in a chat chunk."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of a completion, whole or in a chunk."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of a whole chat answer."""
-
-    index: int
-    message: Message
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Any of the four documents. usage is null in every chunk but the last where it was asked for."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatPiece] | list[TextPiece] | list[ChatChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAiSerializer:
-    """The framing of completions and chats. created: unix seconds; fingerprint: of the model and build that answer."""
+    """Writes one answer. created: unix seconds; fingerprint: of the model and build that answer."""
 
-    stream_type = b"text/event-stream; charset=utf-8"
-    keep_alive = b": waiting\n\n"
+    stream_type = sse.STREAM_TYPE
+    keep_alive = sse.COMMENT
 
     def __init__(self, job: GenerationRequest, created: int, fingerprint: str, labels: TokenLabels) -> None:
         self._job = job
         self._made = (created, fingerprint)
         self._labels = labels
-        self._chunks = Chunks(job, created, fingerprint, labels)
+        self._chunks = ChunkWriter(job, created, fingerprint, labels)
 
     def begin(self, _so_far: RequestTotals) -> bytes:
         """The roles of a chat's choices."""
@@ -116,7 +62,7 @@ class OpenAiSerializer:
 
     def broken(self, error: ApiError) -> bytes:
         """An error as an event, and no mark of the end."""
-        return event_frame(openai_errors.body(error))
+        return sse.unnamed(openai_errors.body(error))
 
     def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
         """One document."""
@@ -127,7 +73,7 @@ class OpenAiSerializer:
         return openai_errors.response(error)
 
 
-class Chunks:
+class ChunkWriter:
     """Writes the chunks of one stream. created: unix seconds; fingerprint: of the model and build that answer."""
 
     __slots__ = ("_answer", "_begun", "_job", "_labels")
@@ -136,24 +82,24 @@ class Chunks:
         self._job = job
         self._labels = labels
         self._begun: set[int] = set()
-        self._answer = Answer(
+        self._answer = AnyCompletion(
             id=job.answer_id,
             object="chat.completion.chunk" if job.chat else "text_completion",
             created=created,
             model=job.model,
             system_fingerprint=fingerprint,
             choices=[],
-            usage=None if job.include_usage else msgspec.UNSET,
+            usage=None if job.include_usage else UNSET,
         )
 
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
-        return self._frame([ChatPiece(index=index, delta=Delta(role="assistant", content=""))])
+        return self._frame([ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))])
 
     def piece(self, piece: OutputDelta) -> bytes:
         """Some text, or the end of a choice, or both."""
         job = self._job
-        prompt: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+        prompt: tuple[int, ...] | UnsetType = UNSET
         if job.token_ids and piece.index not in self._begun:
             self._begun.add(piece.index)
             prompt = job.requests[piece.index].prompt
@@ -162,12 +108,12 @@ class Chunks:
         if not (piece.parts or piece.reason or piece.said or piece.ids):
             return b""  # it may still become a call
         self._answer.prompt_token_ids = prompt
-        made = ChatPiece(
+        made = ChatChunkChoice(
             index=piece.index,
-            delta=messages.delta(piece.parts),
+            delta=delta(piece.parts),
             logprobs=of_chat(piece.said, self._labels, job.logprobs) if piece.said else None,
-            finish_reason=messages.reason(piece),
-            token_ids=piece.ids if job.token_ids else msgspec.UNSET,
+            finish_reason=finish_reason(piece),
+            token_ids=piece.ids if job.token_ids else UNSET,
         )
         return self._frame([made])
 
@@ -176,9 +122,9 @@ class Chunks:
         self._answer.usage = usage
         return self._frame([])
 
-    def _frame(self, choices: list[ChatPiece] | list[TextPiece]) -> bytes:
+    def _frame(self, choices: list[ChatChunkChoice] | list[CompletionChoice]) -> bytes:
         self._answer.choices = choices
-        return b"data: " + _encode(self._answer) + b"\n\n"
+        return sse.unnamed(sse.encode(self._answer))
 
 
 def whole(
@@ -191,8 +137,8 @@ def whole(
 ) -> bytes:
     """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
     request, first = job.requests[0], pieces[0]
-    return _encode(
-        Answer(
+    return sse.encode(
+        AnyCompletion(
             id=job.answer_id,
             object="chat.completion" if job.chat else "text_completion",
             created=created,
@@ -200,15 +146,15 @@ def whole(
             system_fingerprint=fingerprint,
             choices=_whole_choices(job, pieces, labels),
             usage=usage,
-            prompt_token_ids=request.prompt if job.chat and job.token_ids else msgspec.UNSET,
-            prompt_logprobs=_of_prompt(job, request, first, labels) if job.chat else msgspec.UNSET,
+            prompt_token_ids=request.prompt if job.chat and job.token_ids else UNSET,
+            prompt_logprobs=_of_prompt(job, request, first, labels) if job.chat else UNSET,
         )
     )
 
 
 def _whole_choices(
     job: GenerationRequest, pieces: Sequence[OutputDelta], labels: TokenLabels
-) -> list[ChatChoice] | list[TextPiece]:
+) -> list[ChatChoice] | list[CompletionChoice]:
     if not job.chat:
         prompts = [job.requests[piece.index // job.num_choices * job.num_drawn] for piece in pieces]
         return [
@@ -216,7 +162,7 @@ def _whole_choices(
                 job,
                 piece,
                 labels,
-                request.prompt if job.token_ids else msgspec.UNSET,
+                request.prompt if job.token_ids else UNSET,
                 _of_prompt(job, request, piece, labels),
             )
             for piece, request in zip(pieces, prompts, strict=True)
@@ -224,10 +170,10 @@ def _whole_choices(
     return [
         ChatChoice(
             index=piece.index,
-            message=messages.message(piece.parts),
+            message=message(piece.parts),
             logprobs=of_chat(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
-            finish_reason=messages.reason(piece),
-            token_ids=piece.ids if job.token_ids else msgspec.UNSET,
+            finish_reason=finish_reason(piece),
+            token_ids=piece.ids if job.token_ids else UNSET,
         )
         for piece in pieces
     ]
@@ -237,15 +183,15 @@ def _text_choice(
     job: GenerationRequest,
     piece: OutputDelta,
     labels: TokenLabels,
-    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType,
-    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET,
-) -> TextPiece:
-    return TextPiece(
+    prompt_token_ids: tuple[int, ...] | UnsetType,
+    prompt_logprobs: list[Any] | UnsetType = UNSET,
+) -> CompletionChoice:
+    return CompletionChoice(
         index=piece.index,
         text=piece.text,
         logprobs=of_text(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
         finish_reason=piece.reason,
-        token_ids=piece.ids if job.token_ids else msgspec.UNSET,
+        token_ids=piece.ids if job.token_ids else UNSET,
         prompt_token_ids=prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
     )
@@ -253,9 +199,9 @@ def _text_choice(
 
 def _of_prompt(
     job: GenerationRequest, request: EngineRequest, piece: OutputDelta, labels: TokenLabels
-) -> list[Any] | msgspec.UnsetType:
+) -> list[Any] | UnsetType:
     if job.prompt_logprobs < 0:
-        return msgspec.UNSET
+        return UNSET
     return of_prompt(request.prompt, piece.prompt_logprobs, labels, job.prompt_logprobs)
 
 
@@ -265,13 +211,49 @@ def usage(ending: RequestTotals) -> Usage:
         prompt_tokens=ending.prompt_tokens,
         completion_tokens=ending.completion_tokens,
         total_tokens=ending.prompt_tokens + ending.completion_tokens,
-        prompt_tokens_details=CachedTokens(ending.cached_tokens),
-        completion_tokens_details=ReasoningTokens(ending.reasoning_tokens)
+        prompt_tokens_details=PromptTokensDetails(ending.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(ending.reasoning_tokens)
         if ending.reasoning_tokens
-        else msgspec.UNSET,
+        else UNSET,
     )
 
 
-def event_frame(document: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + document + b"\n\n"
+def delta(parts: Iterable[Part]) -> ChatDelta:
+    """All parts of one piece together. A call that broke stays as it was told: a stream takes nothing back."""
+    content, thoughts = "", ""
+    calls: dict[int, ToolCallDelta] = {}
+    for part in parts:
+        match part:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                thoughts += text
+            case CallBegin(index, call_id, name):
+                calls[index] = ToolCallDelta(index, FunctionCallDelta(name, ""), call_id, "function")
+            case CallArguments(index, text):
+                call = calls.setdefault(index, ToolCallDelta(index, FunctionCallDelta()))
+                call.function.arguments = (call.function.arguments or "") + text
+    return ChatDelta(
+        content=content or None,
+        reasoning_content=thoughts or None,
+        reasoning=thoughts or None,
+        tool_calls=[*calls.values()] if calls else UNSET,
+    )
+
+
+def message(parts: Iterable[Part]) -> ChatMessage:
+    """The whole answer; without a content where there are only thoughts or calls."""
+    found = join(parts)
+    calls = [ToolCall(id=call.call_id, function=FunctionCall(call.name, call.arguments)) for call in found.calls]
+    thoughts = found.reasoning or UNSET
+    return ChatMessage(
+        content=None if not found.content and (calls or found.reasoning) else found.content,
+        reasoning_content=thoughts,
+        reasoning=thoughts,
+        tool_calls=calls or UNSET,
+    )
+
+
+def finish_reason(piece: OutputDelta) -> str | None:
+    """OpenAI's finish reason: an answer that ended with calls asks to make them."""
+    return "tool_calls" if piece.called and piece.reason == "stop" else piece.reason

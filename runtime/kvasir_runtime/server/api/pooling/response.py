@@ -28,7 +28,7 @@ WAKE_S: Final = 60.0
 Finish = Callable[[Sequence[EngineOutput]], Awaitable[bytes]]
 
 
-class PooledAnswer(Response):
+class PooledResponse(Response):
     """requests: all with pooling. finish: the document from their events, in order. window: prompts sent at a time."""
 
     def __init__(

@@ -3,41 +3,36 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir_runtime.frontend.model_profile import ModelProfile
-from kvasir_runtime.frontend.pooling import work
 from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
-from kvasir_runtime.frontend.pooling.work import Work
-from kvasir_runtime.server.api.pooling.response import PooledAnswer
+from kvasir_runtime.server.api.pooling import prepare
+from kvasir_runtime.server.api.pooling.prepare import PooledRequest
+from kvasir_runtime.server.api.pooling.protocol import RERANK_PATHS, SCORE_PATHS
+from kvasir_runtime.server.api.pooling.response import PooledResponse
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.generation import check_queue
 from kvasir_runtime.server.json_response import body_schema
 from kvasir_runtime.wire import EngineOutput
 
-RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
-SCORE_PATHS: Final = ("/score", "/v1/score")
-OUTSIDE_V1: Final = tuple(path for path in (*RERANK_PATHS, *SCORE_PATHS) if not path.startswith("/v1/"))
-"""Outside /v1, so that the edge must be told that keys are asked for on them."""
 
-
-def add_pooling(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, pod: AppState) -> None:
     """Add them to the http port."""
 
     @app.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
-        return await pooled(request, pod, work.embeddings)
+        return await pooled(request, pod, prepare.embeddings)
 
     async def rerank(request: Request) -> Response:
-        return await pooled(request, pod, work.reranking)
+        return await pooled(request, pod, prepare.ranking)
 
     async def score(request: Request) -> Response:
-        return await pooled(request, pod, work.scores)
+        return await pooled(request, pod, prepare.scores)
 
     for path in RERANK_PATHS:
         app.post(path, openapi_extra=body_schema(RerankBody))(rerank)
@@ -45,7 +40,9 @@ def add_pooling(app: FastAPI, pod: AppState) -> None:
         app.post(path, openapi_extra=body_schema(ScoreBody))(score)
 
 
-async def pooled(request: Request, pod: AppState, prepare: Callable[[bytes, ModelProfile], Work]) -> PooledAnswer:
+async def pooled(
+    request: Request, pod: AppState, prepared_from: Callable[[bytes, ModelProfile], PooledRequest]
+) -> PooledResponse:
     """One answer, from the raw body on. Raises Refused."""
     arrived = pod.clock()
     opened = pod.open_or_refuse()
@@ -56,7 +53,7 @@ async def pooled(request: Request, pod: AppState, prepare: Callable[[bytes, Mode
     pod.num_preparing += 1
     try:
         try:
-            prepared = await loop.run_in_executor(pod.threads, prepare, raw, opened.served)
+            prepared = await loop.run_in_executor(pod.threads, prepared_from, raw, opened.served)
         finally:
             pod.num_preparing -= 1
         pod.open_or_refuse()
@@ -68,7 +65,7 @@ async def pooled(request: Request, pod: AppState, prepare: Callable[[bytes, Mode
     async def finish(events: Sequence[EngineOutput]) -> bytes:
         return await loop.run_in_executor(pod.threads, prepared.finish, events, int(time.time()))
 
-    return PooledAnswer(
+    return PooledResponse(
         prepared.requests,
         opened.client,
         finish,

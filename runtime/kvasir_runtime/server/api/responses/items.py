@@ -10,14 +10,14 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvasir_api.openai_errors import quoted
-from kvasir_runtime.server.api.sparse import Sparse
+from kvasir_runtime.server.api.nullable_model import NullableModel
 
 Item = dict[str, Any]
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Sparse):
+class TextPart(NullableModel):
     """A text of a user or of the model. Where a prompt may be cached its prefix decides, so marks change nothing."""
 
     type: Literal["input_text", "output_text"]
@@ -27,7 +27,7 @@ class TextPart(Sparse):
     prompt_cache_breakpoint: Any = Field(None, exclude=True)
 
 
-class ReasoningPart(Sparse):
+class ReasoningPart(NullableModel):
     """A piece of what the model thought."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -42,7 +42,7 @@ def _texts(value: Any) -> Any:
 Texts = Annotated[list[TextPart], BeforeValidator(_texts)]
 
 
-class MessageItem(Sparse):
+class MessageItem(NullableModel):
     """A message. phase says what an assistant's was for, which no template asks."""
 
     type: Literal["message"] = "message"
@@ -53,7 +53,7 @@ class MessageItem(Sparse):
     phase: Literal["commentary", "final_answer"] | None = Field(None, exclude=True)
 
 
-class CallItem(Sparse):
+class CallItem(NullableModel):
     """A call that the model made. arguments: the text of a JSON object."""
 
     type: Literal["function_call"]
@@ -64,7 +64,7 @@ class CallItem(Sparse):
     status: Status | None = None
 
 
-class CallOutputItem(Sparse):
+class CallOutputItem(NullableModel):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -74,7 +74,7 @@ class CallOutputItem(Sparse):
     status: Status | None = None
 
 
-class ReasoningItem(Sparse):
+class ReasoningItem(NullableModel):
     """What the model thought before; of its content, or else of its summary."""
 
     type: Literal["reasoning"]

@@ -11,9 +11,10 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_runtime.frontend.protocol.ignored_fields import only
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_LOGPROBS
+from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.server.api.nullable_model import NullableModel
 from kvasir_runtime.server.api.responses import items
 from kvasir_runtime.server.api.responses.items import Id, Item
-from kvasir_runtime.server.api.sparse import Sparse
 from kvasir_runtime.wire import SamplingConfig
 
 MAX_INPUT: Final = 16_384
@@ -38,7 +39,7 @@ NAMES: Final = {
 }
 
 
-class FunctionTool(Sparse):
+class FunctionTool(NullableModel):
     """A function that the model may call. Tools that OpenAI runs itself have other types and are refused."""
 
     type: Literal["function"]
@@ -52,14 +53,14 @@ class FunctionTool(Sparse):
         return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type"})}
 
 
-class NamedTool(Sparse):
+class NamedTool(NullableModel):
     """A function by its name."""
 
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(Sparse):
+class AllowedTools(NullableModel):
     """Some of the tools, of which any may or one must be called."""
 
     type: Literal["allowed_tools"]
@@ -84,7 +85,7 @@ ToolChoice = Annotated[
 ]
 
 
-class Format(Sparse):
+class Format(NullableModel):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -107,14 +108,14 @@ class Format(Sparse):
         return {"type": "json_schema", "json_schema": given}
 
 
-class Text(Sparse):
+class Text(NullableModel):
     """How the answer is written."""
 
     format: Format = Format()
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Sparse):
+class Reasoning(NullableModel):
     """How much the model thinks. There are no summaries: an item carries what it thought."""
 
     effort: str | None = Field(None, max_length=16)
@@ -122,7 +123,7 @@ class Reasoning(Sparse):
     generate_summary: None = None
 
 
-class StreamOptions(Sparse):
+class StreamOptions(NullableModel):
     """include_obfuscation: we pad nothing, so only false is true."""
 
     include_obfuscation: Literal[False] = False
@@ -136,7 +137,7 @@ def _metadata(value: Any) -> Any:
     return value
 
 
-class InputBody(Sparse):
+class InputBody(StrictModel):
     """What shapes the prompt; the body of `/v1/responses/input_tokens`."""
 
     model: str = Field(max_length=512)

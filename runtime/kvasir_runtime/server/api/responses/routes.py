@@ -16,13 +16,13 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.model_profile import ModelProfile
-from kvasir_runtime.server.api.common import encode
-from kvasir_runtime.server.api.responses import listing, preparing
-from kvasir_runtime.server.api.responses.output import Document
-from kvasir_runtime.server.api.responses.preparing import Made
+from kvasir_runtime.server.api.responses import pagination, prepare
+from kvasir_runtime.server.api.responses.output_items import Document
+from kvasir_runtime.server.api.responses.prepare import PreparedResponse
 from kvasir_runtime.server.api.responses.protocol import InputBody, ResponsesBody
-from kvasir_runtime.server.api.responses.serialize import Responses
-from kvasir_runtime.server.api.responses.store import Bounds, Store, Stored
+from kvasir_runtime.server.api.responses.serialize import ResponsesSerializer
+from kvasir_runtime.server.api.responses.store import ResponseStore, StoredResponse, StoreLimits
+from kvasir_runtime.server.api.sse import encode
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.generation import PreparedRequest, respond
@@ -33,18 +33,18 @@ CANCEL_S: Final = 5.0
 ONE: Final = http_apis.RESPONSES + "/{response_id}"
 
 
-class Making:
+class RunningResponse:
     """One response while it is made: what was asked, how it is written, and where it is kept."""
 
-    def __init__(self, store: Store, instance: str) -> None:
+    def __init__(self, store: ResponseStore, instance: str) -> None:
         self._store = store
         self._instance = instance
-        self.made: Made | None = None
-        self.framing: Responses | None = None
+        self.made: PreparedResponse | None = None
+        self.framing: ResponsesSerializer | None = None
 
     def prepare(self, raw: bytes, served: ModelProfile) -> PreparedRequest:
         """In a worker thread. Raises Refused."""
-        self.made = preparing.made(raw, served, self._store, self._instance)
+        self.made = prepare.prepared_response(raw, served, self._store, self._instance)
         return PreparedRequest(job=self.made.job, framing=self._framed)
 
     def begin(self) -> Document:
@@ -53,7 +53,7 @@ class Making:
         assert self.made is not None
         document = self.framing.document()
         if self.made.stored:
-            stored = Stored(document=document, items=self.made.items, size_bytes=self.made.size_bytes)
+            stored = StoredResponse(document=document, items=self.made.items, size_bytes=self.made.size_bytes)
             self._store.put(document["id"], stored)
         return document
 
@@ -62,10 +62,12 @@ class Making:
         if self.framing is not None:
             self.framing.left()
 
-    def _framed(self, job: GenerationRequest, created: int, _fingerprint: str, labels: TokenLabels) -> Responses:
+    def _framed(
+        self, job: GenerationRequest, created: int, _fingerprint: str, labels: TokenLabels
+    ) -> ResponsesSerializer:
         assert self.made is not None
         repeated = self.made.body.repeated(job.requests[0].sampling) | {"store": self.made.stored}
-        self.framing = Responses(job, created, labels, repeated=repeated, keep=self._keep)
+        self.framing = ResponsesSerializer(job, created, labels, repeated=repeated, keep=self._keep)
         return self.framing
 
     def _keep(self, document: Document) -> None:
@@ -76,12 +78,12 @@ class Making:
 
 def add(app: FastAPI, pod: AppState) -> None:
     """All routes."""
-    store = Store(Bounds(max_bytes=pod.options.stored_response_bytes), pod.clock)
+    store = ResponseStore(StoreLimits(max_bytes=pod.options.stored_response_bytes), pod.clock)
     background: set[asyncio.Task[None]] = set()
 
     @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
-        making = Making(store, pod.instance)
+        making = RunningResponse(store, pod.instance)
         answer = await respond(request, pod, making.prepare, on_end=making.left)
         document = making.begin()
         assert making.made is not None
@@ -97,11 +99,11 @@ def add(app: FastAPI, pod: AppState) -> None:
         opened = pod.open_or_refuse()
         raw = await read_body(request, pod.options.max_body_bytes)
         loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(pod.threads, preparing.counted, raw, opened.served, store))
+        return json_response(await loop.run_in_executor(pod.threads, prepare.counted, raw, opened.served, store))
 
     @app.get(ONE)
     async def retrieve(request: Request, response_id: str) -> Response:
-        listing.check_query(request.query_params.multi_items())
+        pagination.check_query(request.query_params.multi_items())
         return json_response(_found(store, response_id).document)
 
     @app.delete(ONE)
@@ -125,10 +127,10 @@ def add(app: FastAPI, pod: AppState) -> None:
     @app.get(ONE + "/input_items")
     async def input_items(request: Request, response_id: str) -> Response:
         query = request.query_params.multi_items()
-        return json_response(listing.page(_found(store, response_id).items, query))
+        return json_response(pagination.page(_found(store, response_id).items, query))
 
 
-def _found(store: Store, response_id: str) -> Stored:
+def _found(store: ResponseStore, response_id: str) -> StoredResponse:
     stored = store.get(response_id)
     if stored is None:
         raise Refused(openai_errors.response_not_found(response_id))
@@ -147,7 +149,7 @@ async def _alone(answer: GenerationResponse) -> None:
     await answer({"type": "http", "state": {}}, receive, send)
 
 
-async def _until_ended(stored: Stored) -> None:
+async def _until_ended(stored: StoredResponse) -> None:
     """It takes a turn of the loop, unless its client reads slowly."""
     try:
         async with asyncio.timeout(CANCEL_S):

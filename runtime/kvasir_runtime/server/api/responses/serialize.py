@@ -11,19 +11,19 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels, TokenLogprob, of_chat
 from kvasir_runtime.frontend.parsing.parts import Content, join
-from kvasir_runtime.server.api.common import encode, event, parts_of
-from kvasir_runtime.server.api.responses import output
-from kvasir_runtime.server.api.responses.output import Document, Event, Output
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+from kvasir_runtime.server.api import sse
+from kvasir_runtime.server.api.responses import output_items
+from kvasir_runtime.server.api.responses.output_items import Document, Event, OutputItems
+from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, answer_parts
 
 Kept = Callable[[Document], None]
 
 
-class Responses:
+class ResponsesSerializer:
     """repeated: what the document says of its request. keep: is called with the last document."""
 
-    stream_type = b"text/event-stream; charset=utf-8"
-    keep_alive = b": waiting\n\n"
+    stream_type = sse.STREAM_TYPE
+    keep_alive = sse.COMMENT
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Responses:
         self._labels = labels
         self._repeated = repeated
         self._keep = keep
-        self._output = Output(job.answer_id.removeprefix("resp_"))
+        self._output = OutputItems(job.answer_id.removeprefix("resp_"))
         self._number = 0
         self._last = OutputDelta(index=0)
         self._ended = False
@@ -97,11 +97,11 @@ class Responses:
         """One document."""
         (piece,) = pieces
         logprobs = self._logprobs(piece)
-        for part in output.parts_of(join(parts_of(piece, self._job))):
+        for part in output_items.parts_of(join(answer_parts(piece, self._job))):
             list(self._output.take(part, logprobs if isinstance(part, Content) else []))
         cut = piece.reason == "length"
         list(self._output.close("incomplete" if cut else "completed"))
-        return encode(self._finished(ending, cut=cut))
+        return sse.encode(self._finished(ending, cut=cut))
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """OpenAI's error."""
@@ -116,7 +116,7 @@ class Responses:
 
     def _grown(self, piece: OutputDelta) -> Iterable[Event]:
         logprobs = self._logprobs(piece)
-        for part in parts_of(piece, self._job):
+        for part in answer_parts(piece, self._job):
             yield from self._output.take(part, logprobs)
             if isinstance(part, Content):
                 logprobs = []
@@ -146,7 +146,7 @@ class Responses:
     def _told(self, events: Iterable[Event]) -> bytes:
         frames = []
         for kind, document in events:
-            frames.append(event(kind, {"sequence_number": self._number, **document}))
+            frames.append(sse.named(kind, {"sequence_number": self._number, **document}))
             self._number += 1
         return b"".join(frames)
 

@@ -14,7 +14,7 @@ from kvasir_runtime.server.api.responses.items import Item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class StoreLimits:
     """max_bytes: of all responses together as JSON, with the conversations before them; 0 keeps nothing."""
 
     max_bytes: int
@@ -23,7 +23,7 @@ class Bounds:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stored:
+class StoredResponse:
     """One response. items: of the whole conversation up to its request. open: it is still being made.
 
     document is replaced, never changed.
@@ -42,14 +42,14 @@ class Stored:
         return [*self.items, *output]
 
 
-class Store:
+class ResponseStore:
     """clock: monotonic seconds."""
 
-    def __init__(self, bounds: Bounds, clock: Callable[[], float]) -> None:
+    def __init__(self, bounds: StoreLimits, clock: Callable[[], float]) -> None:
         self._bounds = bounds
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._size = 0
 
     @property
@@ -66,7 +66,7 @@ class Store:
         """Responses that are kept."""
         return len(self._kept)
 
-    def put(self, response_id: str, stored: Stored) -> None:
+    def put(self, response_id: str, stored: StoredResponse) -> None:
         """Keep a response; others may have to go, or this one where it is too large alone."""
         with self._lock:
             self._drop(response_id)
@@ -86,7 +86,7 @@ class Store:
             self._size += added_bytes
             self._shrink()
 
-    def get(self, response_id: str) -> Stored | None:
+    def get(self, response_id: str) -> StoredResponse | None:
         """The response, which is used by that; None when it is not kept."""
         with self._lock:
             stored = self._kept.get(response_id)
@@ -111,7 +111,7 @@ class Store:
                 return
             self._drop(first)
 
-    def _is_old(self, stored: Stored) -> bool:
+    def _is_old(self, stored: StoredResponse) -> bool:
         return self._clock() - stored.created_s > self._bounds.max_age_s
 
     def _drop(self, response_id: str) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from kvasir_runtime.client.engine_client import EngineDeadError
-from kvasir_runtime.server.api.pooling.response import PooledAnswer
+from kvasir_runtime.server.api.pooling.response import PooledResponse
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
@@ -88,7 +88,7 @@ async def run(client, *, count=5, window=2, hang_up=False, abort=""):
     async def finish(events):
         return json.dumps([event.pooled[0] for event in events]).encode()
 
-    answer = PooledAnswer(
+    answer = PooledResponse(
         requests,
         client,
         finish,

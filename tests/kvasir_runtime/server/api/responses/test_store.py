@@ -1,15 +1,17 @@
 """Responses in memory: bounded in bytes, number and age; the least recently used go first."""
 
-from kvasir_runtime.server.api.responses.store import Bounds, Store, Stored
+from kvasir_runtime.server.api.responses.store import ResponseStore, StoredResponse, StoreLimits
 
 
 def store(**bounds):
     now = [0.0]
-    return Store(Bounds(**{"max_bytes": 100, **bounds}), lambda: now[0]), now
+    return ResponseStore(StoreLimits(**{"max_bytes": 100, **bounds}), lambda: now[0]), now
 
 
 def stored(size_bytes=30):
-    return Stored(document={"output": [{"type": "message"}]}, items=[{"type": "reasoning"}], size_bytes=size_bytes)
+    return StoredResponse(
+        document={"output": [{"type": "message"}]}, items=[{"type": "reasoning"}], size_bytes=size_bytes
+    )
 
 
 def kept(made, ids="abcdef"):

@@ -13,7 +13,7 @@ def null_is_absent(schema: dict[str, Any]) -> None:
         schema["additionalProperties"] = {"type": "null"}
 
 
-class Sparse(StrictModel):
+class NullableModel(StrictModel):
     """A part of a body."""
 
     model_config = ConfigDict(json_schema_extra=null_is_absent)

@@ -12,16 +12,16 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
-from kvasir_runtime.server.api import common
+from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.responses.items import Item, identified
 from kvasir_runtime.server.api.responses.protocol import HARMLESS, LABELS, NAMES, InputBody, ResponsesBody
-from kvasir_runtime.server.api.responses.store import Store
+from kvasir_runtime.server.api.responses.store import ResponseStore
 
 PREFIX: Final = "resp_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PreparedResponse:
     """A request for a response that can be served. items: of the whole conversation; size_bytes: of them, roughly."""
 
     body: ResponsesBody
@@ -31,14 +31,14 @@ class Made:
     stored: bool
 
 
-def made(raw: bytes, served: ModelProfile, store: Store, instance: str) -> Made:
+def prepared_response(raw: bytes, served: ModelProfile, store: ResponseStore, instance: str) -> PreparedResponse:
     """Parse, find the conversation, translate, cut where asked. Raises Refused."""
     body = validation.validated(raw, ResponsesBody, HARMLESS, LABELS)
     stored = body.store is not False and store.keeps
     _check(body, stored=stored, keeps=store.keeps)
     before, size_bytes = _before(body, store)
     job = _fitting(body, [*before, *body.input], lambda kept: _job(body, kept, served, PREFIX + instance))
-    return Made(
+    return PreparedResponse(
         body=body,
         job=job,
         items=[*before, *identified(body.input, job.answer_id.removeprefix(PREFIX))],
@@ -47,16 +47,18 @@ def made(raw: bytes, served: ModelProfile, store: Store, instance: str) -> Made:
     )
 
 
-def counted(raw: bytes, served: ModelProfile, store: Store) -> dict[str, object]:
+def counted(raw: bytes, served: ModelProfile, store: ResponseStore) -> dict[str, object]:
     """The answer of `/v1/responses/input_tokens`. Raises Refused."""
     body = validation.validated(raw, InputBody, HARMLESS, LABELS)
     before, _ = _before(body, store)
-    chat = common.chat_of(body.as_chat([*before, *body.input]), NAMES)
-    return {"object": "response.input_tokens", "input_tokens": common.prompt_tokens(chat, served, NAMES)}
+    chat = translation.chat_body(body.as_chat([*before, *body.input]), NAMES)
+    return {"object": "response.input_tokens", "input_tokens": translation.prompt_tokens(chat, served, NAMES)}
 
 
 def _job(body: ResponsesBody, conversation: list[Item], served: ModelProfile, prefix: str) -> GenerationRequest:
-    return common.job_of(common.chat_of(body.as_chat(conversation), NAMES), served, prefix, NAMES)
+    return translation.generation_request(
+        translation.chat_body(body.as_chat(conversation), NAMES), served, prefix, NAMES
+    )
 
 
 def _check(body: ResponsesBody, *, stored: bool, keeps: bool) -> None:
@@ -77,7 +79,7 @@ def _refused(message: str, param: str) -> Refused:
     return Refused(openai_errors.invalid(message, param=param, code="unsupported_parameter"))
 
 
-def _before(body: InputBody, store: Store) -> tuple[list[Item], int]:
+def _before(body: InputBody, store: ResponseStore) -> tuple[list[Item], int]:
     """The conversation that the body goes on with, and its size."""
     name = body.previous_response_id
     if name is None:

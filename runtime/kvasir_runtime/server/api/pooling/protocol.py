@@ -1,8 +1,16 @@
-"""The documents of answers with vectors, rankings and scores, as they are encoded and as /openapi.json shows them."""
+"""Paths, and the documents of answers with vectors, rankings and scores, as /openapi.json shows them.
 
-from typing import Literal
+Bodies of requests are in frontend/pooling/protocol.py, because the offline engine reads them too.
+"""
+
+from typing import Any, Final, Literal
 
 import msgspec
+
+RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORE_PATHS: Final = ("/score", "/v1/score")
+OUTSIDE_V1: Final = tuple(path for path in (*RERANK_PATHS, *SCORE_PATHS) if not path.startswith("/v1/"))
+"""Paths that ask for keys though they are not below /v1."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -77,3 +85,11 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     data: list[Score]
     usage: ScoreUsage
+
+
+ANSWERS: Final[dict[str, Any]] = {
+    "/v1/embeddings": Embeddings,
+    **dict.fromkeys(RERANK_PATHS, Ranking),
+    **dict.fromkeys(SCORE_PATHS, Scores),
+}
+"""The document with which each path answers."""

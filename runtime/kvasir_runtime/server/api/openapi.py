@@ -1,21 +1,24 @@
 """/openapi.json: what FastAPI knows of the routes, completed by what is true of all of them.
 
 Called by the http app. FastAPI finds the routes, so that a new one is described without being named here: its errors
-follow from its surface, its body and its parameters, and null is allowed wherever it means absent. Answers are
-described where a document is declared in ANSWERS or by the route itself; else they are any JSON object.
+follow from its API, its body and its parameters, and null is allowed wherever it means absent. Answers are
+described where a document is declared in ANSWERS of an API or by the route itself; else they are any JSON object.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from kvasir_api import http_apis
-from kvasir_runtime.frontend.pooling.documents import Embeddings, Ranking, Scores
-from kvasir_runtime.server.api.openai.serialize import ChatChoice, TextPiece, Usage
-from kvasir_runtime.server.api.pooling.routes import RERANK_PATHS, SCORE_PATHS
+from kvasir_runtime.server.api import health
+from kvasir_runtime.server.api.anthropic.protocol import AnthropicError
+from kvasir_runtime.server.api.ollama.protocol import OllamaError
+from kvasir_runtime.server.api.openai import protocol as openai
+from kvasir_runtime.server.api.openai.protocol import Error
+from kvasir_runtime.server.api.pooling import protocol as pooling
 
 Document = dict[str, Any]
 REFS: Final = "#/components/schemas/"
@@ -33,145 +36,9 @@ ERRORS: Final = {
 }
 
 
-class ErrorDetail(msgspec.Struct):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(msgspec.Struct):
-    """OpenAI's shape."""
-
-    error: ErrorDetail
-
-
-class AnthropicDetail(msgspec.Struct):
-    """What went wrong."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(msgspec.Struct):
-    """Anthropic's shape."""
-
-    type: Literal["error"]
-    error: AnthropicDetail
-
-
-class OllamaError(msgspec.Struct):
-    """Ollama's shape."""
-
-    error: str
-
-
-class Chat(msgspec.Struct, kw_only=True):
-    """A whole answer of a chat."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Completion(msgspec.Struct, kw_only=True):
-    """A whole answer of a completion."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[TextPiece]
-    usage: Usage
-
-
-class Tokens(msgspec.Struct):
-    """A text in token ids."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Prompt(msgspec.Struct):
-    """Token ids as text."""
-
-    prompt: str
-
-
-class Model(msgspec.Struct):
-    """A name of the model. max_model_len: null while it loads."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int | None
-
-
-class Models(msgspec.Struct):
-    """All names of the model."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
-class Aborted(msgspec.Struct):
-    """How many requests were running under the ids."""
-
-    num_aborted: int
-
-
-class Health(msgspec.Struct):
-    """Whether requests are taken: ok, or the phase of the start."""
-
-    status: str
-
-
-class Version(msgspec.Struct):
-    """Of Kvasir."""
-
-    version: str
-
-
-class Load(msgspec.Struct):
-    """What runs and waits."""
-
-    server_load: int
-    running: int
-    waiting: int
-
-
-ANSWERS: Final[dict[str, Any]] = {
-    "/v1/completions": Completion,
-    "/v1/chat/completions": Chat,
-    "/v1/embeddings": Embeddings,
-    **dict.fromkeys(RERANK_PATHS, Ranking),
-    **dict.fromkeys(SCORE_PATHS, Scores),
-    "/tokenize": Tokens,
-    "/detokenize": Prompt,
-    "/v1/models": Models,
-    "/v1/models/{name}": Model,
-    "/abort_requests": Aborted,
-    "/abort_request": Aborted,
-    "/health": Health,
-    "/version": Version,
-    "/load": Load,
-}
 UNREADY: Final = frozenset({"/health", "/ping"})
 """Answer 503 with their own document while nothing is served."""
+ANSWERS: Final[dict[str, Any]] = {**openai.ANSWERS, **pooling.ANSWERS, **health.ANSWERS}
 _SHAPES: Final = {"openai": Error, "anthropic": AnthropicError, "ollama": OllamaError}
 
 
@@ -244,17 +111,17 @@ def _nullable(schema: Document) -> Document:
 def _answered(path: str, operation: Document, *, streams: bool) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own; nothing is validated by it
-    surface = http_apis.of(path)
+    api = http_apis.of(path)
     success = responses["200"]
     success["description"] = "The answer."
-    success["content"] = _success(path, success, EVENTS[surface] if streams else "")
+    success["content"] = _success(path, success, EVENTS[api] if streams else "")
     if not success["content"]:
         del success["content"]
     if path in UNREADY:
         responses["503"] = {**success, "description": "Nothing is served now."}
         return
     for status in _statuses(path, operation):
-        shape = {"$ref": REFS + _SHAPES[surface].__name__}
+        shape = {"$ref": REFS + _SHAPES[api].__name__}
         content = {"application/json": {"schema": shape}}
         responses[str(status)] = {"description": ERRORS[status], "content": content}
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend.errors import GenerationFailed, Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
-from kvasir_runtime.frontend.pooling import protocol, work
+from kvasir_runtime.frontend.pooling import protocol
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities, EmbeddingCapability, ScoringCapability
+from kvasir_runtime.server.api.pooling import prepare
 from kvasir_runtime.wire import EngineOutput, PoolingConfig
 
 EMBEDS = EmbeddingCapability(kind="mean", normalize=True, size=4, shortens=True)
@@ -21,9 +22,9 @@ SCORES = {
     "similarity": ScoringCapability(kind="similarity", pooling=PoolingConfig(kind="mean")),
 }
 LEAST = {
-    work.embeddings: {"model": "m", "input": "x"},
-    work.reranking: {"query": "x", "documents": ["y"]},
-    work.scores: {"text_1": "x", "text_2": "y"},
+    prepare.embeddings: {"model": "m", "input": "x"},
+    prepare.ranking: {"query": "x", "documents": ["y"]},
+    prepare.scores: {"text_1": "x", "text_2": "y"},
 }
 NAMES = sorted(
     {field for kind in (protocol.EmbeddingBody, protocol.RerankBody, protocol.ScoreBody) for field in kind.model_fields}
@@ -72,29 +73,29 @@ def test_whatever_is_sent_ends_in_work_or_a_refusal(means, scoring, body, valid)
 def test_a_query_is_not_multiplied_beyond_the_bound():
     body = {"query": "ab " * 2000, "documents": ["y"] * 1024}
     with pytest.raises(Refused, match="more than 1048576 tokens together"):
-        work.reranking(json.dumps(body).encode(), served(longest=8192))
+        prepare.ranking(json.dumps(body).encode(), served(longest=8192))
 
 
 def test_scores_are_one_with_many_or_pair_by_pair():
-    many = work.scores(b'{"text_1": "a", "text_2": ["b", "c"]}', served())
+    many = prepare.scores(b'{"text_1": "a", "text_2": ["b", "c"]}', served())
     assert [item["score"] for item in json.loads(many.finish(events((0.0,), (100.0,)), 1))["data"]] == [0.5, 1.0]
     alone = served("similarity")
-    pairs = work.scores(b'{"text_1": ["a", "b"], "text_2": ["c", "d"]}', alone)
+    pairs = prepare.scores(b'{"text_1": ["a", "b"], "text_2": ["c", "d"]}', alone)
     assert len(pairs.requests) == 4
     found = json.loads(pairs.finish(events((1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0)), 7))
     assert ([item["score"] for item in found["data"]], found["created"]) == ([1.0, 0.0], 7)
     with pytest.raises(Refused, match="2 text_1 for 3 text_2"):
-        work.scores(b'{"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}', served())
+        prepare.scores(b'{"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}', served())
 
 
 def test_numbers_that_are_none_are_an_error_and_not_null():
-    made = work.embeddings(b'{"model": "m", "input": "a"}', served())
+    made = prepare.embeddings(b'{"model": "m", "input": "a"}', served())
     with pytest.raises(GenerationFailed, match="overflowed"):
         made.finish(events((1.0, float("nan"), 0.0, 0.0)), 1)
 
 
 def test_equal_scores_keep_the_order_of_the_documents():
-    made = work.reranking(b'{"query": "a", "documents": ["b", "c", "d"], "top_n": 0}', served())
+    made = prepare.ranking(b'{"query": "a", "documents": ["b", "c", "d"], "top_n": 0}', served())
     found = json.loads(made.finish(events((1.0,), (2.0,), (1.0,)), 1))["results"]
     assert [item["index"] for item in found] == [1, 0, 2]
 
@@ -104,15 +105,15 @@ def test_dimensions_are_those_that_there_are(dimensions, words):
     raw = json.dumps({"model": "m", "input": "a", "dimensions": dimensions}).encode()
     if words:
         with pytest.raises(Refused, match=words):
-            work.embeddings(raw, served())
+            prepare.embeddings(raw, served())
         return
-    (item,) = json.loads(work.embeddings(raw, served()).finish(events((3.0, 4.0, 0.0, 9.0)), 1))["data"]
+    (item,) = json.loads(prepare.embeddings(raw, served()).finish(events((3.0, 4.0, 0.0, 9.0)), 1))["data"]
     assert len(item["embedding"]) == dimensions
 
 
 def test_a_judgement_is_cut_in_the_document_alone():
     body = {"query": "q", "documents": ["word " * 400], "truncate_prompt_tokens": 400, "instruction": "find"}
-    made = work.reranking(json.dumps(body).encode(), served("judgement", 4096))
+    made = prepare.ranking(json.dumps(body).encode(), served("judgement", 4096))
     text = tiny_tokenizer.tokenizer().decode(made.requests[0].prompt, special=True)
     assert len(made.requests[0].prompt) == 400
     assert "<Instruct>: find\n<Query>: q\n<Document>: word word" in text

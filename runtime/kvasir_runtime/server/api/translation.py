@@ -1,13 +1,11 @@
-"""What the APIs share: the chat that a translated body means, the parts of a piece, events of a stream.
+"""From another API's body to the chat of OpenAI's that it means, and errors back into that API's names of fields.
 
-Called by each surface's body and framing. It knows no surface's documents.
+Called by the protocol and the routes of each API that is not OpenAI's. It knows none of their documents.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend import prepare
@@ -16,25 +14,21 @@ from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
-from kvasir_runtime.frontend.parsing.parts import Content, Part
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
 from kvasir_runtime.frontend.tokenizer import PromptTooLong
 from kvasir_runtime.server.api.openai.tokenize import MAX_TOKENS
-from kvasir_runtime.server.api.serializer import OutputDelta
-
-encode = msgspec.json.Encoder().encode
 
 
-def chat_of(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
+def chat_body(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
     """A chat's body that a surface made. names: its fields, and what they are called there. Raises Refused."""
     try:
         return generation.parse_chat(document)
     except Refused as refused:
-        raise renamed(refused, names) from refused
+        raise with_own_names(refused, names) from refused
 
 
-def job_of(
+def generation_request(
     body: ChatBody, served: ModelProfile, prefix: str, names: Mapping[str, str], *, fit: bool = False
 ) -> GenerationRequest:
     """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
@@ -42,7 +36,7 @@ def job_of(
         job = prepare.from_body(body, served, prefix, fit=fit)
         return replace(job, grammar_field=names.get(job.grammar_field, job.grammar_field))
     except Refused as refused:
-        raise renamed(refused, names) from refused
+        raise with_own_names(refused, names) from refused
 
 
 def prompt_tokens(body: ChatBody, served: ModelProfile, names: Mapping[str, str]) -> int:
@@ -59,7 +53,7 @@ def prompt_tokens(body: ChatBody, served: ModelProfile, names: Mapping[str, str]
         raise Refused(openai_errors.invalid(message, param=param, code="invalid_value")) from error
 
 
-def renamed(refused: Refused, names: Mapping[str, str]) -> Refused:
+def with_own_names(refused: Refused, names: Mapping[str, str]) -> Refused:
     """An error about a chat's field as one about the surface's."""
     error = refused.error
     for ours, theirs in names.items():
@@ -69,14 +63,7 @@ def renamed(refused: Refused, names: Mapping[str, str]) -> Refused:
     return refused
 
 
-def parts_of(piece: OutputDelta, job: GenerationRequest) -> Sequence[Part]:
-    """The parts of a piece; of a prompt that was no chat all is text."""
-    if job.chat:
-        return piece.parts
-    return [Content(piece.text)] if piece.text else []
-
-
-def thinking(level: bool | str | None) -> dict[str, Any]:
+def thinking_fields(level: bool | str | None) -> dict[str, Any]:
     """The chat's fields that switch thoughts on (true), off (false), or to a level; nothing for null.
 
     Off is an effort, which is refused where a model cannot do without; on is a switch that others do not know.
@@ -84,8 +71,3 @@ def thinking(level: bool | str | None) -> dict[str, Any]:
     if level is True:
         return {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}
     return {} if level is None else {"reasoning_effort": level or "none"}
-
-
-def event(kind: str, document: Mapping[str, Any]) -> bytes:
-    """One named server-sent event; the document holds its type too."""
-    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **document}) + b"\n\n"

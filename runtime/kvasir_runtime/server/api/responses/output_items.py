@@ -31,7 +31,7 @@ def parts_of(joined: JoinedAnswer) -> list[Part]:
     return parts
 
 
-class Output:
+class OutputItems:
     """seed: makes the ids of the items unique. One item is open at a time."""
 
     def __init__(self, seed: str) -> None:

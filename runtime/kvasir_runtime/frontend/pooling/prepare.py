@@ -1,0 +1,176 @@
+"""From a body for embeddings, a ranking or scores to the prompts that the engine computes, and what follows from them.
+
+Called in worker threads. It decides and refuses; it knows nothing of sockets, the event loop or written answers.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api import openai_errors
+from kvasir_runtime.frontend.errors import GenerationFailed, Refused
+from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
+from kvasir_runtime.frontend.pooling import inputs, vectors
+from kvasir_runtime.frontend.pooling.capabilities import EmbeddingCapability, ScoringCapability
+from kvasir_runtime.frontend.pooling.inputs import Cut
+from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
+from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
+
+MAX_TOTAL_TOKENS: Final = 1 << 20
+
+
+Prompts = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingInputs:
+    """Prompts to embed, whatever the answer looks like. vector: of a prompt, from its last event."""
+
+    prompts: Prompts
+    pooling: PoolingConfig
+    vector: Callable[[EngineOutput], vectors.Vector]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringInputs:
+    """Prompts for pairs of texts. scores: of each pair, from the last events of all prompts, in order."""
+
+    prompts: Prompts
+    pooling: PoolingConfig
+    scores: Callable[[Sequence[EngineOutput]], list[float]]
+
+
+def embed(body: EmbeddingBody, served: ModelProfile) -> EmbeddingInputs:
+    """Raises Refused."""
+    check_model(body.model, served)
+    ability = served.capabilities.embedding
+    if isinstance(ability, str):
+        raise _cannot(f"This model gives no embeddings. {ability}")
+    dimensions = _dimensions(body.dimensions, ability)
+    cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens)
+    normalize = ability.normalize if body.normalize is None else body.normalize
+    return EmbeddingInputs(
+        prompts=_bounded((inputs.single(source, served, cut, param="input") for source in body.input), "input"),
+        pooling=PoolingConfig(kind=ability.kind),
+        vector=lambda event: vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize),
+    )
+
+
+def rank(body: RerankBody, served: ModelProfile) -> ScoringInputs:
+    """The query with each document. Raises Refused."""
+    return _scored(body, [body.query], body.documents, served, ("query", "documents"), body.max_tokens_per_doc)
+
+
+def score(body: ScoreBody, served: ModelProfile) -> ScoringInputs:
+    """text_1 with each of text_2, or pair by pair. Raises Refused."""
+    return _scored(body, body.text_1, body.text_2, served, ("text_1", "text_2"), None)
+
+
+def engine_requests(answer_id: str, made: EmbeddingInputs | ScoringInputs) -> tuple[EngineRequest, ...]:
+    """One for each prompt, in order."""
+    sampling = SamplingConfig(max_tokens=1)
+    return tuple(
+        EngineRequest(request_id=f"{answer_id}-{number}", prompt=prompt, sampling=sampling, pooling=made.pooling)
+        for number, prompt in enumerate(made.prompts)
+    )
+
+
+def _scored(
+    body: RerankBody | ScoreBody,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    served: ModelProfile,
+    params: tuple[str, str],
+    second_keep: int | None,
+) -> ScoringInputs:
+    """One first text goes with each second, or each with its own."""
+    if body.model is not None:
+        check_model(body.model, served)
+    ability = served.capabilities.scoring
+    if isinstance(ability, str):
+        raise _cannot(f"This model gives no scores. {ability}")
+    if body.instruction is not None and ability.kind != "judgement":
+        message = "`instruction` has no effect on this model, which is not asked for a judgement."
+        raise Refused(openai_errors.invalid(message, param="instruction", code="unsupported_parameter"))
+    cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens, second_keep=second_keep)
+    pairs = list(zip(firsts if len(firsts) == len(seconds) else list(firsts) * len(seconds), seconds, strict=True))
+    if ability.kind == "similarity":
+        return _similarities(ability, firsts, seconds, served, cut, params)
+    if ability.kind == "judgement":
+        said, param = body.instruction, params[1]
+        made = (inputs.judgement(first, second, said, served, cut, param=param) for first, second in pairs)
+    else:
+        made = (inputs.pair(first, second, served, cut, param=params[1]) for first, second in pairs)
+    return ScoringInputs(
+        prompts=_bounded(made, params[1]),
+        pooling=ability.pooling,
+        scores=lambda events: [_likelihood(ability, event) for event in events],
+    )
+
+
+def _likelihood(ability: ScoringCapability, event: EngineOutput) -> float:
+    """0..1: of the one label, or of yes over no."""
+    logits = _read(event)
+    return vectors.sigmoid(float(logits[0]) if ability.kind == "label" else float(logits[1] - logits[0]))
+
+
+def _similarities(
+    ability: ScoringCapability,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    served: ModelProfile,
+    cut: Cut,
+    params: tuple[str, str],
+) -> ScoringInputs:
+    """Every text is embedded once."""
+    second_cut = cut if cut.second_keep is None else Cut(keep=cut.second_keep, special=cut.special)
+    texts = [(text, cut, params[0]) for text in firsts] + [(text, second_cut, params[1]) for text in seconds]
+    prompts = _bounded((inputs.single(text, served, how, param=param) for text, how, param in texts), params[1])
+
+    def similarities(events: Sequence[EngineOutput]) -> list[float]:
+        found = [_read(event) for event in events]
+        ones, others = found[: len(firsts)], found[len(firsts) :]
+        return [vectors.similarity(ones[index % len(ones)], other) for index, other in enumerate(others)]
+
+    return ScoringInputs(prompts=prompts, pooling=ability.pooling, scores=similarities)
+
+
+def _dimensions(asked: int | None, ability: EmbeddingCapability) -> int | None:
+    if asked is None or asked == ability.size:
+        return None
+    if not ability.shortens:
+        message = (
+            f"The model was not made for embeddings of other than {ability.size} numbers; "
+            "start it with --matryoshka if it was."
+        )
+        raise Refused(openai_errors.invalid(message, param="dimensions", code="unsupported_parameter"))
+    if asked > ability.size or (ability.sizes and asked not in ability.sizes):
+        known = f"one of {', '.join(map(str, ability.sizes))}" if ability.sizes else f"at most {ability.size}"
+        message = f"dimensions {asked} is not possible; expected {known}."
+        raise Refused(openai_errors.invalid(message, param="dimensions", code="invalid_value"))
+    return asked
+
+
+def _bounded(prompts: Iterable[tuple[int, ...]], param: str) -> Prompts:
+    """All prompts of a request, made one by one: a client decides neither our memory nor how long a thread works."""
+    made: Prompts = []
+    total = 0
+    for prompt in prompts:
+        total += len(prompt)
+        if total > MAX_TOTAL_TOKENS:
+            message = f"The texts have more than {MAX_TOTAL_TOKENS} tokens together; send fewer of them at a time."
+            raise Refused(openai_errors.invalid(message, param=param, code="invalid_value"))
+        made.append(prompt)
+    return made
+
+
+def _read(event: EngineOutput) -> vectors.Vector:
+    """The vector of an event. Raises Failed for one that is none, as 16 bits can overflow."""
+    vector = vectors.read(event.pooled)
+    if not vectors.is_finite(vector):
+        raise GenerationFailed(openai_errors.internal("The model's numbers overflowed; serve it with --dtype float32."))
+    return vector
+
+
+def _cannot(message: str) -> Refused:
+    return Refused(openai_errors.invalid(message, param="model", code="unsupported_model"))

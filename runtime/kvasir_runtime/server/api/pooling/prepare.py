@@ -1,0 +1,77 @@
+"""From the raw body of a request for vectors to what the engine computes and how the answer is written.
+
+Called in worker threads, first with the body and at the end, by `finish`, with the engine's events.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.pooling import prepare
+from kvasir_runtime.frontend.pooling.prepare import EmbeddingInputs, ScoringInputs
+from kvasir_runtime.frontend.pooling.protocol import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
+from kvasir_runtime.frontend.protocol.validation import validated
+from kvasir_runtime.server.api.pooling import serialize
+from kvasir_runtime.wire import EngineOutput, EngineRequest
+
+Write = Callable[[str, Sequence[EngineOutput], int], bytes]
+"""The document of an answer, from its id, the last event of each prompt and the time in unix seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledRequest:
+    """One accepted request. requests: one for each prompt. write: called once with their last events, in order."""
+
+    answer_id: str
+    requests: tuple[EngineRequest, ...]
+    write: Write
+
+    def finish(self, events: Sequence[EngineOutput], created: int) -> bytes:
+        """The document of the answer. created: unix seconds. Raises GenerationFailed."""
+        return self.write(self.answer_id, events, created)
+
+
+def pooled_request(prefix: str, inputs: EmbeddingInputs | ScoringInputs, write: Write) -> PooledRequest:
+    """prefix: how the answer's id begins."""
+    answer_id = prefix + secrets.token_hex(12)
+    return PooledRequest(answer_id=answer_id, requests=prepare.engine_requests(answer_id, inputs), write=write)
+
+
+def embeddings(raw: bytes, served: ModelProfile) -> PooledRequest:
+    """Raises Refused."""
+    body = validated(raw, EmbeddingBody, HARMLESS)
+    inputs = prepare.embed(body, served)
+    return pooled_request(
+        "embd-",
+        inputs,
+        lambda _id, events, _created: serialize.embeddings(body, inputs.prompts, map(inputs.vector, events)),
+    )
+
+
+def ranking(raw: bytes, served: ModelProfile) -> PooledRequest:
+    """Raises Refused."""
+    body = validated(raw, RerankBody, HARMLESS)
+    inputs = prepare.rank(body, served)
+    name = body.model or served.names[0]
+    return pooled_request(
+        "rerank-",
+        inputs,
+        lambda answer_id, events, _created: serialize.ranking(
+            body, inputs.prompts, inputs.scores(events), answer_id=answer_id, model=name
+        ),
+    )
+
+
+def scores(raw: bytes, served: ModelProfile) -> PooledRequest:
+    """Raises Refused."""
+    body = validated(raw, ScoreBody, HARMLESS)
+    inputs = prepare.score(body, served)
+    name = body.model or served.names[0]
+    return pooled_request(
+        "score-",
+        inputs,
+        lambda answer_id, events, created: serialize.scores(
+            inputs.prompts, inputs.scores(events), answer_id=answer_id, model=name, created=created
+        ),
+    )
