@@ -7,6 +7,7 @@ beside a text, logprobs and token ids, is taken after each event; it is kept onl
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Detokenizer
 from kvasir_runtime.frontend.generation_request import GenerationRequest
@@ -19,11 +20,32 @@ from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logprobs
 
 
+@dataclass(slots=True, kw_only=True)
+class OutputDelta:
+    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for.
+
+    stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
+    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" asks to make them.
+    """
+
+    index: int
+    text: str = ""
+    reason: FinishReason | None = None
+    said: list[OutputToken] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    prompt_logprobs: Sequence[Logprobs] = ()
+    stopped_by: str | None = None
+    parts: list[Part] = field(default_factory=list)
+    called: bool = False
+
+
 def output_processors(job: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
     """The choices that are drawn for a job, in the order of its requests."""
     decode = _decode(job, tokenizer)
     return [
-        OutputProcessor(request, job, decode, echo=job.echoes[index // job.num_drawn] if job.echoes else None)
+        OutputProcessor(
+            request, job, decode, index=index, echo=job.echoes[index // job.num_drawn] if job.echoes else None
+        )
         for index, request in enumerate(job.requests)
     ]
 
@@ -63,6 +85,7 @@ class OutputProcessor:
         "_detokenized",
         "_detokenizer",
         "_ids",
+        "_index",
         "_job",
         "_lead",
         "_min_tokens",
@@ -83,10 +106,11 @@ class OutputProcessor:
     )
 
     def __init__(
-        self, request: EngineRequest, job: GenerationRequest, decode: Decode, *, echo: str | None = None
+        self, request: EngineRequest, job: GenerationRequest, decode: Decode, *, index: int = 0, echo: str | None = None
     ) -> None:
         before = request.prompt[-16:] if job.continues else ()
         self.request_id = request.request_id
+        self._index = index
         self._job = job
         self._prompt = request.prompt
         self._decode = decode
@@ -107,19 +131,34 @@ class OutputProcessor:
         self.open = True
         self.stopped = False
 
-    def accept(self, event: EngineOutput) -> tuple[str, FinishReason | None]:
-        """The text that an event adds and, on the last, why it ended. An event after the end adds nothing."""
+    def accept(self, event: EngineOutput) -> OutputDelta:
+        """What an output of the engine adds, with the reason on the last. An output after the end adds nothing."""
         if not self.open:
-            return "", None
+            return OutputDelta(index=self._index)
+        text, reason = self._accepted(event)
+        parts = self.parts()
+        if not (text or parts or reason is not None):
+            return OutputDelta(index=self._index)
+        return OutputDelta(
+            index=self._index,
+            text=text,
+            reason=reason,
+            said=self._released_tokens(),
+            ids=self._new_ids(),
+            stopped_by=self._stops.matched if self._stops is not None else None,
+            parts=parts,
+            called=self._parser is not None and self._parser.called,
+        )
+
+    def _accepted(self, event: EngineOutput) -> tuple[str, FinishReason | None]:
         self.cached_tokens = event.cached_tokens
         self.prompt_logprobs += event.prompt_logprobs
+        lead = ""
         if event.token_ids or event.finish_reason is not None:
             lead = self._begin()
             if self._job.only_prompt:
                 self.open = False
                 return self._released(lead), "length"
-        else:
-            lead = ""
         text, reason = self._answer(event)
         text = self._released(lead + text, ended=reason is not None)
         if self._parser is not None and self._parser.full and reason is None:
@@ -144,22 +183,12 @@ class OutputProcessor:
         if self._parser is not None:
             self._parser.restart(block)
 
-    @property
-    def called(self) -> bool:
-        """It completed calls of functions."""
-        return self._parser is not None and self._parser.called
-
     def parts(self) -> list[Part]:
         """What was found in the text of a chat and not given yet."""
         found, self._parts = self._parts, []
         return found
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that ended it."""
-        return self._stops.matched if self._stops is not None else None
-
-    def said(self) -> list[OutputToken]:
+    def _released_tokens(self) -> list[OutputToken]:
         """Tokens whose text begins in what was released and that were not given yet; all that is left at the end."""
         found = []
         end = not self.open and (self._stops is None or self._stops.matched is None)
@@ -167,7 +196,7 @@ class OutputProcessor:
             found.append(self._said.popleft())
         return found
 
-    def ids(self) -> list[int]:
+    def _new_ids(self) -> list[int]:
         """Token ids that were not given yet, those that ended the answer included."""
         found, self._ids = self._ids, []
         return found

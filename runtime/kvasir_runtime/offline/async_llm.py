@@ -234,12 +234,12 @@ class AsyncLLM:
                 for index, event in await queue.take(WAKE_S) or ():
                     if event.finish_reason in {"error", "abort"}:
                         raise EngineError(event.message or "the engine could not serve the prompt")
-                    text, reason = choices[index].accept(event)
-                    growing[index].add(text, event, reason)
-                    if text:
-                        on_text(index, text)
+                    delta = choices[index].accept(event)
+                    growing[index].add(event, delta)
+                    if delta.text:
+                        on_text(index, delta.text)
                     if on_part is not None:
-                        _tell(choices[index].parts(), on_part)
+                        _tell(delta.parts, on_part)
         except EngineDeadError as gone:
             raise EngineError(str(gone)) from gone
         finally:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
-from kvasir_runtime.frontend.output_processor import OutputProcessor, best_choices
+from kvasir_runtime.frontend.output_processor import OutputDelta, OutputProcessor, best_choices
 from kvasir_runtime.offline.outputs import Completion, Logprob, Output, TokenLogprobs
 from kvasir_runtime.wire import EngineOutput, FinishReason, Logprobs
 
@@ -21,13 +21,13 @@ class CompletionBuilder:
         self.score: float | None = None
         self.reason: FinishReason = "stop"
 
-    def add(self, text: str, event: EngineOutput, reason: FinishReason | None) -> None:
-        """Take in an event and the text that it added."""
-        self.texts.append(text)
+    def add(self, event: EngineOutput, delta: OutputDelta) -> None:
+        """Take in an output of the engine and what it added."""
+        self.texts.append(delta.text)
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.score = event.score if event.finish_reason is not None else self.score
-        self.reason = reason or self.reason
+        self.reason = delta.reason or self.reason
 
 
 def output(

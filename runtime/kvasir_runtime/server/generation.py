@@ -21,10 +21,10 @@ from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
 from kvasir_runtime.server.api.serializer import Serializer
 from kvasir_runtime.server.app_state import AppState, ServedModel
 from kvasir_runtime.server.body_reader import read_body
-from kvasir_runtime.server.streaming import GenerationResponse, StreamedResponse, WholeResponse
-from kvasir_runtime.server.tool_result_stream import ToolResultStream
+from kvasir_runtime.server.output_collector import ServingContext
+from kvasir_runtime.server.streaming import GenerationResponse
 
-FramingOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
+SerializerOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class PreparedRequest:
     """A job and how its answer is written."""
 
     job: GenerationRequest
-    framing: FramingOf = OpenAiSerializer
+    serializer: SerializerOf = OpenAiSerializer
 
 
 async def respond(
@@ -66,25 +66,19 @@ async def respond(
         pod.leave()
         on_end()
 
-    form = (
-        WholeResponse
-        if not prepared.job.stream
-        else ToolResultStream
-        if prepared.job.tool_results
-        else StreamedResponse
-    )
-    return form(
+    labels = TokenLabels(opened.served.tokenizer, as_ids=prepared.job.as_token_ids)
+    return GenerationResponse(
         prepared.job,
-        opened.client,
-        opened.served.tokenizer,
-        meter=pod.metrics,
+        prepared.serializer(prepared.job, int(time.time()), opened.fingerprint, labels),
+        ServingContext(
+            client=opened.client,
+            tokenizer=opened.served.tokenizer,
+            metrics=pod.metrics,
+            registry=pod.running,
+            clock=pod.clock,
+        ),
         arrived=arrived,
-        created=int(time.time()),
-        fingerprint=opened.fingerprint,
         on_end=ended,
-        framing=prepared.framing,
-        running=pod.running,
-        clock=pod.clock,
     )
 
 

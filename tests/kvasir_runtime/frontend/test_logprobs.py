@@ -60,9 +60,9 @@ def run(made: OutputProcessor, events):
     """Text, what was said beside it, and whether each token came with the text that it begins."""
     text, said = "", []
     for item in events:
-        piece, _ = made.accept(item)
-        text += piece
-        new = made.said()
+        delta = made.accept(item)
+        text += delta.text
+        new = delta.said
         assert made.open is False or all(token.offset < len(text) for token in new)
         said += new
     return text, said
@@ -127,7 +127,8 @@ def test_an_echo_comes_first_with_its_logprobs_and_shifts_the_places():
     prompt = ids("é plan")
     (made,) = output_processors(job(prompts=(prompt,), echoes=("é plan",)), TOKENIZER)
     early = EngineOutput(request_id="r0-0", prompt_logprobs=tuple(found(place) for place in range(1, len(prompt) - 1)))
-    assert made.accept(early) == ("", None)
+    first = made.accept(early)
+    assert (first.text, first.reason) == ("", None)
     late = event(ids("ab"), "length", start=50)
     text, said = run(made, [EngineOutput(**{**{f: getattr(late, f) for f in late.__struct_fields__},
                      "prompt_logprobs": (found(len(prompt) - 1),)})])  # fmt: skip
@@ -140,24 +141,22 @@ def test_an_echo_comes_first_with_its_logprobs_and_shifts_the_places():
 def test_a_prompt_that_is_only_scored_has_no_answer():
     prompt = ids("plan")
     (made,) = output_processors(job(prompts=(prompt,), echoes=("plan",), only_prompt=True), TOKENIZER)
-    text, reason = made.accept(event(ids("a"), "stop", prompt_logprobs=tuple(found(p) for p in range(1, len(prompt)))))
-    assert (text, reason, made.num_tokens, made.open) == ("plan", "length", 0, False)
-    assert [token.token_id for token in made.said()] == list(prompt)
+    delta = made.accept(event(ids("a"), "stop", prompt_logprobs=tuple(found(p) for p in range(1, len(prompt)))))
+    assert (delta.text, delta.reason, made.num_tokens, made.open) == ("plan", "length", 0, False)
+    assert [token.token_id for token in delta.said] == list(prompt)
 
 
 def test_token_ids_are_all_of_them_with_the_one_that_ended_it():
     (made,) = output_processors(job(token_ids=True, logprobs=-1), TOKENIZER)
-    made.accept(event((8, 9)))
-    assert made.ids() == [8, 9]
-    made.accept(event((10,), "stop", stop_token_id=1))
-    assert made.ids() == [10, 1]
-    assert made.ids() == []
+    assert made.accept(event((8, 9))).ids == [8, 9]
+    assert made.accept(event((10,), "stop", stop_token_id=1)).ids == [10, 1]
+    assert made.accept(event(())).ids == []
 
 
 def test_special_tokens_and_the_one_that_ends_are_shown_where_asked_for():
     def text(**fields):
         (made,) = output_processors(job(logprobs=-1, **fields), TOKENIZER)
-        return made.accept(event((*ids("a"), 0), "stop", stop_token_id=1))[0]
+        return made.accept(event((*ids("a"), 0), "stop", stop_token_id=1)).text
 
     assert text() == "a"
     assert text(special=True) == "a<s>"

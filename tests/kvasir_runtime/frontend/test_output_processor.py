@@ -31,68 +31,74 @@ def choice(stops=(), *, include=False, min_tokens=0):
     return OutputProcessor(request, job, TOKENIZER.decode)
 
 
+def accepted(made, event):
+    """The text and the reason that an output brings."""
+    delta = made.accept(event)
+    return delta.text, delta.reason
+
+
 def event(text="", reason=None, **fields):
     return EngineOutput(request_id="r", token_ids=ids(text), finish_reason=reason, **fields)
 
 
 def test_text_tokens_and_reason():
     made = choice()
-    assert made.accept(event("one ", cached_tokens=16)) == ("one ", None)
-    assert made.accept(event("two", "length", cached_tokens=16)) == ("two", "length")
+    assert accepted(made, event("one ", cached_tokens=16)) == ("one ", None)
+    assert accepted(made, event("two", "length", cached_tokens=16)) == ("two", "length")
     assert (made.num_tokens, made.cached_tokens, made.open) == (len(ids("one ")) + len(ids("two")), 16, False)
 
 
 def test_the_token_that_stops_is_counted_and_not_shown():
     made = choice()
-    assert made.accept(event("one", "stop", stop_token_id=0)) == ("one", "stop")
+    assert accepted(made, event("one", "stop", stop_token_id=0)) == ("one", "stop")
     assert made.num_tokens == len(ids("one")) + 1
 
 
 def test_a_stop_string_across_events_ends_the_choice_and_asks_for_an_abort():
     made = choice(("XYZ",))
-    assert made.accept(event("aX")) == ("a", None)
-    assert made.accept(event("Y")) == ("", None)
-    assert made.accept(event("Zb")) == ("", "stop")
+    assert accepted(made, event("aX")) == ("a", None)
+    assert accepted(made, event("Y")) == ("", None)
+    assert accepted(made, event("Zb")) == ("", "stop")
     assert (made.stopped, made.open) == (True, False)
 
 
 def test_tokens_after_the_stop_in_the_same_step_are_not_counted():
     made = choice(("Y",))
-    assert made.accept(event("XYZZZ")) == ("X", "stop")
+    assert accepted(made, event("XYZZZ")) == ("X", "stop")
     assert made.num_tokens == 2
 
 
 def test_what_was_held_back_is_sent_at_the_end():
     made = choice(("XYZ",))
-    assert made.accept(event("aXY")) == ("a", None)
-    assert made.accept(event("", "length")) == ("XY", "length")
+    assert accepted(made, event("aXY")) == ("a", None)
+    assert accepted(made, event("", "length")) == ("XY", "length")
     assert not made.stopped
 
 
 def test_a_stop_that_is_complete_only_with_the_last_event_counts_as_stop():
     made = choice(("XY",))
     made.accept(event("aX"))
-    assert made.accept(event("Y", "length")) == ("", "stop")
+    assert accepted(made, event("Y", "length")) == ("", "stop")
 
 
 def test_the_stop_string_is_kept_on_request():
-    assert choice(("Y",), include=True).accept(event("XYZ")) == ("XY", "stop")
+    assert accepted(choice(("Y",), include=True), event("XYZ")) == ("XY", "stop")
 
 
 @pytest.mark.parametrize(("min_tokens", "want"), [(0, "X"), (2, "X"), (3, "XYZ"), (6, "XYZXYZ")])
 def test_stop_strings_wait_for_min_tokens(min_tokens, want):
     made = choice(("Y",), min_tokens=min_tokens)
-    assert made.accept(event("XYZXYZ"))[0].startswith(want)
+    assert made.accept(event("XYZXYZ")).text.startswith(want)
 
 
 def test_events_after_the_end_add_nothing():
     made = choice()
     made.accept(event("a", "length"))
-    assert made.accept(event("b")) == ("", None)
+    assert accepted(made, event("b")) == ("", None)
 
 
 def test_half_a_character_at_the_end_is_shown_as_such():
     half = TOKENIZER.encoder.encode("🚀").ids[:1]
     made = choice()
-    text, _ = made.accept(EngineOutput(request_id="r", token_ids=tuple(half), finish_reason="length"))
-    assert text == "\ufffd"
+    delta = made.accept(EngineOutput(request_id="r", token_ids=tuple(half), finish_reason="length"))
+    assert delta.text == "\ufffd"

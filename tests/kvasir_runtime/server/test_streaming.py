@@ -7,10 +7,14 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.server.streaming import StreamedResponse, WholeResponse
+from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
+from kvasir_runtime.server.output_collector import ServingContext
+from kvasir_runtime.server.streaming import GenerationResponse
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
 TOKENIZER = tiny_tokenizer.tokenizer()
+STREAMED, WHOLE = True, False
 
 
 class Client:
@@ -71,7 +75,7 @@ class Wire:
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
 
-def answer(form, client, meter, ended, n=1, **kwargs):
+def answer(stream, client, meter, ended, n=1, **limits):
     requests = tuple(
         EngineRequest(request_id=f"r{index}", prompt=(5,), sampling=SamplingConfig(max_tokens=9)) for index in range(n)
     )
@@ -79,7 +83,7 @@ def answer(form, client, meter, ended, n=1, **kwargs):
         answer_id="a",
         model="m",
         chat=False,
-        stream=True,
+        stream=stream,
         include_usage=True,
         requests=requests,
         num_prompts=1,
@@ -87,17 +91,12 @@ def answer(form, client, meter, ended, n=1, **kwargs):
         stops=(),
         include_stop=False,
     )
-    return form(
+    return GenerationResponse(
         job,
-        client,
-        TOKENIZER,
-        meter=meter,
+        OpenAiSerializer(job, 0, "f", TokenLabels(TOKENIZER)),
+        ServingContext(client=client, tokenizer=TOKENIZER, metrics=meter, clock=lambda: 1.0, **limits),
         arrived=0.0,
-        created=0,
-        fingerprint="f",
         on_end=lambda: ended.append(1),
-        clock=lambda: 1.0,
-        **kwargs,
     )
 
 
@@ -106,9 +105,9 @@ def event(index, text="", reason=None, message=""):
     return index, EngineOutput(request_id=f"r{index}", token_ids=ids, finish_reason=reason, message=message)
 
 
-async def run(form, events, *, wire=None, client=None, n=1, hang_up=False, **kwargs):
+async def run(stream, events, *, wire=None, client=None, n=1, hang_up=False, **kwargs):
     wire, client, meter, ended = wire or Wire(), client or Client(), Meter(), []
-    made = answer(form, client, meter, ended, n, **kwargs)
+    made = answer(stream, client, meter, ended, n, **kwargs)
     task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
     await asyncio.sleep(0)
     for index, item in events:
@@ -121,16 +120,16 @@ async def run(form, events, *, wire=None, client=None, n=1, hang_up=False, **kwa
     return wire, client, meter
 
 
-@pytest.mark.parametrize("form", [StreamedResponse, WholeResponse])
-async def test_an_engine_that_is_gone_is_503(form):
-    wire, _, _ = await run(form, [], client=Client(gone=True))
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_an_engine_that_is_gone_is_503(stream):
+    wire, _, _ = await run(stream, [], client=Client(gone=True))
     assert wire.status == 503
     assert b"it is gone" in wire.body
 
 
-@pytest.mark.parametrize("form", [StreamedResponse, WholeResponse])
-async def test_an_error_before_the_first_token_has_a_status(form):
-    wire, _, meter = await run(form, [event(0, reason="error", message="no room")])
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_an_error_before_the_first_token_has_a_status(stream):
+    wire, _, meter = await run(stream, [event(0, reason="error", message="no room")])
     assert wire.status == 500
     assert b"no room" in wire.body
     assert meter.ends == ["error"]
@@ -138,7 +137,7 @@ async def test_an_error_before_the_first_token_has_a_status(form):
 
 async def test_an_error_after_it_is_an_event_without_done_and_frees_the_other_choices():
     events = [event(0, "one"), event(1, "two"), event(0, reason="error", message="broken")]
-    wire, client, meter = await run(StreamedResponse, events, n=2)
+    wire, client, meter = await run(STREAMED, events, n=2)
     assert wire.status == 200
     assert wire.body.endswith(b'"code":"internal_error"}}\n\n')
     assert b"[DONE]" not in wire.body
@@ -147,25 +146,25 @@ async def test_an_error_after_it_is_an_event_without_done_and_frees_the_other_ch
     assert meter.ends == ["error", "error"]
 
 
-@pytest.mark.parametrize("form", [StreamedResponse, WholeResponse])
-async def test_a_client_that_hangs_up_is_an_abort(form):
-    _, client, meter = await run(form, [event(0, "one")], hang_up=True)
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_a_client_that_hangs_up_is_an_abort(stream):
+    _, client, meter = await run(stream, [event(0, "one")], hang_up=True)
     assert client.aborted == [("r0", False)]
     assert meter.ends == ["abort"]
 
 
 async def test_a_client_that_reads_nothing_for_too_long_is_given_up():
     wire = Wire(stuck_after=2)
-    _, client, meter = await run(StreamedResponse, [event(0, "one"), event(0, "two")], wire=wire, write_timeout_s=0.02)
+    _, client, meter = await run(STREAMED, [event(0, "one"), event(0, "two")], wire=wire, write_timeout_s=0.02)
     assert client.aborted == [("r0", False)]
     assert meter.ends == ["abort"]
 
 
 async def test_a_slow_reader_gets_what_gathered_in_one_piece():
     wire = Wire()
-    _, client, _ = await run(StreamedResponse, [event(0, "a")], wire=wire, hang_up=True)
+    _, client, _ = await run(STREAMED, [event(0, "a")], wire=wire, hang_up=True)
     client = Client()
-    made = answer(StreamedResponse, client, Meter(), [])
+    made = answer(STREAMED, client, Meter(), [])
     task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
     wire.hung_up.clear()
     await asyncio.sleep(0)
@@ -179,7 +178,7 @@ async def test_a_slow_reader_gets_what_gathered_in_one_piece():
 
 async def test_who_waits_long_gets_a_sign_of_life():
     wire = Wire()
-    made = answer(StreamedResponse, client := Client(), Meter(), [], keep_alive_s=0.01)
+    made = answer(STREAMED, client := Client(), Meter(), [], keep_alive_s=0.01)
     task = asyncio.create_task(made({"state": {}}, wire.receive, wire.send))
     for _ in range(200):
         await asyncio.sleep(0.005)

@@ -8,10 +8,13 @@ import pytest
 from fakes import tiny_tokenizer
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import ParserNames
 from kvasir_runtime.frontend.tool_results import ToolResult
-from kvasir_runtime.server.tool_result_stream import ToolResultStream
+from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
+from kvasir_runtime.server.output_collector import ServingContext
+from kvasir_runtime.server.streaming import GenerationResponse
 from kvasir_runtime.wire import EngineOutput
 
 TEMPLATE = (
@@ -83,19 +86,17 @@ class Stream:
 
     def __init__(self, **fields):
         self.client, self.meter, self.sent, self.now = Client(), Meter(), [], 1.0
-        self.answer = ToolResultStream(
-            job(**fields),
-            self.client,
-            SERVED.tokenizer,
-            meter=self.meter,
-            arrived=0.0,
-            created=0,
-            fingerprint="f",
-            on_end=lambda: None,
+        request = job(**fields)
+        context = ServingContext(
+            client=self.client,
+            tokenizer=SERVED.tokenizer,
+            metrics=self.meter,
             clock=lambda: self.now,
             keep_alive_s=0.01,
-            max_wait_s=60.0,
+            tool_result_timeout_s=60.0,
         )
+        serializer = OpenAiSerializer(request, 0, "f", TokenLabels(SERVED.tokenizer))
+        self.answer = GenerationResponse(request, serializer, context, arrived=0.0, on_end=lambda: None)
         self.task = asyncio.create_task(self.answer({"state": {}}, asyncio.Event().wait, self.send))
 
     async def send(self, message):
@@ -110,7 +111,7 @@ class Stream:
 
     async def result(self, content="noon", call=-1):
         results = [ToolResult(tool_call_id=self.calls()[call][0], content=content)]
-        accepted = await self.answer.hand_in(results)
+        accepted = await self.answer.collector.add_results(results)
         await asyncio.sleep(0.001)
         return accepted
 
@@ -222,7 +223,7 @@ async def test_results_that_cannot_be_taken_are_refused_and_may_come_again():
     stream = Stream()
     await stream.says(CALL)
     with pytest.raises(Refused) as caught:
-        await stream.answer.hand_in([ToolResult(tool_call_id="other", content="x")])
+        await stream.answer.collector.add_results([ToolResult(tool_call_id="other", content="x")])
     assert caught.value.error.param == "results[0].tool_call_id"
     with pytest.raises(Refused) as caught:
         await stream.result("x" * 350)

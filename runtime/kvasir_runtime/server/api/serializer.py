@@ -5,37 +5,17 @@ implements one in its serialize.py. A Serializer holds the state of one answer a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.frontend.logprobs import OutputToken
+from kvasir_runtime.frontend.output_processor import OutputDelta
 from kvasir_runtime.frontend.parsing.parts import Content, Part
-from kvasir_runtime.wire import FinishReason, Logprobs
-
-
-@dataclass(slots=True, kw_only=True)
-class OutputDelta:
-    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for.
-
-    stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
-    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" asks to make them.
-    """
-
-    index: int
-    text: str = ""
-    reason: FinishReason | None = None
-    said: list[OutputToken] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    prompt_logprobs: Sequence[Logprobs] = ()
-    stopped_by: str | None = None
-    parts: list[Part] = field(default_factory=list)
-    called: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTotals:
+class RequestUsage:
     """Counts and times of a request, at its end or so far. Times are -1 where it did not come so far.
 
     reasoning_tokens: of the completion's, those of thoughts. cached_tokens: of the prompts, found in the prefix cache.
@@ -66,19 +46,19 @@ class Serializer(Protocol):
     keep_alive: bytes
     """A sign of life within a stream."""
 
-    def begin(self, so_far: RequestTotals, /) -> bytes:
+    def begin(self, so_far: RequestUsage, /) -> bytes:
         """What comes before the first piece; what was counted until then."""
 
     def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
         """What one wake-up brought, in order."""
 
-    def end(self, ending: RequestTotals) -> bytes:
+    def end(self, ending: RequestUsage) -> bytes:
         """The last words of a stream that went well."""
 
     def broken(self, error: ApiError) -> bytes:
         """The last words of one that did not, after begin()."""
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
         """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:

@@ -46,7 +46,7 @@ Values = dict[str, str | int | float | list[str]]
 class RequestTrace:
     """What a span says of a request, beside its HTTP side. Filled in by whoever answers it.
 
-    first_token_s: from its arrival, -1 where none came. sequences: those that ended.
+    reason: why it ended. first_token_s: from its arrival, -1 where none came. sequences: those that ended.
     """
 
     answer_id: str = ""
@@ -55,6 +55,7 @@ class RequestTrace:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reason: str = ""
     first_token_s: float = -1.0
     sequences: list[SequenceStats] = field(default_factory=list)
 

@@ -8,11 +8,12 @@ from fakes import tiny_tokenizer
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.output_processor import OutputDelta
 from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, CallBroken, CallEnd, Content, Reasoning
 from kvasir_runtime.server.api.anthropic.serialize import MessagesSerializer
 from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer
 from kvasir_runtime.server.api.responses.serialize import ResponsesSerializer
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+from kvasir_runtime.server.api.serializer import RequestUsage
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 LABELS = TokenLabels(tiny_tokenizer.tokenizer())
@@ -28,7 +29,7 @@ JOB = GenerationRequest(
     stops=(),
     include_stop=False,
 )
-ENDING = RequestTotals(
+ENDING = RequestUsage(
     prompt_tokens=5, completion_tokens=4, reasoning_tokens=1, cached_tokens=2, total_s=1.5, prompt_s=0.5, answer_s=-1.0
 )
 

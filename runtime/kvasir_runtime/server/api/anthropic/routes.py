@@ -38,5 +38,5 @@ def _prepared(raw: bytes, served: ModelProfile) -> PreparedRequest:
     job = translation.generation_request(chat, served, "msg_", body.names, fit=True)
     shows = body.thinking is None or body.thinking.display != "omitted"
     return PreparedRequest(
-        job=job, framing=lambda job, *_: MessagesSerializer(job, max_tokens=body.max_tokens, shows_thinking=shows)
+        job=job, serializer=lambda job, *_: MessagesSerializer(job, max_tokens=body.max_tokens, shows_thinking=shows)
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 from kvasir_api import http_apis
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.output_processor import OutputDelta
 from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
     CallBegin,
@@ -22,7 +23,7 @@ from kvasir_runtime.frontend.parsing.parts import (
     join,
 )
 from kvasir_runtime.server.api import sse
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, answer_parts
+from kvasir_runtime.server.api.serializer import RequestUsage, answer_parts
 
 PING: Final = sse.named("ping", {})
 Document = dict[str, Any]
@@ -42,7 +43,7 @@ class MessagesSerializer:
         self._open: str = ""
         self._last = OutputDelta(index=0)
 
-    def begin(self, so_far: RequestTotals, /) -> bytes:
+    def begin(self, so_far: RequestUsage, /) -> bytes:
         """The message without its content."""
         return sse.named("message_start", {"message": self._message([], so_far)}) + PING
 
@@ -56,7 +57,7 @@ class MessagesSerializer:
                 self._last = piece
         return b"".join(frames)
 
-    def end(self, ending: RequestTotals) -> bytes:
+    def end(self, ending: RequestUsage) -> bytes:
         """The last block's end, the reason and the counts."""
         reason = self._reason(self._last, ending)
         # A message has at least one block, also where the model said nothing.
@@ -68,7 +69,7 @@ class MessagesSerializer:
         """An error as an event; the stream ends after it."""
         return b"event: error\ndata: " + http_apis.error_body(error, "anthropic") + b"\n\n"
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
         """One message."""
         (piece,) = pieces
         joined = join(answer_parts(piece, self._job))
@@ -88,7 +89,7 @@ class MessagesSerializer:
         """Anthropic's error."""
         return http_apis.error_response(error, http_apis.ANTHROPIC)
 
-    def _message(self, blocks: list[Document], ending: RequestTotals) -> Document:
+    def _message(self, blocks: list[Document], ending: RequestUsage) -> Document:
         return {
             "id": self._job.answer_id,
             "type": "message",
@@ -142,7 +143,7 @@ class MessagesSerializer:
     def _thought(self, text: str) -> str:
         return text if self._shows_thinking else ""
 
-    def _reason(self, piece: OutputDelta, ending: RequestTotals) -> Document:
+    def _reason(self, piece: OutputDelta, ending: RequestUsage) -> Document:
         """stop_reason and stop_sequence."""
         if piece.reason == "length":
             cut = ending.completion_tokens < self._max_tokens
@@ -156,7 +157,7 @@ def _stopped(reason: str, sequence: str | None = None) -> Document:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _usage(ending: RequestTotals) -> Document:
+def _usage(ending: RequestUsage) -> Document:
     """Anthropic counts cached tokens apart from the others; nothing is billed for being written into the cache."""
     return {
         "input_tokens": ending.prompt_tokens - ending.cached_tokens,

@@ -134,7 +134,8 @@ def _generated(body: GenerateRequest, served: ModelProfile) -> GenerationRequest
 
 def _prepared(job: GenerationRequest, model: str, *, chat: bool) -> PreparedRequest:
     return PreparedRequest(
-        job=job, framing=lambda job, created, _, labels: OllamaSerializer(job, created, labels, model=model, chat=chat)
+        job=job,
+        serializer=lambda job, created, _, labels: OllamaSerializer(job, created, labels, model=model, chat=chat),
     )
 
 

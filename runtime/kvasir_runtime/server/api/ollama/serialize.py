@@ -13,6 +13,7 @@ from kvasir_api import http_apis
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels, of_chat
+from kvasir_runtime.frontend.output_processor import OutputDelta
 from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
     CallBegin,
@@ -23,7 +24,7 @@ from kvasir_runtime.frontend.parsing.parts import (
     Reasoning,
     ToolCall,
 )
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, answer_parts
+from kvasir_runtime.server.api.serializer import RequestUsage, answer_parts
 from kvasir_runtime.server.api.sse import encode
 
 Document = dict[str, Any]
@@ -58,7 +59,7 @@ class OllamaSerializer:
         self._calls: dict[int, ToolCall] = {}
         self._reason = "stop"
 
-    def begin(self, _so_far: RequestTotals) -> bytes:
+    def begin(self, _so_far: RequestUsage) -> bytes:
         """Nothing: every line stands for itself."""
         return b""
 
@@ -66,7 +67,7 @@ class OllamaSerializer:
         """A line for each that says anything."""
         return b"".join([self._line(piece) for piece in pieces])
 
-    def end(self, ending: RequestTotals) -> bytes:
+    def end(self, ending: RequestUsage) -> bytes:
         """The line with the counts."""
         return encode(self._head | message_fields("", "", [], chat=self._chat) | self._counts(ending)) + b"\n"
 
@@ -74,7 +75,7 @@ class OllamaSerializer:
         """An error as the last line."""
         return http_apis.error_body(error, "ollama") + b"\n"
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
         """One document."""
         (piece,) = pieces
         document = self._document(piece) or self._head | message_fields("", "", [], chat=self._chat)
@@ -124,7 +125,7 @@ class OllamaSerializer:
                 return [{"id": call.call_id, "function": function}]
         return []
 
-    def _counts(self, ending: RequestTotals) -> Document:
+    def _counts(self, ending: RequestUsage) -> Document:
         return {
             "done": True,
             "done_reason": self._reason,

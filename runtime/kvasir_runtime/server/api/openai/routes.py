@@ -26,7 +26,7 @@ from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.generation import PreparedRequest, respond
 from kvasir_runtime.server.json_response import body_schema, json_response
-from kvasir_runtime.server.tool_result_stream import ToolResultStream
+from kvasir_runtime.server.tool_result_stream import ToolResultCollector
 
 
 def add(app: FastAPI, pod: AppState) -> None:
@@ -52,10 +52,10 @@ def _add_generation(app: FastAPI, pod: AppState) -> None:
     @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ToolResultsBody))
     async def tool_results(answer_id: str, request: Request) -> Response:
         body = results.parse(await read_body(request, pod.options.max_body_bytes))
-        answer = next((one for one in pod.running.named(answer_id) if isinstance(one, ToolResultStream)), None)
+        answer = next((one for one in pod.running.named(answer_id) if isinstance(one, ToolResultCollector)), None)
         if answer is None:
             raise Refused(openai_errors.answer_not_running(answer_id))
-        accepted = await answer.hand_in(body.results)
+        accepted = await answer.add_results(body.results)
         return json_response({"id": answer_id, "object": "chat.completion.tool_results", "accepted": accepted})
 
     @app.post("/abort_requests", openapi_extra=body_schema(AbortBody))

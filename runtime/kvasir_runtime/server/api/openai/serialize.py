@@ -12,6 +12,7 @@ from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels, of_chat, of_prompt, of_text
+from kvasir_runtime.frontend.output_processor import OutputDelta
 from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, Content, Part, Reasoning, join
 from kvasir_runtime.server.api import sse
 from kvasir_runtime.server.api.openai.protocol import (
@@ -29,7 +30,7 @@ from kvasir_runtime.server.api.openai.protocol import (
     ToolCallDelta,
     Usage,
 )
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals
+from kvasir_runtime.server.api.serializer import RequestUsage
 from kvasir_runtime.wire import EngineRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -47,7 +48,7 @@ class OpenAiSerializer:
         self._labels = labels
         self._chunks = ChunkWriter(job, created, fingerprint, labels)
 
-    def begin(self, _so_far: RequestTotals) -> bytes:
+    def begin(self, _so_far: RequestUsage) -> bytes:
         """The roles of a chat's choices."""
         count = len(self._job.requests) if self._job.chat else 0
         return b"".join([self._chunks.role(index) for index in range(count)])
@@ -56,7 +57,7 @@ class OpenAiSerializer:
         """A chunk for each."""
         return b"".join([self._chunks.piece(piece) for piece in pieces])
 
-    def end(self, ending: RequestTotals) -> bytes:
+    def end(self, ending: RequestUsage) -> bytes:
         """Usage if asked for, and the mark of the end."""
         return (self._chunks.usage(usage(ending)) if self._job.include_usage else b"") + DONE
 
@@ -64,7 +65,7 @@ class OpenAiSerializer:
         """An error as an event, and no mark of the end."""
         return sse.unnamed(openai_errors.body(error))
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
         """One document."""
         return whole(self._job, *self._made, pieces, usage(ending), self._labels)
 
@@ -205,7 +206,7 @@ def _of_prompt(
     return of_prompt(request.prompt, piece.prompt_logprobs, labels, job.prompt_logprobs)
 
 
-def usage(ending: RequestTotals) -> Usage:
+def usage(ending: RequestUsage) -> Usage:
     """Counts with their sum."""
     return Usage(
         prompt_tokens=ending.prompt_tokens,

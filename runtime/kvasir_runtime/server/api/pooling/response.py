@@ -19,8 +19,10 @@ from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend.errors import GenerationFailed
 from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
+from kvasir_runtime.server.observability.tracing import RequestTrace
+from kvasir_runtime.server.output_collector import ClientGone, engine_gone
 from kvasir_runtime.server.request_registry import RequestRegistry
-from kvasir_runtime.server.streaming import ClientGone, RequestSummary, engine_gone, send_document
+from kvasir_runtime.server.streaming import send_document
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
 WAKE_S: Final = 60.0
@@ -49,7 +51,7 @@ class PooledResponse(Response):
         self.status_code = 200
         self.background = None
         tokens = sum(len(request.prompt) for request in requests)
-        self.summary = RequestSummary(answer_id=answer_id, model=model, prompt_tokens=tokens)
+        self.summary = RequestTrace(answer_id=answer_id, model=model, prompt_tokens=tokens)
         self._requests = requests
         self._client = client
         self._finish = finish

@@ -45,7 +45,7 @@ class RunningResponse:
     def prepare(self, raw: bytes, served: ModelProfile) -> PreparedRequest:
         """In a worker thread. Raises Refused."""
         self.made = prepare.prepared_response(raw, served, self._store, self._instance)
-        return PreparedRequest(job=self.made.job, framing=self._framed)
+        return PreparedRequest(job=self.made.job, serializer=self._framed)
 
     def begin(self) -> Document:
         """It is about to be sent to the engine: keep it from now on. What it is like now."""

@@ -10,11 +10,12 @@ from kvasir_api import openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels, TokenLogprob, of_chat
+from kvasir_runtime.frontend.output_processor import OutputDelta
 from kvasir_runtime.frontend.parsing.parts import Content, join
 from kvasir_runtime.server.api import sse
 from kvasir_runtime.server.api.responses import output_items
 from kvasir_runtime.server.api.responses.output_items import Document, Event, OutputItems
-from kvasir_runtime.server.api.serializer import OutputDelta, RequestTotals, answer_parts
+from kvasir_runtime.server.api.serializer import RequestUsage, answer_parts
 
 Kept = Callable[[Document], None]
 
@@ -61,7 +62,7 @@ class ResponsesSerializer:
             **fields,
         }
 
-    def begin(self, _so_far: RequestTotals) -> bytes:
+    def begin(self, _so_far: RequestUsage) -> bytes:
         """The response without output."""
         response = {"response": self.document()}
         return self._told([("response.created", response), ("response.in_progress", response)])
@@ -75,7 +76,7 @@ class ResponsesSerializer:
                 self._last = piece
         return b"".join(frames)
 
-    def end(self, ending: RequestTotals) -> bytes:
+    def end(self, ending: RequestUsage) -> bytes:
         """The last item's end and the whole response."""
         cut = self._last.reason == "length"
         opened: list[Event] = []
@@ -93,7 +94,7 @@ class ResponsesSerializer:
         kind = "response.incomplete" if document["status"] == "cancelled" else "response.failed"
         return self._told([*closed, (kind, {"response": document})])
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestTotals) -> bytes:
+    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
         """One document."""
         (piece,) = pieces
         logprobs = self._logprobs(piece)
@@ -124,7 +125,7 @@ class ResponsesSerializer:
     def _logprobs(self, piece: OutputDelta) -> list[TokenLogprob]:
         return of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
 
-    def _finished(self, ending: RequestTotals, *, cut: bool) -> Document:
+    def _finished(self, ending: RequestUsage, *, cut: bool) -> Document:
         document = self.document(
             "incomplete" if cut else "completed",
             completed_at=None if cut else int(self._created + ending.total_s),
@@ -151,7 +152,7 @@ class ResponsesSerializer:
         return b"".join(frames)
 
 
-def _usage(ending: RequestTotals) -> Document:
+def _usage(ending: RequestUsage) -> Document:
     return {
         "input_tokens": ending.prompt_tokens,
         "input_tokens_details": {"cached_tokens": ending.cached_tokens, "cache_write_tokens": 0},

@@ -1,0 +1,208 @@
+"""Takes the engine's outputs of one request, turns them into deltas, and measures.
+
+One OutputCollector for each request, used by its response on the event loop: one wake-up per step and request.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvasir_api import openai_errors
+from kvasir_api.openai_errors import ApiError
+from kvasir_runtime.client.engine_client import EngineClient
+from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.frontend.errors import GenerationFailed
+from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.output_processor import OutputDelta, OutputProcessor, output_processors
+from kvasir_runtime.frontend.tokenizer import Tokenizer
+from kvasir_runtime.server.api.serializer import RequestUsage
+from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
+from kvasir_runtime.server.observability.tracing import RequestTrace, asked
+from kvasir_runtime.server.request_registry import RequestRegistry
+from kvasir_runtime.wire import EngineOutput, FinishReason
+
+KEEP_ALIVE_S: Final = 15.0
+WRITE_TIMEOUT_S: Final = 120.0
+TOOL_RESULT_TIMEOUT_S: Final = 600.0
+
+
+class ClientGone(Exception):
+    """The client went away or stopped reading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingContext:
+    """The parts of the process that answer requests, the same for all of them.
+
+    keep_alive_s: without output, until a stream shows a sign of life. write_timeout_s: for a client that reads nothing.
+    tool_result_timeout_s: how long an answer whose turn has ended waits for the next result of a tool.
+    """
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    metrics: RequestMetrics
+    registry: RequestRegistry = field(default_factory=RequestRegistry)
+    clock: Callable[[], float] = time.monotonic
+    keep_alive_s: float = KEEP_ALIVE_S
+    write_timeout_s: float = WRITE_TIMEOUT_S
+    tool_result_timeout_s: float = TOOL_RESULT_TIMEOUT_S
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of one sequence, by the clock: its first and its last token, 0 before them; queue_s -1 before it ran."""
+
+    first: float = 0.0
+    last: float = 0.0
+    queue_s: float = -1.0
+
+
+class OutputCollector:
+    """arrived: when the request came, by the clock. trace: what log and span show of the request after its end."""
+
+    def __init__(self, request: GenerationRequest, context: ServingContext, arrived: float) -> None:
+        self.request = request
+        self.trace = RequestTrace(
+            answer_id=request.answer_id,
+            model=request.model,
+            asked=asked(request.requests[0].sampling),
+            prompt_tokens=request.prompt_tokens,
+        )
+        self.queue = EventQueue()
+        self.choices: list[OutputProcessor] = output_processors(request, context.tokenizer)
+        self.num_open = len(request.requests)
+        self._context = context
+        self._client = context.client
+        self._clock = context.clock
+        self._arrived = self._submitted = arrived
+        self._times = [_Times() for _ in request.requests]
+        self._aborted = False
+
+    def submit(self) -> None:
+        """Send the request to the engine. Raises EngineDeadError."""
+        self._submitted = self._clock()
+        self._client.submit(self.request.requests, self.queue)
+
+    def abort(self) -> None:
+        """End the request by request of a client: its blocks are free a step later, and its response says why."""
+        self._aborted = True
+        for index, choice in enumerate(self.choices):
+            if choice.open:
+                self._client.abort(choice.request_id)
+                self.queue.put(index, EngineOutput(request_id=choice.request_id, finish_reason="abort"))
+
+    def close(self) -> None:
+        """End what still runs, and count the answers. Called once, whatever happened."""
+        self.trace.completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        for choice in self.choices:
+            if choice.open:
+                choice.open = False
+                self._client.abort(choice.request_id)
+        counts = [choice.num_tokens for choice in self.choices]
+        per_prompt = len(counts) // self.request.num_prompts
+        for start in range(0, len(counts), per_prompt):
+            self._context.metrics.answered(per_prompt, max(counts[start : start + per_prompt]))
+
+    async def deltas(self) -> list[OutputDelta] | None:
+        """What the next wake-up brings; None when nothing came for a while. Raises ClientGone and GenerationFailed."""
+        events = await self.queue.take(self._context.keep_alive_s)
+        if events is None:
+            raise ClientGone
+        if not events:
+            return None
+        now = self._clock()
+        found = []
+        for index, event in events:
+            if event.finish_reason in {"error", "abort"}:
+                raise GenerationFailed(self._failure(event))
+            if event.queue_s >= 0:
+                self._times[index].queue_s = event.queue_s
+            if event.token_ids:
+                self._measure(self._times[index], len(event.token_ids), now)
+            delta = self._accept(index, event)
+            choice = self.choices[index]
+            if delta.reason is not None:
+                if choice.stopped:
+                    self._client.abort(choice.request_id, stopped=True)
+                self._finish(index, delta.reason, now)
+            if delta.text or delta.parts or delta.ids or delta.reason is not None:
+                found.append(delta)
+        return found
+
+    def _accept(self, index: int, event: EngineOutput) -> OutputDelta:
+        return self.choices[index].accept(event)
+
+    def usage(self) -> RequestUsage:
+        """Counts and times so far. A prompt with several choices counts the best cache hit among them once."""
+        per_prompt = len(self.choices) // self.request.num_prompts
+        cached = sum(
+            max(choice.cached_tokens for choice in self.choices[start : start + per_prompt])
+            for start in range(0, len(self.choices), per_prompt)
+        )
+        self.trace.cached_tokens = cached
+        first = min((times.first for times in self._times if times.first), default=0.0)
+        last = max(times.last for times in self._times)
+        queue_s = max(0.0, *(times.queue_s for times in self._times))
+        return RequestUsage(
+            prompt_tokens=self.request.prompt_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
+            cached_tokens=cached,
+            total_s=self._clock() - self._arrived,
+            prompt_s=max(0.0, first - self._submitted - queue_s) if first else -1.0,
+            answer_s=last - first if first else -1.0,
+        )
+
+    def end(self, reason: str) -> None:
+        """All choices that are open end for this reason."""
+        self.trace.reason = reason
+        now = self._clock()
+        for index, choice in enumerate(self.choices):
+            if choice.open:
+                self._count(index, reason, now)
+
+    def _finish(self, index: int, reason: FinishReason, now: float) -> None:
+        self.num_open -= 1
+        self.trace.reason = reason
+        self._count(index, reason, now)
+
+    def _measure(self, times: _Times, count: int, now: float) -> None:
+        last, times.last = times.last, now
+        if last:
+            self._context.metrics.tokens(count, now - last)
+            return
+        times.first = now
+        self._context.metrics.first_token(now - self._arrived)
+        if self.trace.first_token_s < 0:
+            self.trace.first_token_s = now - self._arrived
+
+    def _failure(self, event: EngineOutput) -> ApiError:
+        if self._aborted:
+            self.end("abort")
+            return openai_errors.aborted()
+        self.end("error")
+        if self._client.failure is not None or event.finish_reason == "abort":
+            return engine_gone(event.message or "The request was ended by the server.")
+        return openai_errors.internal(event.message or "The engine could not serve the request.")
+
+    def _count(self, index: int, reason: str, now: float) -> None:
+        choice, request, times = self.choices[index], self.request.requests[index], self._times[index]
+        stats = SequenceStats(
+            reason=reason,
+            duration_s=now - self._arrived,
+            queue_s=times.queue_s,
+            prefill_s=max(0.0, times.first - self._submitted - max(0.0, times.queue_s)) if times.first else -1.0,
+            decode_s=times.last - times.first if times.first else -1.0,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=choice.cached_tokens,
+            generation_tokens=choice.num_tokens,
+            max_tokens=request.sampling.max_tokens,
+        )
+        self.trace.sequences.append(stats)
+        self._context.metrics.ended(stats)
+
+
+def engine_gone(message: str) -> ApiError:
+    """The engine failed this request, not the request the engine: another replica may serve it."""
+    return openai_errors.unavailable(message, retry_after_s=1.0, code="engine_failed")
