@@ -10,7 +10,8 @@ from torch import Tensor
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.kernels.decoder_step import GreedySteps
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.runner.state.row_state import HostRowState, RowState
+from kvasir_runtime.runner.state.host_state import HostRowState
+from kvasir_runtime.runner.state.row_state import RowState
 
 
 class GreedyFastPath:

@@ -28,7 +28,7 @@ class PooledVectors:
     packed: Tensor
     sizes: tuple[int, ...]
 
-    def read(self) -> tuple[bytes, ...]:
+    def unpacked(self) -> tuple[bytes, ...]:
         """Each as little-endian float32; packed must be in host memory."""
         ends = np.cumsum(self.sizes)
         parts = np.split(self.packed.numpy().astype("<f4", copy=False), ends[:-1])

@@ -1,10 +1,10 @@
-"""Guided rows of the runner: which tokens their grammars allow, computed while the forward pass runs.
+"""Rows whose answers follow a grammar: masks of the allowed tokens, computed while the forward pass runs.
 
-Owned by the runner, told of leaves and joins, asked twice a step: for masks before the draw, and after it what the
-drawn tokens led to. What fails here ends the one request whose grammar it is.
+Owned by the runner and called twice a step: for the masks before sampling, and with the sampled tokens after it. A
+grammar that fails ends the one request that it belongs to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
@@ -32,138 +32,145 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class GuidedChunk:
-    """One chunk that samples for a guided row. place: among those that sample. position: of the token that is drawn.
+    """A chunk that samples for a row with a grammar. index: among those that sample. position: of the sampled token.
 
-    guide: of who holds the row in this plan, or why it has none; another sequence may hold it when it is collected.
+    matcher: of the sequence that holds the row in this plan, or why there is none; when the step is collected another
+    sequence may hold the row.
     """
 
-    place: int
+    index: int
     row: int
     position: int
-    guide: "GrammarMatcher | str"
+    matcher: "GrammarMatcher | str"
 
 
 @dataclass(slots=True)
 class GrammarMaskBatch:
-    """The guided chunks of a step and their masks, (guided, ids / 32) int32 in that order, once they are asked for.
+    """The guided chunks of a step and their masks, (guided, ids / 32) int32 in that order, once they are started.
 
-    discarded: places whose samples are dropped: their guides forced more tokens after the one before, or ended there.
+    dropped: indices of chunks whose samples are dropped: the token before ended their matcher or was followed by forced
+    tokens.
     """
 
     guided: tuple[GuidedChunk, ...]
     masks: "Future[NDArray[np.int32]] | None" = None
-    discarded: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
 
-    def discard(self, guide: "GrammarMatcher | str") -> None:
-        """What was to be drawn by a guide comes to nothing."""
-        self.discarded |= {one.place for one in self.guided if one.guide is guide}
+    def drop(self, matchers: "Iterable[GrammarMatcher]") -> None:
+        """Drop what is sampled for these matchers."""
+        for matcher in matchers:
+            self.dropped |= {chunk.index for chunk in self.guided if chunk.matcher is matcher}
 
-    def shares(self, other: "GrammarMaskBatch") -> bool:
-        """Whether both draw by one guide."""
-        return any(one.guide is another.guide for one in self.guided for another in other.guided)
+    def shares_matcher(self, other: "GrammarMaskBatch") -> bool:
+        """Whether both steps sample for one matcher."""
+        return any(one.matcher is another.matcher for one in self.guided for another in other.guided)
 
 
 class GrammarMasks:
-    """State of the guided rows; all others are unknown to it."""
+    """The matchers of all rows that have one. compiler: None where grammars are ignored."""
 
-    def __init__(self, compiler: GrammarCompiler, ops: Ops, stream: DeviceStream) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, ops: Ops, stream: DeviceStream) -> None:
         self._compiler = compiler
         self._ops, self._stream = ops, stream
-        self._guides: dict[int, GrammarMatcher | str] = {}
+        self._matchers: dict[int, GrammarMatcher | str] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def apply(self, plan: StepPlan) -> None:
-        """Forget the rows that leave, learn those that join; one that was preempted goes on where it stood."""
+        """Remove the rows that leave, add those that join; after a preemption a matcher continues where it stood."""
+        if self._compiler is None:
+            return
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
-            self._guides.pop(row, None)
+            self._matchers.pop(row, None)
         for join in plan.joins:
             if join.sampling.grammar is not None:
                 try:
-                    guide = self._compiler.guide(join.sampling, join.tokens[join.prompt_tokens :])
+                    matcher = self._compiler.guide(join.sampling, join.tokens[join.prompt_tokens :])
                 except GrammarError as error:
-                    self._guides[join.row] = str(error)
+                    self._matchers[join.row] = str(error)
                 else:
-                    self._guides[join.row] = guide
+                    self._matchers[join.row] = matcher
 
-    def batch_of(self, sampled: Sequence[Chunk]) -> GrammarMaskBatch | None:
-        """The guided ones among the chunks that sample; None where no row is guided."""
-        if not self._guides:
+    def batch_of(self, sampling_chunks: Sequence[Chunk]) -> GrammarMaskBatch | None:
+        """The guided ones among the chunks that sample; None where there is none."""
+        if not self._matchers:
             return None
         guided = tuple(
-            GuidedChunk(place, chunk.row, chunk.start + chunk.num_tokens, self._guides[chunk.row])
-            for place, chunk in enumerate(sampled)
-            if chunk.row in self._guides
+            GuidedChunk(index, chunk.row, chunk.start + chunk.num_tokens, self._matchers[chunk.row])
+            for index, chunk in enumerate(sampling_chunks)
+            if chunk.row in self._matchers
         )
         return GrammarMaskBatch(guided) if guided else None
 
-    def start(self, mask_batch: GrammarMaskBatch) -> None:
-        """Start to compute the masks in a thread, if that was not begun; all tokens before were taken by then."""
-        if mask_batch.masks is not None:
+    def start(self, batch: GrammarMaskBatch) -> None:
+        """Start to compute the masks in a thread, unless that was started. All earlier tokens were accepted."""
+        if batch.masks is not None:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        mask_batch.masks = self._thread.submit(self._fill, mask_batch)
+        batch.masks = self._thread.submit(self._fill, batch)
 
-    def mask_logits(self, logits: Tensor, torn: Mapping[int, Tensor], mask_batch: GrammarMaskBatch) -> None:
-        """Forbid what the grammars do not allow, in place. Where nothing else would be left, they alone decide.
+    def mask_logits(self, logits: Tensor, unprocessed: Mapping[int, Tensor], batch: GrammarMaskBatch) -> None:
+        """Forbid what the grammars do not allow, in place. Where no token would be left, the mask alone decides.
 
-        logits: (samples, vocab) float32, all other changes made. torn: (vocab,) logits before them, by their places
-        among guided, of those of which others may have forbidden all.
+        logits: (samples, vocab) float32, all other changes made. unprocessed: (vocab,) logits before these changes, by
+        number among the guided chunks, for rows in which the changes may forbid all that the grammar allows.
         """
-        assert mask_batch.masks is not None, "the masks were not asked for"
-        filled = mask_batch.masks.result()
+        assert batch.masks is not None, "the masks were not started"
+        filled = batch.masks.result()
         if not self._stream.overlaps:  # copies of all rows would take longer than the loop
             forbidden = _forbidden(filled, logits.shape[1])
-            for number, one in enumerate(mask_batch.guided):
-                logits[one.place].masked_fill_(forbidden[number], _NEVER)
+            for number, chunk in enumerate(batch.guided):
+                logits[chunk.index].masked_fill_(forbidden[number], _NEVER)
         else:
             masks, slots = self._stream.upload(filled), np.full(len(logits), -1, dtype=np.int64)
-            slots[[one.place for one in mask_batch.guided]] = np.arange(len(mask_batch.guided))
+            slots[[chunk.index for chunk in batch.guided]] = np.arange(len(batch.guided))
             self._ops.bitmask(logits, masks, self._stream.upload(slots))
-            forbidden = ~bitmask.unpacked(masks, logits.shape[1]) if torn else masks
-        for number, before in torn.items():
-            row = logits[mask_batch.guided[number].place]
+            forbidden = ~bitmask.unpacked(masks, logits.shape[1]) if unprocessed else masks
+        for number, before in unprocessed.items():
+            row = logits[batch.guided[number].index]
             dead = row.amax() == _NEVER
             row.copy_(torch.where(dead, before.masked_fill(forbidden[number], _NEVER), row))
 
     @torch.inference_mode()
     def accept(
-        self, results: StepResults, mask_batch: GrammarMaskBatch, rows: RowState, logits_processors: LogitsProcessors
-    ) -> tuple[StepResults, list["GrammarMatcher"]]:
-        """The results with what the drawn tokens led to. Forced tokens are appended to the rows that are still held.
+        self, results: StepResults, batch: GrammarMaskBatch, rows: RowState, logits_processors: LogitsProcessors
+    ) -> tuple[StepResults, tuple["GrammarMatcher", ...]]:
+        """Advance the matchers by the sampled tokens. Forced tokens are appended to the rows that are still held.
 
-        Second the guides that do not want what may have been launched to be drawn after these tokens.
+        Returns the results with forced tokens, ends and errors, and the matchers after which later samples are dropped.
         """
-        sampled, final = list(results.sampled), []
-        for one in mask_batch.guided:
-            drawn = sampled[one.place]
-            if one.place in mask_batch.discarded:
-                sampled[one.place] = msgspec.structs.replace(drawn, tokens=(), logprobs=())
+        sampled: list[SampledTokens] = list(results.sampled)
+        ended: list[GrammarMatcher] = []
+        for chunk in batch.guided:
+            sample = sampled[chunk.index]
+            if chunk.index in batch.dropped:
+                sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=())
                 continue
-            if isinstance(one.guide, str):
-                sampled[one.place] = msgspec.structs.replace(drawn, tokens=(), logprobs=(), error=one.guide)
+            if isinstance(chunk.matcher, str):
+                sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=(), error=chunk.matcher)
                 continue
-            taken = one.guide.take(drawn.tokens[0], rows.room(one.position + 1))
-            sampled[one.place] = msgspec.structs.replace(
-                drawn,
+            taken = chunk.matcher.take(sample.tokens[0], rows.free_positions(chunk.position + 1))
+            sampled[chunk.index] = msgspec.structs.replace(
+                sample,
                 tokens=taken.tokens,
-                logprobs=drawn.logprobs[: len(taken.tokens)],
+                logprobs=sample.logprobs[: len(taken.tokens)],
                 ended=taken.ended,
                 error=taken.error,
             )
-            if len(taken.tokens) > 1 and self._guides.get(one.row) is one.guide:
-                rows.extend(one.row, one.position + 1, taken.tokens[1:])
-                logits_processors.count_inserted(one.row, taken.tokens[1:])
+            if len(taken.tokens) > 1 and self._matchers.get(chunk.row) is chunk.matcher:
+                rows.write_tokens(chunk.row, chunk.position + 1, taken.tokens[1:])
+                logits_processors.count_inserted(chunk.row, taken.tokens[1:])
             if len(taken.tokens) != 1 or taken.ended or taken.error:
-                final.append(one.guide)
-        return msgspec.structs.replace(results, sampled=tuple(sampled)), final
+                ended.append(chunk.matcher)
+        return msgspec.structs.replace(results, sampled=tuple(sampled)), tuple(ended)
 
-    def _fill(self, mask_batch: GrammarMaskBatch) -> NDArray[np.int32]:
+    def _fill(self, batch: GrammarMaskBatch) -> NDArray[np.int32]:
         """In the thread; llguidance releases the interpreter's lock."""
-        masks = np.full((len(mask_batch.guided), -(-self._compiler.vocab_size // 32)), -1, dtype=np.int32)
-        for number, one in enumerate(mask_batch.guided):
-            if not isinstance(one.guide, str) and one.place not in mask_batch.discarded:
-                one.guide.fill(masks[number : number + 1])
+        assert self._compiler is not None
+        masks = np.full((len(batch.guided), -(-self._compiler.vocab_size // 32)), -1, dtype=np.int32)
+        for number, chunk in enumerate(batch.guided):
+            if not isinstance(chunk.matcher, str) and chunk.index not in batch.dropped:
+                chunk.matcher.fill(masks[number : number + 1])
         return masks
 
 

@@ -1,8 +1,8 @@
-"""Changes of logits that requests ask for beyond temperature and filters: penalties, biases, allowed and bad tokens.
+"""What requests change in the logits beside temperature and filters: penalties, biases, allowed and bad tokens.
 
-Owned by the runner, told of joins and leaves, asked once a step. A row that asks for nothing costs a look into four
-empty dictionaries. What depends on the answer is kept on the device and follows each draw there, so that nothing waits
-for it; after a preemption it is rebuilt from the tokens of the join, whose prompt_tokens tell where the answer begins.
+Owned by the runner and called once a step. A row without any of these costs a look into four empty dictionaries. Counts
+of an answer are kept on the device and updated there after each sample, so that nothing waits for them; after a
+preemption they are rebuilt from the tokens of the join, whose prompt_tokens separate the prompt from the answer.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +36,7 @@ class _Words:
 
 
 class LogitsProcessors:
-    """State of the rows that ask for something; all others are unknown to it."""
+    """State of the rows whose requests change logits; it has no entry for the others."""
 
     def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], ops: Ops, stream: DeviceStream) -> None:
         self._vocab_size = vocab_size
@@ -52,30 +52,30 @@ class LogitsProcessors:
         self._bad: dict[int, _Words] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Forget the rows that leave, learn those that join; what is inserted counts as said, as after a preemption."""
+        """Remove the rows that leave, add those that join; inserted tokens count as part of the answer."""
         for row in plan.leaves:
-            self._forget(row)
+            self._remove(row)
         for join in plan.joins:
-            self._forget(join.row)
-            self._learn(join)
+            self._remove(join.row)
+            self._add(join)
         for insert in plan.inserts:
             self.count_inserted(insert.row, insert.tokens)
 
-    def affect(self, sampled: Sequence[Chunk]) -> bool:
-        """Whether one of the chunks that sample asks for something."""
-        asking = (self._slots, self._biases, self._allowed, self._bad)
-        return any(asking) and any(chunk.row in rows for rows in asking for chunk in sampled)
+    def affect(self, sampling_chunks: Sequence[Chunk]) -> bool:
+        """Whether the logits of one of these chunks change."""
+        changes = (self._slots, self._biases, self._allowed, self._bad)
+        return any(changes) and any(chunk.row in rows for rows in changes for chunk in sampling_chunks)
 
     def may_forbid(self, row: int) -> bool:
-        """Whether a row may have tokens that are never drawn."""
+        """Whether a row may have tokens that are never sampled."""
         return row in self._allowed or row in self._bad
 
-    def process(self, logits: Tensor, sampled: Sequence[Chunk], tokens: Tensor) -> None:
+    def process(self, logits: Tensor, sampling_chunks: Sequence[Chunk], tokens: Tensor) -> None:
         """Change the logits of the chunks that sample, in place, in the order that `wire.SamplingConfig` names.
 
         logits: (samples, vocab) float32; tokens: (rows, positions) the known ids of every row.
         """
-        for index, chunk in enumerate(sampled):
+        for index, chunk in enumerate(sampling_chunks):
             if chunk.row in self._allowed:
                 ids, _ = self._allowed[chunk.row]
                 kept = logits[index, ids]
@@ -83,34 +83,34 @@ class LogitsProcessors:
                 logits[index, ids] = kept
             if chunk.row in self._biases:
                 logits[index].index_add_(0, *self._biases[chunk.row])
-        self._penalise(logits, sampled)
-        for index, chunk in enumerate(sampled):
+        self._apply_penalties(logits, sampling_chunks)
+        for index, chunk in enumerate(sampling_chunks):
             if chunk.row in self._bad:
                 self._forbid_words(logits[index], self._bad[chunk.row], tokens[chunk.row], chunk)
             if chunk.row in self._bad or chunk.row in self._allowed:
-                self._keep_one(logits[index], chunk.row)
+                self._keep_one_token(logits[index], chunk.row)
 
-    def count_sampled(self, sampled: Sequence[Chunk], ids: Tensor, discarded: Collection[int] = ()) -> None:
-        """Count the drawn ids, (samples,) int64, but for the places in discarded."""
+    def count_sampled(self, sampling_chunks: Sequence[Chunk], ids: Tensor, dropped: Collection[int] = ()) -> None:
+        """Count the sampled ids, (samples,) int64, except those whose index is in dropped."""
         if not self._slots:
             return
         places = [
             (index, self._slots[chunk.row])
-            for index, chunk in enumerate(sampled)
-            if chunk.row in self._slots and index not in discarded
+            for index, chunk in enumerate(sampling_chunks)
+            if chunk.row in self._slots and index not in dropped
         ]
         if places:
             indices, slots = self._to_device(np.array(places, dtype=np.int64)).unbind(1)
             self._counts[slots, ids[indices]] += 1
 
     def count_inserted(self, row: int, token_ids: Sequence[int]) -> None:
-        """Count ids of an answer that were not drawn."""
+        """Count ids of an answer that were not sampled."""
         if row in self._slots:
             ids = self._to_device(np.array(token_ids, dtype=np.int64))
             self._counts[self._slots[row]].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
-    def _penalise(self, logits: Tensor, sampled: Sequence[Chunk]) -> None:
-        slots = [self._slots.get(chunk.row, -1) for chunk in sampled]
+    def _apply_penalties(self, logits: Tensor, sampling_chunks: Sequence[Chunk]) -> None:
+        slots = [self._slots.get(chunk.row, -1) for chunk in sampling_chunks]
         if max(slots) >= 0:
             places = self._to_device(np.array(slots, dtype=np.int64))
             self._ops.penalties(logits, places, self._counts, self._in_prompt, self._strengths)
@@ -124,20 +124,20 @@ class LogitsProcessors:
         same &= words.lengths - 1 <= end - words.prompt_tokens
         logits.index_add_(0, words.lasts, torch.where(same, _FORBIDDEN, 0.0))
 
-    def _keep_one(self, logits: Tensor, row: int) -> None:
-        """Where everything is forbidden something must be drawn all the same: the lowest allowed id, or EOS."""
+    def _keep_one_token(self, logits: Tensor, row: int) -> None:
+        """Where all tokens are forbidden one stays allowed: the lowest of allowed_token_ids, or EOS."""
         fallback = self._allowed[row][1] if row in self._allowed else self._fallback
         dead = logits.amax() == _FORBIDDEN
         logits[fallback] = torch.where(dead, 0.0, logits[fallback])
 
-    def _forget(self, row: int) -> None:
+    def _remove(self, row: int) -> None:
         self._biases.pop(row, None)
         self._allowed.pop(row, None)
         self._bad.pop(row, None)
         if row in self._slots:
             self._free_slots.append(self._slots.pop(row))
 
-    def _learn(self, join: Join) -> None:
+    def _add(self, join: Join) -> None:
         row, sampling = join.row, join.sampling
         if sampling.logit_bias:
             ids, values = zip(*sampling.logit_bias, strict=True)
@@ -167,7 +167,7 @@ class LogitsProcessors:
         )
 
     def _count(self, join: Join) -> None:
-        """Begin to count for a row, with what its answer already has."""
+        """Start the counts of a row, with what its answer already has."""
         sampling, row = join.sampling, join.row
         strengths = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         if not self._free_slots:
@@ -182,7 +182,7 @@ class LogitsProcessors:
         self._strengths[slot] = self._to_device(np.array(strengths, dtype=np.float32))
 
     def _grow(self) -> None:
-        """Twice the slots: 256 of a vocabulary of 150,000 would take 190 MB that most servers never need."""
+        """Double the slots. 256 for a vocabulary of 150,000 would take 190 MB that most servers never need."""
         have = self._counts.shape[0]
         more = max(_SLOTS, have)
         self._counts = torch.cat((self._counts, self._counts.new_zeros((more, self._vocab_size))))
@@ -192,5 +192,5 @@ class LogitsProcessors:
 
 
 def has_penalties(sampling: SamplingConfig) -> bool:
-    """Whether a request asks for a penalty that does something."""
+    """Whether a request has a penalty that changes anything."""
     return bool(sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1.0)

@@ -1,10 +1,11 @@
-"""From hidden states to drawn tokens: the head, what requests do to its logits, the draw, and what is told of it.
+"""From hidden states to sampled tokens: the head, what requests change in its logits, sampling, and logprobs.
 
-Owned by the runner and called once a step, either right behind the forward pass or, where a grammar must first hear of
-the token before, as soon as that one is known. It enqueues work and waits for masks at most, never for the device.
+Owned by the runner and called once a step: right after the forward pass, or, where a grammar needs the token before,
+as soon as that token is known. It enqueues work and waits for grammar masks at most, never for the device.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -17,13 +18,25 @@ from kvasir_runtime.runner.graphs.cudagraph_sizes import SamplingKind
 from kvasir_runtime.runner.sampling import logprobs
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
-from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs, StepOutput
+from kvasir_runtime.runner.sampling.logprobs import PackedLogprobs, RequestedLogprobs
 from kvasir_runtime.runner.state.device_stream import DeviceStream
-from kvasir_runtime.runner.state.row_state import ModelInput, RowState
+from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """The chunks of a step that sample, in their order. kind and masks are set when the plan is applied.
+
+    kind: the least that sampling needs. masks: None where no row has a grammar.
+    """
+
+    chunks: list[Chunk]
+    kind: SamplingKind = "special"
+    masks: GrammarMaskBatch | None = None
 
 
 class Sampler:
-    """Draws for the chunks of a step that sample."""
+    """Samples for the chunks of a step."""
 
     def __init__(
         self,
@@ -33,56 +46,57 @@ class Sampler:
         rows: RowState,
         logits_processors: LogitsProcessors,
         requested_logprobs: RequestedLogprobs,
-        masks: GrammarMasks | None,
+        grammar_masks: GrammarMasks,
         stream: DeviceStream,
     ) -> None:
         self._model, self._ops, self._rows, self._stream = model, ops, rows, stream
         self._logits_processors, self._requested_logprobs = logits_processors, requested_logprobs
-        self._grammar_masks = masks
+        self._grammar_masks = grammar_masks
 
-    def sampling_kind(self, sampled: Sequence[Chunk], mask_batch: GrammarMaskBatch | None) -> SamplingKind:
-        """The least that the draw needs, told from what the host knows."""
-        if (
-            mask_batch is not None
-            or self._logits_processors.affect(sampled)
-            or self._requested_logprobs.of_samples(sampled)
-        ):
+    def kind(self, batch: SamplingBatch) -> SamplingKind:
+        """The least that sampling needs, from what the host knows."""
+        chunks = batch.chunks
+        if batch.masks is not None or self._logits_processors.affect(chunks):
             return "special"
-        if any(chunk.min_tokens_left > 0 for chunk in sampled):
+        if self._requested_logprobs.of_samples(chunks) or any(chunk.min_tokens_left > 0 for chunk in chunks):
             return "special"
-        if self._rows.greedy(sampled):
+        if self._rows.all_greedy(chunks):
             return "greedy"
-        return "filtered" if self._rows.filtered(sampled) else "plain"
+        return "filtered" if self._rows.any_filtered(chunks) else "plain"
 
     def sample(
-        self, output: ForwardOutput, sampled: Sequence[Chunk], inputs: ModelInput, mask_batch: GrammarMaskBatch | None
-    ) -> StepOutput:
-        """Ids and reports on the device; the ids are appended to their rows by then. output: of the samples' rows."""
-        if self.sampling_kind(sampled, mask_batch) == "greedy":
-            ids = self._model.greedy_ids_of(output)
-            self._rows.append(sampled, ids, inputs)
-            return StepOutput(ids=ids)
-        sampling = self._rows.sampling(sampled, inputs)
-        logits = self._model.logits_of(output).float()
-        owners = self._requested_logprobs.of_samples(sampled)
-        if owners:
-            asking = self._stream.upload(np.array([place for place, _, _ in owners], dtype=np.int64))
-            unchanged = logits[asking]
-        torn = {} if mask_batch is None else self._torn(logits, sampled, mask_batch)
-        if sampling.forbidden is not None:
-            logits[sampling.forbidden[:, 0], sampling.forbidden[:, 1]] = float("-inf")
-        self._logits_processors.process(logits, sampled, self._rows.tokens)
-        if mask_batch is not None and self._grammar_masks is not None:
-            self._grammar_masks.mask_logits(logits, torn, mask_batch)
-        ids, discarded = self._ops.sample(logits, sampling.draws), set() if mask_batch is None else mask_batch.discarded
-        self._rows.append(sampled, ids, inputs, discarded)
-        self._logits_processors.count_sampled(sampled, ids, discarded)
-        return StepOutput(ids=ids, of_sampled=logprobs.of_sampled(unchanged, ids[asking], owners) if owners else None)
+        self, forward: ForwardOutput, batch: SamplingBatch, positions: AppendPositions | None
+    ) -> tuple[Tensor, PackedLogprobs | None]:
+        """(samples,) int64 ids, appended to their rows, and the logprobs that are requested of them, on the device.
 
-    def _torn(self, logits: Tensor, sampled: Sequence[Chunk], mask_batch: GrammarMaskBatch) -> dict[int, Tensor]:
-        """Logits of the guided rows of which all that is allowed may yet be forbidden, by their places among guided."""
+        forward: of the rows that sample.
+        """
+        chunks = batch.chunks
+        if batch.kind == "greedy":
+            ids = self._model.greedy_ids_of(forward)
+            self._rows.append(chunks, ids, positions)
+            return ids, None
+        metadata = self._rows.sampling_metadata(chunks, positions)
+        logits = self._model.logits_of(forward).float()
+        owners = self._requested_logprobs.of_samples(chunks)
+        if owners:
+            reported = self._stream.upload(np.array([owner.chunk_index for owner in owners], dtype=np.int64))
+            unprocessed = logits[reported]
+        recoverable = {} if batch.masks is None else self._recoverable(logits, chunks, batch.masks)
+        if metadata.forbidden is not None:
+            logits[metadata.forbidden[:, 0], metadata.forbidden[:, 1]] = float("-inf")
+        self._logits_processors.process(logits, chunks, self._rows.tokens)
+        if batch.masks is not None:
+            self._grammar_masks.mask_logits(logits, recoverable, batch.masks)
+        ids, dropped = self._ops.sample(logits, metadata.draws), set() if batch.masks is None else batch.masks.dropped
+        self._rows.append(chunks, ids, positions, dropped)
+        self._logits_processors.count_sampled(chunks, ids, dropped)
+        return ids, logprobs.of_sampled_tokens(unprocessed, ids[reported], owners) if owners else None
+
+    def _recoverable(self, logits: Tensor, chunks: Sequence[Chunk], masks: GrammarMaskBatch) -> dict[int, Tensor]:
+        """Logits, by number among the guided chunks, of rows in which all that the grammar allows may be forbidden."""
         return {
-            number: logits[one.place].clone()
-            for number, one in enumerate(mask_batch.guided)
-            if sampled[one.place].min_tokens_left or self._logits_processors.may_forbid(one.row)
+            number: logits[guided.index].clone()
+            for number, guided in enumerate(masks.guided)
+            if chunks[guided.index].min_tokens_left or self._logits_processors.may_forbid(guided.row)
         }

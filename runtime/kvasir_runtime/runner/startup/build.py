@@ -28,12 +28,11 @@ from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs
 from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
-from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.startup import capacity, host_resources, placement, startup_cache, startup_cache_key, warmup
 from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import DeviceStream, stream_of
-from kvasir_runtime.runner.state.row_state import HostRowState
+from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.weights import quant_formats as weight_formats
 from kvasir_runtime.weights.loader import OnRead, load
 from kvasir_runtime.weights.loader import kinds as stored_kinds
@@ -156,7 +155,7 @@ def _sized(
     def sized(found: StepMemory, held: int) -> ModelRunner:
         fitted = _fitted(facts, options, limit, warmup.memory(device, found, held))
         runner = made(fitted, grammars=grammars)
-        runner.record()
+        runner.capture_graphs()
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)
         plans.keep(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
         return runner
@@ -224,9 +223,6 @@ def assemble(
         ops=ops,
         cache=cache,
         rows=rows,
-        logits_processors=LogitsProcessors(
-            vocab_size=spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, stream=device_stream
-        ),
         stream=device_stream,
         facts=facts,
         grammars=grammars,

@@ -40,7 +40,7 @@ def measured(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> Step
 def _recorded(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> int:
     """What recorded steps of all sizes hold, and rows of full size; they read nothing of the cache but padding."""
     runner = scratch(replace(facts, num_blocks=1))
-    runner.record()
+    runner.capture_graphs()
     graph_bytes = runner.graph_bytes
     del runner
     _give_back(device)

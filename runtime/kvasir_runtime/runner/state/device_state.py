@@ -1,8 +1,8 @@
-"""The rows where the device is not the host: all that a step needs of a sequence lies there, at addresses that stay.
+"""Rows on a device that is not the host: all that a step needs of a sequence is there, at fixed addresses.
 
-Plans reach it as one packed copy a step. Lengths and drawn ids move on the device alone, so a step can be launched
-before the one before it is done, and a recorded step needs nothing from the host but which rows take part. One row
-more than there are sequences is nobody's: padding computes there, in a block of its own, and never leaves position 0.
+Plans arrive as one packed copy a step. Lengths and sampled ids are updated on the device alone, so a step can be
+launched before the one before it has finished, and a captured step needs only the ids of its rows from the host. One
+row belongs to no sequence: padding is computed there, in a block of its own, and never leaves position 0.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +21,7 @@ from kvasir_runtime.layers.decoder import Batch
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.host_to_device_batch import HostToDeviceBatch
 from kvasir_runtime.runner.state.row_sampling_params import RowSamplingParams
-from kvasir_runtime.runner.state.row_state import ModelInput, SamplingMetadata, logits_indices
+from kvasir_runtime.runner.state.row_state import AppendPositions, ModelInput, SamplingMetadata, logits_indices
 
 _PARAMETERS: Final = ("temperature", "top_p", "min_p", "top_k")
 
@@ -79,60 +79,46 @@ class DeviceRowState:
         for grow in plan.grows:
             self._append_blocks(grow.row, grow.blocks)
         for insert in plan.inserts:
-            self.extend(insert.row, insert.position, insert.tokens)
+            self.write_tokens(insert.row, insert.position, insert.tokens)
 
-    def batch(self, chunks: Sequence[Chunk]) -> ModelInput:
-        """The query tokens of a step's chunks, in order; wanted rows: those that sample, that score, that pool."""
+    def model_input(self, chunks: Sequence[Chunk]) -> ModelInput:
+        """The query tokens of a step's chunks, in order."""
         rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
         lens = np.array([chunk.num_tokens for chunk in chunks])
         ends = np.cumsum(lens)
-        self._begin_at(chunks)
-        logit_rows, sampling = logits_indices(chunks, ends), np.flatnonzero([chunk.samples for chunk in chunks])
+        self._write_starts(chunks)
+        wanted, sampling = logits_indices(chunks, ends), np.flatnonzero([chunk.samples for chunk in chunks])
         starts = np.concatenate(([0], ends)).astype(np.int32)
-        device_rows, wanted_rows, places, starts_there = self._upload_batch.send(
-            self._memory, (rows, logit_rows, sampling), (starts,)
+        device_rows, logit_rows, indices, starts_there = self._upload_batch.send(
+            self._memory, (rows, wanted, sampling), (starts,)
         )
         longest = int(lens.max())
         columns = -(-max(chunk.start + chunk.num_tokens for chunk in chunks) // self._block_size)
-        made = self._inputs(device_rows, starts_there, int(ends[-1]), longest, self._tables[:, :columns])
-        all_sample = len(sampling) == len(chunks)
-        return ModelInput(
-            batch=Batch(
-                token_ids=made.token_ids,
-                positions=made.positions,
-                slots=made.slots,
-                attn_metadata=AttentionMetadata.on_device(
-                    starts_there, made.kv_lens, made.block_tables, longest_query=longest
-                ),
-                logit_rows=wanted_rows,
-            ),
-            rows=device_rows if all_sample else device_rows.index_select(0, places),
-            ends=made.kv_lens if all_sample else made.kv_lens.index_select(0, places),
+        made = self._step_inputs(device_rows, starts_there, int(ends[-1]), longest, self._tables[:, :columns])
+        positions = AppendPositions(device_rows, made.kv_lens)
+        if len(sampling) < len(chunks):
+            positions = AppendPositions(device_rows.index_select(0, indices), made.kv_lens.index_select(0, indices))
+        attn_metadata = AttentionMetadata.on_device(
+            starts_there, made.kv_lens, made.block_tables, longest_query=longest
         )
+        return ModelInput(_batch(made, attn_metadata, logit_rows), positions)
 
     def captured_input(self, rows: Tensor, starts: Tensor) -> ModelInput:
-        """The inputs of a step in which each of the rows computes one token and samples; nothing is asked of the host.
+        """The input of a step in which each row computes one token and samples; nothing is read from the host.
 
-        rows: (n,) int64, nobody's for padding; starts: (n + 1,) int32, 0 to n.
+        rows: (n,) int64, padding_row for padding; starts: (n + 1,) int32, 0 to n.
         """
-        made = self._inputs(rows, starts, rows.shape[0], 1, self._tables)
+        made = self._step_inputs(rows, starts, rows.shape[0], 1, self._tables)
         attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
-        batch = Batch(
-            token_ids=made.token_ids,
-            positions=made.positions,
-            slots=made.slots,
-            attn_metadata=attn_metadata,
-            logit_rows=None,
-        )
-        return ModelInput(batch=batch, rows=rows, ends=made.kv_lens)
+        return ModelInput(_batch(made, attn_metadata, None), AppendPositions(rows, made.kv_lens))
 
-    def place(self, chunks: Sequence[Chunk]) -> None:
-        """Bring what plans said to the device, where no batch does: a recorded step of these chunks comes next."""
-        self._begin_at(chunks)
+    def prepare_replay(self, chunks: Sequence[Chunk]) -> None:
+        """Send what plans wrote, before a captured step of these chunks is replayed: it has no input that would."""
+        self._write_starts(chunks)
         self._flush()
 
-    def _begin_at(self, chunks: Sequence[Chunk]) -> None:
-        """Tell the device where chunks begin, for those of which it does not know it by itself."""
+    def _write_starts(self, chunks: Sequence[Chunk]) -> None:
+        """Write where chunks begin, for those of which the device does not know it."""
         for chunk in chunks:
             if self._known_lens[chunk.row] != chunk.start:
                 self._upload_batch.write(chunk.row, self._places[3] + chunk.row, (chunk.start,))
@@ -143,69 +129,79 @@ class DeviceRowState:
             self._upload_batch.send(self._memory)
 
     def prompt_logprob_ids(self, chunks: Sequence[Chunk]) -> Tensor:
-        """(tokens,) int64: the ids that the scoring ones among a step's chunks ask for, in their order."""
+        """(tokens,) int64: the ids whose logprobs are wanted."""
         return torch.cat([self._tokens[chunk.row, slice(*chunk.scores)] for chunk in chunks]).long()
 
-    def sampling(self, sampled: Sequence[Chunk], inputs: ModelInput) -> SamplingMetadata:
-        """How the chunks that sample are drawn."""
-        params, pairs = self._params, self._params.forbidden(sampled)
-        draws = self.draws(inputs, all_greedy=params.zero_temperature(sampled), any_filter=params.filtered(sampled))
-        return SamplingMetadata(
-            draws=draws, forbidden=self._stream.upload(np.array(pairs, dtype=np.int64)) if pairs else None
+    def sampling_metadata(
+        self, sampling_chunks: Sequence[Chunk], positions: AppendPositions | None
+    ) -> SamplingMetadata:
+        """How the chunks that sample are sampled."""
+        assert positions is not None
+        params, pairs = self._params, self._params.forbidden(sampling_chunks)
+        draws = self.draws(
+            positions,
+            all_greedy=params.zero_temperature(sampling_chunks),
+            any_filter=params.any_filtered(sampling_chunks),
         )
+        forbidden = self._stream.upload(np.array(pairs, dtype=np.int64)) if pairs else None
+        return SamplingMetadata(draws=draws, forbidden=forbidden)
 
-    def draws(self, inputs: ModelInput, *, all_greedy: bool, any_filter: bool) -> Draws:
-        """How the rows of a step are drawn, read on the device; the host says what need not even be tried."""
-        rows, ends = inputs.places()
+    def draws(self, positions: AppendPositions, *, all_greedy: bool, any_filter: bool) -> Draws:
+        """Sampling parameters of a step's rows, read on the device; the flags come from the host and save work."""
+        rows = positions.rows
         return Draws(
             temperature=self._temperature.index_select(0, rows),
             top_k=self._top_k.index_select(0, rows).long(),
             top_p=self._top_p.index_select(0, rows),
             min_p=self._min_p.index_select(0, rows),
             seed=self._seed.index_select(0, rows),
-            position=ends.long(),
+            position=positions.ends.long(),
             all_greedy=all_greedy,
             any_filter=any_filter,
         )
 
-    def greedy(self, sampled: Sequence[Chunk]) -> bool:
-        """Whether all chunks that sample want the most likely token, and may have any."""
-        return self._params.greedy(sampled)
+    def all_greedy(self, sampling_chunks: Sequence[Chunk]) -> bool:
+        """Whether all chunks that sample take the most likely token, and none is forbidden."""
+        return self._params.all_greedy(sampling_chunks)
 
-    def filtered(self, sampled: Sequence[Chunk]) -> bool:
-        """Whether one that draws at random narrows what may be drawn."""
-        return self._params.filtered(sampled)
+    def any_filtered(self, sampling_chunks: Sequence[Chunk]) -> bool:
+        """Whether one that samples at random has top_k, top_p or min_p."""
+        return self._params.any_filtered(sampling_chunks)
 
     def append(
-        self, sampled: Sequence[Chunk], ids: Tensor, inputs: ModelInput, discarded: Collection[int] = ()
+        self,
+        sampling_chunks: Sequence[Chunk],
+        ids: Tensor,
+        positions: AppendPositions | None,
+        dropped: Collection[int] = (),
     ) -> None:
-        """Append the sampled id of each chunk that samples to its row, except those at the places in discarded."""
-        rows, ends = inputs.places()
-        if discarded:
-            kept = [self.padding_row if place in discarded else chunk.row for place, chunk in enumerate(sampled)]
+        """Append the sampled id of each chunk that samples to its row, except those whose index is in dropped."""
+        assert positions is not None
+        if dropped:
+            kept = [self.padding_row if index in dropped else chunk.row for index, chunk in enumerate(sampling_chunks)]
             rows = self._stream.upload(np.array(kept, dtype=np.int64))
-            ends = torch.where(rows < self.padding_row, ends, 1)
-        self._ops.append_ids(ids, rows, ends, self._tokens, self._lens)
-        self.moved([chunk for place, chunk in enumerate(sampled) if place not in discarded])
+            positions = AppendPositions(rows, torch.where(rows < self.padding_row, positions.ends, 1))
+        self.append_captured(ids, positions)
+        self.advance([chunk for index, chunk in enumerate(sampling_chunks) if index not in dropped])
 
-    def append_captured(self, ids: Tensor, inputs: ModelInput) -> None:
-        """As append; the host is told by moved()."""
-        self._ops.append_ids(ids, *inputs.places(), self._tokens, self._lens)
+    def append_captured(self, ids: Tensor, positions: AppendPositions) -> None:
+        """As append, of a step that is captured; `advance` follows each replay."""
+        self._ops.append_ids(ids, positions.rows, positions.ends, self._tokens, self._lens)
 
-    def moved(self, sampled: Sequence[Chunk]) -> None:
-        """The device knows the ends of these chunks by itself."""
-        for chunk in sampled:
+    def advance(self, sampling_chunks: Sequence[Chunk]) -> None:
+        """Note that the device knows the ends of these chunks."""
+        for chunk in sampling_chunks:
             self._known_lens[chunk.row] = chunk.start + chunk.num_tokens
 
-    def room(self, position: int) -> int:
+    def free_positions(self, position: int) -> int:
         """Tokens that a row can hold from a position on."""
         return max(0, self._tokens.shape[1] - position)
 
-    def extend(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+    def write_tokens(self, row: int, position: int, token_ids: Sequence[int]) -> None:
         """Write known ids into a row, from a position on; they travel with the next batch."""
         self._upload_batch.write(row, self._places[1] + row * self._tokens.shape[1] + position, token_ids)
 
-    def _inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int, tables: Tensor) -> StepInputs:
+    def _step_inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int, tables: Tensor) -> StepInputs:
         rest = (self._lens, self._tokens, tables, self._block_size)
         return self._ops.step_inputs(rows, starts, *rest, num_tokens, longest)
 
@@ -213,9 +209,9 @@ class DeviceRowState:
         row, sampling = join.row, join.sampling
         self._upload_batch.discard_row(row)
         self._num_blocks[row] = 0
-        self.extend(row, 0, join.tokens)
+        self.write_tokens(row, 0, join.tokens)
         self._append_blocks(row, join.blocks)
-        self._params.set(row, sampling)
+        self._params.assign(row, sampling)
         self._known_lens[row] = join.computed_tokens
         seed = np.array([sampling.seed % 2**64], dtype=np.uint64).view(np.int32)
         floats = np.array([sampling.temperature, sampling.top_p, sampling.min_p], dtype=np.float32).view(np.int32)
@@ -236,7 +232,7 @@ class DeviceRowState:
             column[rows] = column[sources]
         self._params.copy(forks)
         for fork in forks:
-            self.extend(fork.row, fork.position, fork.tokens)
+            self.write_tokens(fork.row, fork.position, fork.tokens)
             self._num_blocks[fork.row] = fork.kept_blocks
             self._append_blocks(fork.row, fork.blocks)
             self._known_lens[fork.row] = -1  # told by the next batch
@@ -245,3 +241,13 @@ class DeviceRowState:
         have = self._num_blocks[row]
         self._upload_batch.write(row, self._places[2] + row * self._tables.shape[1] + have, blocks)
         self._num_blocks[row] = have + len(blocks)
+
+
+def _batch(made: StepInputs, attn_metadata: AttentionMetadata, logit_rows: Tensor | None) -> Batch:
+    return Batch(
+        token_ids=made.token_ids,
+        positions=made.positions,
+        slots=made.slots,
+        attn_metadata=attn_metadata,
+        logit_rows=logit_rows,
+    )

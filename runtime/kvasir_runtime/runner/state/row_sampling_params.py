@@ -1,4 +1,4 @@
-"""What each row asks of the draw, as the host knows it: enough to choose how to draw without asking the device."""
+"""Sampling parameters of every row, on the host: enough to choose how to sample without reading from the device."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -22,18 +22,18 @@ class RowSamplingParams:
         self.top_k = np.zeros(num_rows, dtype=np.int64)
         self.seed = np.zeros(num_rows, dtype=np.int64)
         self._stop_token_ids: list[tuple[int, ...]] = [()] * num_rows
-        self._warm: set[int] = set()  # rows with a temperature; for few rows a set is quicker than an array
+        self._with_temperature: set[int] = set()  # rows; for few of them a set is faster than an array
 
-    def set(self, row: int, sampling: SamplingConfig) -> None:
-        """A sequence takes a row."""
+    def assign(self, row: int, sampling: SamplingConfig) -> None:
+        """Store the parameters of the sequence that takes a row."""
         self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
         self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p
         self.seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
-        self._note_warmth(row)
+        self._note_temperature(row)
         self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
 
     def copy(self, forks: Sequence[Fork]) -> None:
-        """Rows that become continuations of others, all at once."""
+        """Copy the parameters of rows that others continue, all at once."""
         rows, sources = [fork.row for fork in forks], [fork.source for fork in forks]
         for name in _ARRAYS:
             array = getattr(self, name)
@@ -41,30 +41,30 @@ class RowSamplingParams:
         stops = [self._stop_token_ids[source] for source in sources]
         for row, stop_token_ids in zip(rows, stops, strict=True):
             self._stop_token_ids[row] = stop_token_ids
-            self._note_warmth(row)
+            self._note_temperature(row)
 
-    def _note_warmth(self, row: int) -> None:
-        (self._warm.add if self.temperature[row] else self._warm.discard)(row)
+    def _note_temperature(self, row: int) -> None:
+        (self._with_temperature.add if self.temperature[row] else self._with_temperature.discard)(row)
 
-    def greedy(self, sampled: Sequence[Chunk]) -> bool:
-        """Whether all chunks that sample want the most likely token, and may have any."""
-        return self.zero_temperature(sampled) and all(chunk.min_tokens_left <= 0 for chunk in sampled)
+    def all_greedy(self, sampling_chunks: Sequence[Chunk]) -> bool:
+        """Whether all chunks that sample take the most likely token, and none is forbidden."""
+        return self.zero_temperature(sampling_chunks) and all(chunk.min_tokens_left <= 0 for chunk in sampling_chunks)
 
-    def zero_temperature(self, sampled: Sequence[Chunk]) -> bool:
-        """Whether all want the most likely token of those that they may have."""
-        return not self._warm or not any(chunk.row in self._warm for chunk in sampled)
+    def zero_temperature(self, sampling_chunks: Sequence[Chunk]) -> bool:
+        """Whether all take the most likely token of those that are not forbidden."""
+        return not self._with_temperature or not any(chunk.row in self._with_temperature for chunk in sampling_chunks)
 
-    def filtered(self, sampled: Sequence[Chunk]) -> bool:
-        """Whether one that draws at random narrows what may be drawn."""
-        rows = [chunk.row for chunk in sampled]
-        narrow = (self.top_k[rows] > 0) | (self.top_p[rows] < 1) | (self.min_p[rows] > 0)
-        return bool(((self.temperature[rows] > 0) & narrow).any())
+    def any_filtered(self, sampling_chunks: Sequence[Chunk]) -> bool:
+        """Whether one that samples at random has top_k, top_p or min_p."""
+        rows = [chunk.row for chunk in sampling_chunks]
+        filtered = (self.top_k[rows] > 0) | (self.top_p[rows] < 1) | (self.min_p[rows] > 0)
+        return bool(((self.temperature[rows] > 0) & filtered).any())
 
-    def forbidden(self, sampled: Sequence[Chunk]) -> list[tuple[int, int]]:
-        """(sample, id) pairs that may not be drawn: EOS and stop ids of answers that are too short to end."""
+    def forbidden(self, sampling_chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
+        """(sample, id) pairs that may not be sampled: EOS and stop ids of answers below their min_tokens."""
         return [
             (index, token)
-            for index, chunk in enumerate(sampled)
+            for index, chunk in enumerate(sampling_chunks)
             if chunk.min_tokens_left > 0
             for token in self._stop_token_ids[chunk.row]
         ]

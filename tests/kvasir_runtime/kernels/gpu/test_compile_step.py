@@ -41,7 +41,7 @@ def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Pat
     folder = checkpoints.write(tmp_path / name, SHAPES[name])
     sizes = {"block_size": 16, "max_sequences": 3, "num_blocks": 32}
     runner = runner_of(folder, ops=OPS, queue=Overlapping(), capturers=Recordings, dtype=torch.bfloat16, **sizes)
-    runner.record()
+    runner.capture_graphs()
     assert (runner.facts.kernels, runner.facts.fallback) == ("triton, graphs", "")
     wishes = ({"temperature": 0.0}, {"top_k": 4}, {"frequency_penalty": 1.0, "logprobs": 1})
     streams = [
@@ -52,5 +52,5 @@ def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Pat
     hand.step([(stream, len(stream.prompt)) for stream in streams])
     hand.step([(stream, 1) for stream in streams])
     hand.step([(streams[1], 1)])
-    assert {key.part for key in runner._graphs.replays} == {"hidden", "filtered"}
+    assert {key.output for key in runner._graphs.replays} == {"hidden", "filtered"}
     assert {"attend", "_split_qkv", "_rms_norm", "_scan", "_gather", "_settle", "_penalise"} <= set(hopper.loaded)

@@ -51,14 +51,14 @@ def test_no_size_is_larger_than_pays() -> None:
 def test_steps_of_single_tokens_are_replayed(
     chunks: list[Chunk], draw: cudagraph_sizes.SamplingKind, want: GraphChoice
 ) -> None:
-    assert cudagraph_sizes.recording(chunks, draw, (1, 2, 4, 8)) == want
+    assert cudagraph_sizes.choose_graph(chunks, draw, (1, 2, 4, 8)) == want
 
 
 def test_without_sizes_nothing_is_replayed() -> None:
-    assert cudagraph_sizes.recording(decode(1), "greedy", ()) == GraphChoice(None, "no sizes are recorded")
+    assert cudagraph_sizes.choose_graph(decode(1), "greedy", ()) == GraphChoice(None, "no sizes are captured")
 
 
 def test_the_largest_is_recorded_first_and_middle_sizes_when_they_are_wanted() -> None:
     keys = cudagraph_sizes.at_start((1, 2, 4, 8, 16, 24))
     assert [key.size for key in keys] == [24, 24, 24, 8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]
-    assert {key.part for key in keys} == {"greedy", "filtered", "hidden"}
+    assert {key.output for key in keys} == {"greedy", "filtered", "hidden"}

@@ -43,7 +43,7 @@ def made(folder: Path, recordings: Recordings | None = None, **sizes: int) -> Mo
         capturers=None if recordings is None else lambda: recordings,
         **{"max_sequences": 9, "num_blocks": 64, **sizes},
     )
-    runner.record()
+    runner.capture_graphs()
     return runner
 
 
@@ -79,7 +79,7 @@ def test_replays_of_any_size_say_what_launches_say(folder: Path, draw: str) -> N
     assert [stream.answer for stream in replayed] == [stream.answer for stream in launched]
     assert runner._graphs is not None
     # Six at a time and five take the size 8, three the size 4.
-    assert {key for key in runner._graphs.replays if key.part != "hidden" or draw == "hidden"} >= {
+    assert {key for key in runner._graphs.replays if key.output != "hidden" or draw == "hidden"} >= {
         GraphKey(size, draw)  # type: ignore[arg-type]
         for size in (1, 2, 4, 8)
     }
@@ -97,8 +97,8 @@ def test_any_mixture_is_answered_as_without_recordings(folder: Path) -> None:
             name: told(events) for name, events in launched.items()
         }
         assert runner._graphs is not None
-        assert "hidden" in {key.part for key in runner._graphs.replays}
-    assert len({key.part for key in runner._graphs.replays}) > 2
+        assert "hidden" in {key.output for key in runner._graphs.replays}
+    assert len({key.output for key in runner._graphs.replays}) > 2
 
 
 def test_a_steady_step_is_one_replay_and_no_upload(folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_recordings_are_launched_in_flight_without_the_host(folder: Path) -> Non
     runner = runner_of(
         folder, ops=OPS, device_stream=device_stream, capturers=Recordings, max_sequences=2, num_blocks=8
     )
-    runner.record()
+    runner.capture_graphs()
     sampling = SamplingConfig(max_tokens=20, seed=5, temperature=1.0)
     join = Join(
         row=1, request_id="a", tokens=(7, 8), prompt_tokens=2, computed_tokens=0, blocks=(3, 1), sampling=sampling
@@ -172,7 +172,7 @@ def test_what_cannot_be_recorded_is_launched_and_the_reason_is_told(
     reading = made(folder, Recordings())
     assert reading._graphs.failure == ""
     read_back = runner_of(folder, device_stream=Overlapping(), capturers=Recordings, max_sequences=2, num_blocks=8)
-    read_back.record()  # the CPU's attention asks the host for lengths
+    read_back.capture_graphs()  # the CPU's attention asks the host for lengths
     assert "not permitted when stream is capturing" in read_back.facts.fallback
 
 
