@@ -7,6 +7,8 @@ from kvasir_api.accelerator import AcceleratorClass
 from kvasir_api.schema import structural
 from kvasir_api.service import InferenceService
 
+FILLED_IN: Final = frozenset({"spec.replicas"})
+"""Fields whose default the API server stores: the scale subresource takes an absent number for none."""
 MAX_BYTES: Final = 64_000
 """Larger definitions break client-side kubectl apply and are slow to read for every client."""
 
@@ -81,9 +83,10 @@ def _version() -> dict[str, Any]:
 def _schema() -> dict[str, Any]:
     schema = structural(InferenceService)
     schema["properties"] = {**_type_meta(names.KIND), **schema["properties"]}
-    # The server fills defaults of spec only; a default status would make an unobserved object look observed.
+    # A default status would make an unobserved object look observed.
     schema["properties"]["status"].pop("default", None)
-    _strip_defaults(schema["properties"]["status"])
+    _strip_status(schema["properties"]["status"])
+    _strip_spec(schema["properties"]["spec"], "spec")
     schema["x-kubernetes-validations"] = [
         {
             "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$')",
@@ -93,13 +96,25 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-def _strip_defaults(node: dict[str, Any]) -> None:
+def _strip_spec(node: dict[str, Any], path: str) -> None:
+    """A stored spec has what its author wrote; the operator knows the defaults, and the descriptions name them.
+
+    Items of lists keep theirs, since the API server merges some by a field that has one.
+    """
+    for name, child in node.get("properties", {}).items():
+        here = f"{path}.{name}"
+        if here not in FILLED_IN:
+            child.pop("default", None)
+        _strip_spec(child, here)
+
+
+def _strip_status(node: dict[str, Any]) -> None:
     for child in node.get("properties", {}).values():
         child.pop("default", None)
         child["description"] = child["description"].split(" Default: ")[0]
-        _strip_defaults(child)
+        _strip_status(child)
     if "items" in node:
-        _strip_defaults(node["items"])
+        _strip_status(node["items"])
 
 
 def _columns() -> list[dict[str, Any]]:

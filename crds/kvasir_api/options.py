@@ -72,7 +72,7 @@ class RuntimeOptions(Options):
         json_schema_extra={
             "x-kubernetes-validations": [
                 {
-                    "rule": "self.maxBatchTokens == 0 || self.maxBatchTokens >= self.blockSize",
+                    "rule": "self.?maxBatchTokens.orValue(0) == 0 || self.maxBatchTokens >= self.?blockSize.orValue(16)",
                     "message": "runtime.maxBatchTokens must be 0 or at least runtime.blockSize",
                     "fieldPath": ".maxBatchTokens",
                 }

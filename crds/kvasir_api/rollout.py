@@ -48,17 +48,17 @@ class Rollout(CrdObject):
 
     model_config = validation_rules(
         (
-            "size(self.steps) == 0 || self.strategy != 'BlueGreen'",
+            "self.?steps.orValue([]).size() == 0 || self.?strategy.orValue('Surge') != 'BlueGreen'",
             "rollout.steps are for the strategies Surge and InPlace: BlueGreen goes in one step",
             ".steps",
         ),
         (
-            "self.promote == '' || self.promote != self.abort",
+            "self.?promote.orValue('') == '' || self.promote != self.?abort.orValue('')",
             "rollout.promote and rollout.abort name the same revision",
             ".abort",
         ),
         (
-            "self.strategy != 'InPlace' || self.maxUnavailable > 0",
+            "self.?strategy.orValue('Surge') != 'InPlace' || self.?maxUnavailable.orValue(1) > 0",
             "rollout.maxUnavailable must be above 0 with the strategy InPlace, or no replica could ever be replaced",
             ".maxUnavailable",
         ),

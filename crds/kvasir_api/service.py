@@ -77,7 +77,7 @@ class Accelerator(CrdObject):
 
     model_config = validation_rules(
         (
-            "self.count > 0 || (size(self.classes) == 0 && self.minMemory == '')",
+            "self.?count.orValue(0) > 0 || (self.?classes.orValue([]).size() == 0 && self.?minMemory.orValue('') == '')",
             "resources.accelerator.count must be above 0 where classes or minMemory are set",
             ".count",
         ),
@@ -142,7 +142,7 @@ class Resources(CrdObject):
 
     model_config = validation_rules(
         (
-            "size(self.resourceClaims) == 0 || self.accelerator.count == 0",
+            "self.?resourceClaims.orValue([]).size() == 0 || self.?accelerator.?count.orValue(0) == 0",
             "resources.accelerator.count must be 0 where resources.resourceClaims give the devices",
             ".resourceClaims",
         ),
@@ -198,12 +198,12 @@ class Autoscaling(CrdObject):
 
     model_config = validation_rules(
         (
-            "self.minReplicas <= self.maxReplicas",
+            "self.?minReplicas.orValue(1) <= self.?maxReplicas.orValue(4)",
             "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
             ".minReplicas",
         ),
         (
-            "self.kvReleasePercent < self.kvTargetPercent",
+            "self.?kvReleasePercent.orValue(70) < self.?kvTargetPercent.orValue(85)",
             "autoscaling.kvReleasePercent must be below autoscaling.kvTargetPercent: between them nothing is scaled",
             ".kvReleasePercent",
         ),
@@ -290,8 +290,16 @@ class PodSpec(CrdObject):
     """The few knobs of a pod that a user may turn."""
 
     model_config = validation_rules(
-        ("self.labels.all(key, !key.contains('/'))", "labels are named without a prefix", ".labels"),
-        ("self.annotations.all(key, !key.contains('/'))", "annotations are named without a prefix", ".annotations"),
+        (
+            "!has(self.labels) || self.labels.all(key, !key.contains('/'))",
+            "labels are named without a prefix",
+            ".labels",
+        ),
+        (
+            "!has(self.annotations) || self.annotations.all(key, !key.contains('/'))",
+            "annotations are named without a prefix",
+            ".annotations",
+        ),
     )
 
     labels: dict[ShortName, LabelValue] = option(
