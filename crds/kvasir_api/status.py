@@ -55,11 +55,11 @@ class ScalingChange(CrdObject):
     from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0, le=MOST_REPLICAS)
     to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0, le=MOST_REPLICAS)
     signal: str = option(..., "The signal that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
-    reason: str = option(..., "The sentence with the numbers.", max_length=1024)
+    reason: str = option(..., "What determined the number, with the numbers behind it.", max_length=1024)
 
 
 class AutoscalingStatus(CrdObject):
-    """What the autoscaler thinks, rounded so that status is written rarely."""
+    """What the autoscaler decided last, rounded so that status is written rarely."""
 
     desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0, le=MOST_REPLICAS)
     raw_replicas: int = option(
@@ -67,7 +67,7 @@ class AutoscalingStatus(CrdObject):
     )
     binding_signal: str = option("", "The signal that gave rawReplicas.", max_length=64)
     limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)
-    message: str = option("", "The last decision in one sentence.", max_length=1024)
+    message: str = option("", "Why so many replicas are wanted now, in one sentence.", max_length=1024)
     decisions: list[ScalingChange] = option([], "The last changes, newest first.", max_length=10)
 
 
@@ -236,6 +236,6 @@ class InferenceServiceStatus(CrdObject):
     model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
     cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")
-    autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler thinks; absent while it is off.")
+    autoscaling: AutoscalingStatus | None = option(None, "What the autoscaler decided last; absent while it is off.")
     rollout: RolloutStatus = option(RolloutStatus(), "Which revisions there are.")
     address: Address = option(Address(), "Where clients call.")

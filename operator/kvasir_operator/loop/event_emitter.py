@@ -93,7 +93,13 @@ class EventEmitter:
         if seen.spec.autoscaling is not None or not observed_before or before == after or seen.invalid:
             return
         reason = "ScaledUp" if after > before else "ScaledDown"
-        await self._recorder.event(service, reason, f"{before} → {after} replicas, manual: spec.replicas asks for it")
+        cause = "spec.autoscaling was removed, " if seen.status.autoscaling is not None else ""
+        note = f"{before} → {_replicas(after)}: {cause}spec.replicas is {after}"
+        await self._recorder.event(service, reason, note)
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _ready(conditions: list[Condition]) -> Condition | None:

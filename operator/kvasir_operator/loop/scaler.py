@@ -116,7 +116,7 @@ class Scaler:
             raw_replicas=min(decision.raw, MOST_REPLICAS),
             binding_signal=decision.demand.signal if decision.demand.known else "",
             limited_by=decision.limited_by,
-            message=memory.decisions[0].reason if memory.decisions else "",
+            message=decision.message,
             decisions=memory.decisions,
         )
 
@@ -199,7 +199,7 @@ class Scaler:
         last = memory.window.last
         held = decision.limited_by == "readings" and bool(last and last.missing)
         if held and not memory.held and last:
-            note = f"{decision.reason}; silent: {', '.join(last.missing)}"
+            note = f"{decision.reason}; no answer from {', '.join(last.missing)}"
             await self._recorder.event(service, "ScalingHeld", note, kind="Warning")
         memory.held = held
 

@@ -38,9 +38,10 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """replicas: wanted from now on. raw: what the signals ask for. signal: which of them, or the bound, ruled.
+    """replicas: wanted from now on. raw: what the signals require. signal: which of them, or the bound, decided.
 
     limited_by: what kept replicas from raw: floor, ceiling, rate, window, readings, capacity, or nothing.
+    message: why there are so many replicas, without a number that changes while the decision stays the same.
     """
 
     replicas: int
@@ -48,13 +49,22 @@ class ScalingDecision:
     raw: int
     signal: str
     limited_by: str
-    reason: str
+    message: str
     demand: Demand
 
     @property
     def changed(self) -> bool:
         """Whether the wanted number is another one than before."""
         return self.replicas != self.before
+
+    @property
+    def reason(self) -> str:
+        """The message with the numbers behind it."""
+        asked = self.demand
+        if not asked.known:
+            return self.message
+        signals = f"KV {asked.kv:.2f} + backlog {asked.backlog:.2f}, prefill {asked.prefill:.2f} replicas"
+        return f"{self.message} ({signals}; {asked.sentence})"
 
 
 def decide(
@@ -76,7 +86,7 @@ def decide(
         raw=upper.replicas if upper.known else state.wanted,
         signal=signal,
         limited_by=limited_by,
-        reason=_reason(bounded, upper, signal, limited_by, policy),
+        message=_message(bounded, upper, limited_by, policy),
         demand=upper,
     )
     if decision.changed:
@@ -140,18 +150,19 @@ def _least(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
     return start - max(1, floor(start * policy.down_fraction))
 
 
-def _reason(replicas: int, upper: Demand, signal: str, limited_by: str, policy: ScalingPolicy) -> str:
+def _message(replicas: int, upper: Demand, limited_by: str, policy: ScalingPolicy) -> str:
+    """Names what determines the count, and beside a limit what the load requires."""
     number = "1 replica" if replicas == 1 else f"{replicas} replicas"
-    if not upper.known:
-        return f"{number}: {upper.sentence}"
-    asked = f"kv asks for {upper.kv:.2f} + backlog {upper.backlog:.2f}, prefill for {upper.prefill:.2f}"
+    if limited_by == "":
+        return f"{number}: the {upper.name} signal determines the count"
+    required = f"the {upper.name} signal requires {upper.replicas}" if upper.known else upper.sentence
+    side = "scaleUp" if upper.replicas > replicas else "scaleDown"
     why = {
-        "": f"{signal} rules",
-        "floor": f"minReplicas {policy.min_replicas} rules",
-        "ceiling": f"maxReplicas {policy.max_replicas} rules",
-        "rate": "held back by the rate limit",
-        "window": f"held by the largest demand of the last {policy.down_window_s:.0f} s",
-        "readings": "held because readings are missing",
-        "capacity": "held because a replica finds no node",
+        "floor": "spec.autoscaling.minReplicas determines the count",
+        "ceiling": "spec.autoscaling.maxReplicas limits the count",
+        "rate": f"spec.autoscaling.{side} limits how fast the count changes",
+        "window": f"the largest demand of the last {policy.down_window_s:.0f} s determines the count",
+        "readings": "the count stays while readings are missing",
+        "capacity": "the count stays while a replica finds no node",
     }[limited_by]
-    return f"{number}, {why}: {asked} ({upper.sentence})"
+    return f"{number}: {why}; {required}"

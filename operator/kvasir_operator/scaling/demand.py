@@ -34,19 +34,24 @@ class Demand:
     kv: float = 0.0
     backlog: float = 0.0
     prefill: float = 0.0
-    sentence: str = "no replica has said yet what it can hold"
+    sentence: str = "no replica has reported its capacity yet"
 
     @property
     def replicas(self) -> int:
-        """Whole replicas that the signals ask for."""
+        """Whole replicas that the signals require."""
         return ceil(max(self.kv + self.backlog, self.prefill) - EPSILON)
 
     @property
     def signal(self) -> str:
-        """The signal that asks for most."""
+        """The signal that requires most."""
         if self.prefill > self.kv + self.backlog:
             return "prefill"
         return "backlog" if self.backlog > self.kv else "kv"
+
+    @property
+    def name(self) -> str:
+        """The signal as a sentence names it."""
+        return "KV" if self.signal == "kv" else self.signal
 
 
 def demand(window: LoadWindow, *, edge_fraction: float, horizon_s: float, now: float) -> Demand:

@@ -140,8 +140,79 @@ def test_bounds_that_move_are_followed_at_once():
 
 def test_the_reason_carries_the_numbers():
     reason = decided(steady(pinned_tokens=2_000), 2).reason
-    assert reason.startswith("3 replicas, kv rules: kv asks for 2.61 + backlog 0.00, prefill for 0.00")
+    assert reason.startswith(
+        "3 replicas: the KV signal determines the count (KV 2.61 + backlog 0.00, prefill 0.00 replicas; "
+    )
     assert "2,000 pinned, a replica holds 765 at 85%" in reason
+
+
+@pytest.mark.parametrize(
+    ("gauges", "wanted", "unplaced_s", "message"),
+    [
+        ({"pinned_tokens": 2_000}, 2, 0.0, "3 replicas: the KV signal determines the count"),
+        ({"new_tokens": 3000}, 1, 0.0, "2 replicas: the prefill signal determines the count"),
+        (
+            {"pinned_tokens": 0},
+            1,
+            0.0,
+            "1 replica: spec.autoscaling.minReplicas determines the count; the KV signal requires 0",
+        ),
+        (
+            {"pinned_tokens": 9_000},
+            8,
+            0.0,
+            "8 replicas: spec.autoscaling.maxReplicas limits the count; the KV signal requires 12",
+        ),
+        (
+            {"pinned_tokens": 9_000},
+            1,
+            0.0,
+            "5 replicas: spec.autoscaling.scaleUp limits how fast the count changes; the KV signal requires 12",
+        ),
+        (
+            {"pinned_tokens": 0},
+            8,
+            0.0,
+            "6 replicas: spec.autoscaling.scaleDown limits how fast the count changes; the KV signal requires 0",
+        ),
+        (
+            {"pinned_tokens": 2_000},
+            2,
+            61.0,
+            "2 replicas: the count stays while a replica finds no node; the KV signal requires 3",
+        ),
+        (
+            {"pinned_tokens": 100, "missing": ("pod-b",)},
+            3,
+            0.0,
+            "3 replicas: the count stays while readings are missing; the KV signal requires 1",
+        ),
+        (
+            {"capacity_tokens": 0.0},
+            3,
+            0.0,
+            "3 replicas: the count stays while readings are missing; no replica has reported its capacity yet",
+        ),
+    ],
+)
+def test_a_message_names_what_determines_the_count(gauges, wanted, unplaced_s, message):
+    decision = decided(steady(**gauges), wanted, unplaced_s=unplaced_s)
+    assert decision.message == message
+    assert decision.reason.startswith(message)
+
+
+def test_a_message_about_the_window_names_what_the_load_requires_now():
+    decision = decided(steady(pinned_tokens=0), 3, levels=((NOW - 299, 3),))
+    assert decision.message == (
+        "3 replicas: the largest demand of the last 300 s determines the count; the KV signal requires 0"
+    )
+
+
+def test_the_same_decision_has_the_same_message_whatever_the_numbers():
+    quiet, busy = decided(steady(pinned_tokens=100), 1), decided(steady(pinned_tokens=600), 1)
+    assert (quiet.replicas, quiet.raw, quiet.limited_by) == (busy.replicas, busy.raw, busy.limited_by)
+    assert quiet.message == busy.message
+    assert quiet.reason != busy.reason
 
 
 @pytest.mark.parametrize(
