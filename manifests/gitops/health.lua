@@ -1,5 +1,5 @@
 -- Health of an InferenceService for Argo CD, from its conditions as kstatus reads them.
--- Stalled is the only fault that waiting does not cure; Ready False by itself means work in progress.
+-- Stalled is the only fault that waiting does not cure; Ready stays True while the replicas of another revision serve.
 local function condition(kind)
   for _, found in ipairs((obj.status or {}).conditions or {}) do
     if found.type == kind and (kind == "Ready" or found.status == "True") then
@@ -21,7 +21,7 @@ local ready = condition("Ready")
 if ready and ready.reason == "RolloutPaused" then
   return { status = "Suspended", message = ready.message }
 end
-if ready == nil or ready.status ~= "True" then
+if ready == nil or ready.status ~= "True" or condition("Reconciling") then
   return { status = "Progressing", message = ready and (ready.reason .. ": " .. ready.message) or "not ready yet" }
 end
 local degraded = condition("Degraded")

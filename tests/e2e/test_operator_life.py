@@ -62,8 +62,8 @@ async def test_scale_subresource_rules_without_autoscaling(rig):
     assert len(await rig.until_pods(3)) == 3
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=1", f"--namespace={rig.namespace}")
     await rig.until_pods(1)
-    assert await rig.events("ScaledUp") == ["1 → 3 replicas, manual: spec.replicas asks for it"]
-    assert await rig.events("ScaledDown") == ["3 → 1 replicas, manual: spec.replicas asks for it"]
+    assert await rig.events("ScaledUp") == ["1 → 3 replicas: spec.replicas is 3"]
+    assert await rig.events("ScaledDown") == ["3 → 1 replica: spec.replicas is 1"]
     kubectl(rig.control, "scale", "infsvc/tiny", "--replicas=0", f"--namespace={rig.namespace}")
     await rig.until_condition("Ready", reason="ScaledToZero")
     await rig.until_pods(0)

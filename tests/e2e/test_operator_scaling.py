@@ -24,7 +24,7 @@ async def test_load_raises_and_lowers_replicas_with_reasons(rig):
     (decision,) = status["autoscaling"]["decisions"]
     assert (decision["from"], decision["to"], decision["signal"]) == (1, 2, "kv")
     assert "pinned, a replica holds 765 at 85%; 0 waiting with 0 tokens" in decision["reason"]
-    assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas, kv rules: kv asks for 1.")
+    assert (await rig.events("ScaledUp"))[0].startswith("1 → 2 replicas: the KV signal determines the count (KV 1.")
     assert (await rig.service())["spec"].get("replicas") == 1  # the spec is the user's
     for pod in await rig.until_pods(2):
         pod.set_state(kv_pinned=0, running=0)
@@ -57,7 +57,7 @@ async def test_silent_pod_holds_the_number_and_says_so(rig):
         return await rig.events("ScalingHeld") or None
 
     notes = await rig.until(held, lambda: "an event about holding")
-    assert "held because readings are missing" in notes[0]
+    assert "the count stays while readings are missing" in notes[0]
     assert len(rig.kubelet.of()) == 2
     pods[1].silent = False
     await rig.until_pods(1)

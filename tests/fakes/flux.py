@@ -21,7 +21,7 @@ def breaches(obj: Json) -> list[str]:
     said = [
         ("a type is there twice", len({c["type"] for c in conditions}) < len(conditions)),
         ("Ready is missing", "Ready" not in {c["type"] for c in conditions}),
-        ("Ready beside Reconciling or Stalled", "Ready" in true and true & {"Reconciling", "Stalled"}),
+        ("Ready without a replica that serves", "Ready" in true and _starved(status)),
         ("Reconciling beside Stalled", {"Reconciling", "Stalled"} <= true),
         ("neither ready nor working nor stalled", not true & {"Ready", "Reconciling", "Stalled"}),
         ("observedGeneration is ahead", status.get("observedGeneration", 0) > generation),
@@ -31,6 +31,11 @@ def breaches(obj: Json) -> list[str]:
         ),
     ]
     return [sentence for sentence, broken in said if broken] + [one for some in found for one in some]
+
+
+def _starved(status: Json) -> bool:
+    """Whether replicas are wanted and none takes requests."""
+    return bool(status.get("desiredReplicas")) and not status.get("readyReplicas")
 
 
 def _of(condition: Json, generation: int) -> list[str]:

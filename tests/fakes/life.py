@@ -73,7 +73,8 @@ class Life:
         raise AssertionError(f"not within {DEADLINE_S:g} s: {what}\n{self.kubectl('get', 'infsvc,pods', '-oyaml')}")
 
     async def until_ready(self) -> None:
-        await self.until(lambda: self.condition("Ready").get("status") == "True", "Ready")
+        """Also after a change, while Ready stays True: nothing goes on any more."""
+        await self.until(lambda: self.condition("Ready").get("reason") == "AllReplicasReady", "AllReplicasReady")
 
     async def writes(self, seconds: float) -> list[audit.AuditedRequest]:
         """What operator and gateway write in that time, and the node of this service, but for leases and heartbeats.

@@ -200,13 +200,19 @@ class Rig:
         ]
 
     async def until_condition(self, kind: str, status: str = "True", name: str = "tiny", **wanted: str) -> Json:
-        """Wait for a condition with that status, and with that reason if one is named."""
+        """Wait for a condition with that status, and with that reason if one is named.
+
+        Ready without a reason: when nothing goes on any more, since it is True during a rollout too.
+        """
 
         async def look() -> Json | None:
             found = await self.status(name)
-            for condition in found.get("conditions") or ():
+            conditions: list[Json] = found.get("conditions") or []
+            settled = not {c["type"] for c in conditions} & {"Reconciling", "Stalled"}
+            for condition in conditions:
                 matches = all(condition[field] == value for field, value in wanted.items())
-                if condition["type"] == kind and condition["status"] == status and matches:
+                ends = settled or bool(wanted) or (kind, status) != ("Ready", "True")
+                if condition["type"] == kind and condition["status"] == status and matches and ends:
                     return dict(condition)
             return None
 

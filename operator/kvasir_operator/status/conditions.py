@@ -1,7 +1,8 @@
 """Conditions from a summary and the faults beside it.
 
-Ready is always present. Reconciling, Stalled and faults are present only while True, since generic tools take any False
-for an illness. A transition time changes only with the status of its condition.
+Ready is always present. It is also True beside Reconciling or Stalled while a rollout goes on and a replica serves.
+Reconciling, Stalled and faults are present only while True, since generic tools take any False for an illness. A
+transition time changes only with the status of its condition.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from kvasir_operator.status.summary import Summary
 
 def conditions(found: StatusInputs, answer: Summary) -> list[Condition]:
     """All conditions, Ready first."""
-    ready = answer.mode == "ready"
+    ready = answer.mode == "ready" or (found.rolling_out and bool(found.serving))
     made = [_condition(found, names.CONDITION_READY, answer.reason, answer.message, true=ready)]
     if answer.mode == "reconciling":
         made.append(_condition(found, names.CONDITION_RECONCILING, answer.reason, answer.message))
@@ -37,7 +38,10 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
     if worse := _worse(found):
         yield names.CONDITION_DEGRADED, worse[0][0], "; ".join(message for _, message in worse)
     if most := _at_max(found):
-        message = f"the load asks for more than spec.autoscaling.maxReplicas {most}; status.autoscaling says how many"
+        message = (
+            f"the load requires more than spec.autoscaling.maxReplicas {most}: status.autoscaling.rawReplicas of them; "
+            "raise maxReplicas to serve it"
+        )
         yield names.CONDITION_SCALING_AT_MAX, "MaximumReached", message
     if found.missing:
         yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(found.missing)}"

@@ -77,6 +77,16 @@ class StatusInputs:
         return sum(r.live and r.phase != "draining" and r.revision != self.current for r in self.seen.replicas)
 
     @property
+    def rolling_out(self) -> bool:
+        """Whether the spec's revision has not replaced the one before yet. A service whose name another one holds does
+        not count: clients do not reach it."""
+        if self.fault_reason == "NameConflict":
+            return False
+        good = self.seen.status.rollout.last_good_revision
+        given_up = self.rollout is not None and bool(self.rollout.rolled_back)
+        return bool(self.outdated) or given_up or good not in ("", self.current)
+
+    @property
     def minimum(self) -> int:
         """Replicas without which the service is not what the spec asks for."""
         scaling = self.seen.spec.autoscaling

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvasir_api import names
+from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 
@@ -13,8 +14,8 @@ Mode = Literal["ready", "reconciling", "stalled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One answer. mode ready: Ready=True and nothing else; reconciling and stalled: Ready=False beside that
-    condition."""
+    """One answer. mode ready: Ready=True and nothing else; reconciling and stalled: that condition, and Ready=True only
+    while another revision's replicas serve meanwhile."""
 
     mode: Mode
     reason: str
@@ -131,7 +132,7 @@ def _rolling_out(found: StatusInputs) -> Summary | None:
     return _reconciling(
         "RollingOut",
         f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}, "
-        f"{found.outdated} still of an older one{_obstacle(found)}{_way(found)}",
+        f"{found.outdated} still of an older one{_detail(found)}{_way(found)}",
     )
 
 
@@ -140,16 +141,31 @@ def _way(found: StatusInputs) -> str:
     return f"; {found.rollout.why}" if found.rollout is not None and found.rollout.why else ""
 
 
-def _obstacle(found: StatusInputs) -> str:
-    """What keeps a replica of the current revision from getting ready, if that is known."""
+def _detail(found: StatusInputs) -> str:
+    """What keeps a replica of the current revision from being ready, or what it does on its way there."""
     stuck = next((r for r in found.updated if r.phase in ("failed", "unschedulable")), None)
-    return f"; {stuck.name}: {stuck.last_words}" if stuck else ""
+    if stuck is not None:
+        return f"; {stuck.name}: {stuck.last_words}"
+    return _start(found)
+
+
+def _start(found: StatusInputs) -> str:
+    """What the replica of the current revision does that is nearest to ready; empty without one that starts."""
+    if loads := _loading(found):
+        return f"; {loads.name} loads the model"
+    begins = next((r for r in found.updated if r.phase == "starting"), None)
+    return f"; {begins.name} waits for its container" if begins is not None else ""
+
+
+def _loading(found: StatusInputs) -> Replica | None:
+    """A replica whose container runs loads the model, also while it is too busy to report that."""
+    return next((r for r in found.updated if r.phase == "loading" or (r.phase == "starting" and r.started_at)), None)
 
 
 def _minimum(found: StatusInputs) -> Summary | None:
     if found.updated_ready < found.minimum:
         return None
-    message = f"{found.updated_ready} of {_replicas(found.wanted)} ready, the others are on their way"
+    message = f"{found.updated_ready} of {_replicas(found.wanted)} ready{_detail(found)}"
     return Summary(mode="ready", reason="MinimumAvailable", message=message)
 
 
@@ -165,10 +181,9 @@ def _why_not_ready(found: StatusInputs) -> Summary:
     if refused := found.refused_pods:
         return _reconciling("Scaling" if found.updated_ready else "MinimumNotAvailable", f"{how_many}; {refused}")
     if found.updated_ready:
-        return _reconciling("Scaling", how_many)
-    if loading := found.first("loading"):
-        return _reconciling("ModelLoading", f"{how_many}; {loading.name} loads the model")
-    return _reconciling("MinimumNotAvailable", how_many)
+        return _reconciling("Scaling", f"{how_many}{_start(found)}")
+    reason = "ModelLoading" if _loading(found) else "MinimumNotAvailable"
+    return _reconciling(reason, f"{how_many}{_start(found)}")
 
 
 OUT_OF_MEMORY_TIMES: Final = 3

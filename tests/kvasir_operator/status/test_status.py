@@ -15,6 +15,7 @@ from kvasir_api import names
 from kvasir_api.state import KvState, MeasuredRates, RuntimeState, StartupSeconds
 from kvasir_api.status import AutoscalingStatus, ColdStart, InferenceServiceStatus
 from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.observed.service import Revision
 from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.progress import overdue, progress
 
@@ -34,8 +35,11 @@ def message(found, kind="Ready"):
 
 
 READY = replica("ready")
+LOADING = replica("loading")
+RUNNING = replica("starting", started_at=5.0)
 FAILED = replica("failed", name="bad", last_words="exit code 137, OOMKilled")
 UNPLACED = replica("unschedulable", name="big", last_words="0/1 nodes are available")
+KEPT = Revision(id="old", number=1, inputs={}, template={})
 REFUSED = replica("failed", name="bad", refusal="/models/x has no config.json")
 TOO_SMALL = replica("failed", name="bad", refusal="TooSmall: weights 15 GiB against 4 GiB usable")
 OLD = replica("ready", revision="old", name="old")
@@ -50,7 +54,7 @@ OLD = replica("ready", revision="old", name="old")
         (findings(replica("loading")), "ModelLoading", {"Reconciling"}),
         (findings(READY, wanted=2), "Scaling", {"Reconciling"}),
         (findings(READY, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready"}),
-        (findings(READY, OLD), "RollingOut", {"Reconciling"}),
+        (findings(READY, OLD), "RollingOut", {"Ready", "Reconciling"}),
         (findings(READY, replica("draining", revision="old", name="old")), "AllReplicasReady", {"Ready"}),
         (findings(FAILED), "CrashLooping", {"Reconciling"}),
         (findings(READY, FAILED, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
@@ -59,16 +63,16 @@ OLD = replica("ready", revision="old", name="old")
         (findings(READY, UNPLACED, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready", "CapacityLimited"}),
         (findings(REFUSED), "ModelLoadFailed", {"Stalled"}),
         (findings(TOO_SMALL), "TooSmall", {"Stalled"}),
-        (findings(REFUSED, OLD), "ModelLoadFailed", {"Stalled", "Degraded"}),
+        (findings(REFUSED, OLD), "ModelLoadFailed", {"Ready", "Stalled", "Degraded"}),
         (findings(REFUSED, READY, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
         (findings(replica("loading"), overdue=True), "ProgressDeadlineExceeded", {"Stalled"}),
         (findings(READY, trouble="no answer"), "Progressing", {"Reconciling"}),
         (findings(READY, trouble="forbidden", trouble_reason="Forbidden"), "Forbidden", {"Stalled"}),
         (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
         (findings(blocked=("Service/tiny",)), "Progressing", {"Reconciling"}),
-        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")), "RollingOut", {"Reconciling"}),
-        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")), "RolloutHeld", {"Reconciling"}),
-        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")), "RolloutPaused", {"Reconciling"}),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")), "RollingOut", {"Ready", "Reconciling"}),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")), "RolloutHeld", {"Ready", "Reconciling"}),
+        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")), "RolloutPaused", {"Ready", "Reconciling"}),
         (
             findings(
                 OLD,
@@ -77,10 +81,15 @@ OLD = replica("ready", revision="old", name="old")
                 rollout=RolloutTarget(revision="old", phase="RolledBack", rolled_back="new"),
             ),
             "RolledBack",
-            {"Stalled"},
+            {"Ready", "Stalled"},
         ),
-        (findings(OLD, current="", fault_reason="InvalidSpec", fault_message="spec.x"), "InvalidSpec", {"Stalled"}),
+        (findings(OLD, current="", fault_reason="InvalidSpec", fault_message="spec.x"), "InvalidSpec", {"Ready", "Stalled"}),
         (findings(current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
+        # clients do not reach a service whose name another one holds
+        (findings(OLD, current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
+        # a rollout in which no replica serves
+        (findings(LOADING, replica("loading", revision="old", name="old")), "RollingOut", {"Reconciling"}),
+        (findings(REFUSED), "ModelLoadFailed", {"Stalled"}),
     ],
 )
 def test_what_is_said_in_each_situation(found, reason, true):
@@ -102,6 +111,20 @@ def test_what_is_said_in_each_situation(found, reason, true):
         ),
         (findings(UNPLACED), "0 of 1 replica ready; big: 0/1 nodes are available"),
         (findings(FAILED), "0 of 1 replica ready; bad fails: exit code 137, OOMKilled"),
+        (findings(LOADING), "0 of 1 replica ready; pod loads the model"),
+        # too busy with it to answer the operator
+        (findings(RUNNING), "0 of 1 replica ready; pod loads the model"),
+        (findings(replica("starting")), "0 of 1 replica ready; pod waits for its container"),
+        (findings(), "0 of 1 replica ready"),
+        (findings(READY, replica("loading", name="b"), wanted=2), "1 of 2 replicas ready; b loads the model"),
+        (
+            findings(READY, replica("loading", name="b"), wanted=2, obj=service(**ELASTIC)),
+            "1 of 2 replicas ready; b loads the model",
+        ),
+        (
+            findings(LOADING, OLD),
+            "0 of 1 replica ready in revision new, 1 still of an older one; pod loads the model",
+        ),
         (
             findings(replica("loading"), overdue=True),
             "no progress for 1800 s: 0 of 1 replica ready; pod loads the model",
@@ -117,6 +140,32 @@ def again(found, *replicas, now=LATER, **fields):
     status, _ = compose(found)
     obj = service(generation=3) | {"status": document(status)}
     return findings(*replicas, obj=obj, now=now, **fields)
+
+
+def test_ready_stays_true_from_the_first_old_replica_to_the_last_new_one():
+    """In place with two replicas: the old ones leave one by one, and in between one serves alone."""
+    done = findings(OLD, replica("ready", revision="old", name="old-2"), current="old", asked="old", wanted=2)
+    leaves = {"revision": "old", "name": "old"}
+    steps = [
+        (replica("draining", **leaves), replica("ready", revision="old", name="old-2"), LOADING),
+        (READY, replica("draining", revision="old", name="old-2")),
+        (READY, replica("loading", name="b")),
+        (READY, replica("ready", name="b")),
+    ]
+    told, found = [], done
+    for replicas in steps:
+        found = again(found, *replicas, asked="new", wanted=2)
+        found = replace(found, seen=replace(found.seen, revisions=(KEPT,)))
+        ready = compose(found)[0].conditions[0]
+        told.append((ready.status, ready.reason, ready.last_transition_time))
+    assert told == [
+        ("True", "RollingOut", NOW),
+        ("True", "Scaling", NOW),
+        ("True", "Scaling", NOW),
+        ("True", "AllReplicasReady", NOW),
+    ]
+    lost = compose(again(found, READY, asked="new", wanted=2))[0].conditions[0]
+    assert (lost.status, lost.reason) == ("False", "Scaling"), "the rollout is over"
 
 
 def test_transition_time_moves_with_the_status_alone():
@@ -281,7 +330,7 @@ def test_every_status_keeps_the_rules_of_generic_tools(found):
     ("change", "breach"),
     [
         ({"type": "Stalled"}, "Reconciling beside Stalled"),
-        ({"type": "Ready"}, "Ready beside Reconciling or Stalled"),
+        ({"type": "Ready"}, "Ready without a replica that serves"),
         ({"type": "Degraded", "status": "False"}, "Degraded is there though it is not True"),
         ({"type": "Degraded", "reason": "Unheard"}, "Degraded has a reason that is not published"),
         ({"type": "Degraded", "observedGeneration": 4}, "Degraded is of a generation that is yet to come"),
