@@ -8,6 +8,7 @@ from fakes.manifests import service
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.diff import contains, diff
+from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -25,7 +26,7 @@ def world(obj=None, made=()):
         obj or service(resources={"cpu": "2000m"}),
         revisions=by_kind("ControllerRevision"),
         deployments=by_kind("Deployment"),
-        replicas=(),
+        replicas=(Replica(name="pod"),),
         svc=next(iter(by_kind("Service")), None),
         guards=[*by_kind("PodDisruptionBudget"), *by_kind("NetworkPolicy")],
     )

@@ -108,14 +108,14 @@ def children(
     seen: Observed, current: Revision, counts: Mapping[str, int], settings: OperatorSettings
 ) -> tuple[Json, ...]:
     """All manifests that ought to exist. counts: replicas by revision; the current one's workload exists even with
-    none."""
+    none. The budget follows the first pod: the disruption controller emits an event about one that matches no pod."""
     workloads = []
     for id_, count in counts.items():
         revision = current if id_ == current.id else seen.revision(id_)
         if revision is not None:
             workloads.append(deployment(seen, revision, count))
-    guards = (disruption_budget(seen), network_policy(seen, settings))
-    return (svc(seen), *guards, controller_revision(seen, current), *workloads)
+    budget = (disruption_budget(seen),) if seen.replicas else ()
+    return (svc(seen), *budget, network_policy(seen, settings), controller_revision(seen, current), *workloads)
 
 
 def _all_replicas(seen: Observed) -> dict[str, str]:

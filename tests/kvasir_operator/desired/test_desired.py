@@ -13,6 +13,7 @@ from kvasir_operator.desired.revision import inputs, revision_id, surplus
 from kvasir_operator.desired.source import allowed, model_source
 from kvasir_operator.desired.template import cores, template
 from kvasir_operator.desired.validation import violation
+from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Revision, observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -193,8 +194,20 @@ def test_threads_follow_cores(quantity, threads):
     assert cores(quantity) == threads
 
 
+def with_pod(found):
+    return replace(found, replicas=(Replica(name="pod", revision="any"),))
+
+
+def test_a_budget_waits_for_the_first_pod():
+    world = seen()
+    current = current_revision(world, SETTINGS)
+    kinds = [[m["kind"] for m in children(w, current, {}, SETTINGS)] for w in (world, with_pod(world))]
+    assert kinds[0] == ["Service", "NetworkPolicy", "ControllerRevision"]
+    assert kinds[1] == ["Service", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision"]
+
+
 def test_children_belong_to_the_service_and_to_nobody_else():
-    world = seen(service(name="a" * 52))
+    world = with_pod(seen(service(name="a" * 52)))
     current = current_revision(world, SETTINGS)
     made = children(world, current, {current.id: 2}, SETTINGS)
     assert [m["kind"] for m in made] == [
@@ -216,7 +229,7 @@ def test_children_belong_to_the_service_and_to_nobody_else():
 
 
 def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
-    world = seen()
+    world = with_pod(seen())
     current = current_revision(world, SETTINGS)
     found = children(world, current, {}, replace(SETTINGS, system_namespace="home"))
     made = {manifest["kind"]: manifest.get("spec", {}) for manifest in found}

