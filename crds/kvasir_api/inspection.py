@@ -54,6 +54,11 @@ class Prediction:
     prefill_tokens_per_s: float = 0.0
     message: str = ""
 
+    @property
+    def known(self) -> bool:
+        """Whether kv_tokens and requests are a forecast; 0 of them is one too."""
+        return self.verdict != "Unknown"
+
 
 def encode(facts: ModelFacts) -> bytes:
     """Compact JSON. Raises ValueError when it is too long to be anybody's last words."""

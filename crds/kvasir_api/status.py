@@ -1,6 +1,7 @@
 """The status of an InferenceService: what the operator observed, as pydantic models. Written by the operator alone.
 
-Numbers are rounded, so that it changes rarely.
+Numbers are rounded, so that it changes rarely. What has no value is absent: a number that is not known is None, while 0
+is a count. An empty text, list or object has no value either, and is not written.
 """
 
 from typing import Final, Literal
@@ -77,11 +78,11 @@ class ModelStatus(CrdObject):
     uri: str = option("", "The model that was looked at.", max_length=1024)
     inspected_at: str = option("", "When it was looked at, RFC 3339.", max_length=64)
     architecture: str = option(
-        "", "Architecture that its config names; empty when it could not be read.", max_length=128
+        "", "Architecture that its config names; absent when it could not be read.", max_length=128
     )
-    parameters: int = option(0, "Number of its weights; 0 when not known.", ge=0, le=MOST)
+    parameters: int | None = option(None, "Number of its weights; absent when not known.", ge=0, le=MOST)
     facts: str = option("", "Sizes from its config as JSON, of which forecasts are made.", max_length=4096)
-    message: str = option("", "Why it could not be read; empty when it was.", max_length=1024)
+    message: str = option("", "Why it could not be read; absent when it was.", max_length=1024)
 
 
 class ClassForecast(CrdObject):
@@ -89,30 +90,38 @@ class ClassForecast(CrdObject):
 
     name: str = option(..., "Name of the class.", max_length=253)
     fit: Literal["Fits", "TooSmall", "Unknown"] = option(..., "Whether the model fits one device of it.")
-    kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0, le=MOST)
-    requests: int = option(
-        0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
+    kv_tokens: int | None = option(None, "KV cache of one replica as forecast.", unit="tokens", ge=0, le=MOST)
+    requests: int | None = option(
+        None, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
     )
-    stream_tokens_per_second: int = option(0, "Decoded at best for a request alone.", unit="tokens/s", ge=0, le=MOST)
-    batch_tokens_per_second: int = option(
-        0, "Decoded at best while requests fill the cache.", unit="tokens/s", ge=0, le=MOST
+    stream_tokens_per_second: int | None = option(
+        None, "Decoded at best for a request alone.", unit="tokens/s", ge=0, le=MOST
+    )
+    batch_tokens_per_second: int | None = option(
+        None, "Decoded at best while requests fill the cache.", unit="tokens/s", ge=0, le=MOST
     )
 
 
 class Capacity(CrdObject):
     """What one replica can hold: as forecast from the model's config, and as measured."""
 
-    fit: Literal["", "Fits", "TooSmall", "Unknown"] = option(
-        "", "Whether the model fits the memory that was asked for; empty where nobody looked."
+    fit: Literal["Fits", "TooSmall", "Unknown"] | None = option(
+        None, "Whether the model fits the memory of the spec; absent where its config was not read."
     )
     message: str = option("", "The numbers of the forecast, or why there are none.", max_length=1024)
-    predicted_weights_bytes: int = option(0, "Weights of one replica as forecast.", unit="bytes", ge=0, le=MOST)
-    predicted_kv_tokens: int = option(0, "KV cache of one replica as forecast.", unit="tokens", ge=0, le=MOST)
-    predicted_requests: int = option(
-        0, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
+    predicted_weights_bytes: int | None = option(
+        None, "Weights of one replica as forecast.", unit="bytes", ge=0, le=MOST
     )
-    measured_percent: int = option(
-        0, "kvTokens in percent of predictedKvTokens; 0 while either is not known.", unit="percent", ge=0, le=MOST
+    predicted_kv_tokens: int | None = option(None, "KV cache of one replica as forecast.", unit="tokens", ge=0, le=MOST)
+    predicted_requests: int | None = option(
+        None, "Requests of the longest length that it would hold at once.", unit="requests", ge=0, le=MOST
+    )
+    measured_percent: int | None = option(
+        None,
+        "kvTokens in percent of predictedKvTokens; absent while either is not known.",
+        unit="percent",
+        ge=0,
+        le=MOST,
     )
     classes: list[ClassForecast] = Field(
         [],
@@ -120,27 +129,27 @@ class Capacity(CrdObject):
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    kv_tokens: int = option(0, "KV cache of one ready replica as measured.", unit="tokens", ge=0, le=MOST)
-    prefill_tokens_per_second: int = option(
-        0, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0, le=MOST
+    kv_tokens: int | None = option(None, "KV cache of one ready replica as measured.", unit="tokens", ge=0, le=MOST)
+    prefill_tokens_per_second: int | None = option(
+        None, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0, le=MOST
     )
-    predicted_prefill_tokens_per_second: int = option(
-        0, "Prompts at best, by the class's compute.", unit="tokens/s", ge=0, le=MOST
+    predicted_prefill_tokens_per_second: int | None = option(
+        None, "Prompts at best, by the class's compute.", unit="tokens/s", ge=0, le=MOST
     )
-    predicted_stream_tokens_per_second: int = option(
-        0, "Decoded at best for a request alone.", unit="tokens/s", ge=0, le=MOST
+    predicted_stream_tokens_per_second: int | None = option(
+        None, "Decoded at best for a request alone.", unit="tokens/s", ge=0, le=MOST
     )
-    predicted_batch_tokens_per_second: int = option(
-        0, "Decoded at best while requests fill the cache.", unit="tokens/s", ge=0, le=MOST
+    predicted_batch_tokens_per_second: int | None = option(
+        None, "Decoded at best while requests fill the cache.", unit="tokens/s", ge=0, le=MOST
     )
-    stream_tokens_per_second: int = option(
-        0, "Decoded for each request, as last measured.", unit="tokens/s", ge=0, le=MOST
+    stream_tokens_per_second: int | None = option(
+        None, "Decoded for each request, as last measured.", unit="tokens/s", ge=0, le=MOST
     )
-    batch_tokens_per_second: int = option(
-        0, "Decoded by one replica, as last measured.", unit="tokens/s", ge=0, le=MOST
+    batch_tokens_per_second: int | None = option(
+        None, "Decoded by one replica, as last measured.", unit="tokens/s", ge=0, le=MOST
     )
-    decode_percent: int = option(
-        0, "Measured speed against what compute allows for just those batches.", unit="percent", ge=0, le=MOST
+    decode_percent: int | None = option(
+        None, "Measured speed against what compute allows for just those batches.", unit="percent", ge=0, le=MOST
     )
     slow_replicas: list[Name] = option(
         [], "Ready replicas slower than the class's degradedBelowPercent.", max_length=16
@@ -198,13 +207,13 @@ class RolloutStatus(CrdObject):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     rolled_back_revision: str = option("", "Revision that was given up for the last good one.", max_length=253)
-    phase: Literal["", "Progressing", "Canary", "Held", "Paused", "RolledBack"] = option(
-        "", "Where the rollout stands; empty when there is none."
+    phase: Literal["Progressing", "Canary", "Held", "Paused", "RolledBack"] | None = option(
+        None, "Where the rollout stands; absent when there is none."
     )
-    strategy: Literal["", "Surge", "InPlace", "BlueGreen"] = option(
-        "", "How replicas are replaced now: InPlace under the strategy Surge while no accelerator can be spared."
+    strategy: Literal["Surge", "InPlace", "BlueGreen"] | None = option(
+        None, "How replicas are replaced now: InPlace under the strategy Surge while no accelerator can be spared."
     )
-    step: int = option(0, "Step of the canary, from 1.", ge=0, le=MOST)
+    step: int | None = option(None, "Step of the canary, from 1.", ge=0, le=MOST)
     step_since: str = option("", "When the replicas of the step were ready, RFC 3339.", max_length=64)
     message: str = option("", "Why the rollout stands where it does.", max_length=1024)
 

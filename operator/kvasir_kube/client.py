@@ -168,11 +168,13 @@ class Client:
             content_type="application/apply-patch+yaml",
         )
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str, subresource: str = ""
+    ) -> Json:
         """JSON merge patch; None removes a field."""
         return await self._call(
             "PATCH",
-            kind.path(namespace, name),
+            kind.path(namespace, name, subresource),
             query={"fieldManager": manager},
             body=patch,
             content_type="application/merge-patch+json",

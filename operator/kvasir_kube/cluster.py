@@ -50,8 +50,10 @@ class Cluster(Protocol):
         """Server-side apply of our whole intent, taking over fields that others own."""
         ...
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
-        """JSON merge patch; None removes a field."""
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str, subresource: str = ""
+    ) -> Json:
+        """JSON merge patch; None removes a field, whoever owns it."""
         ...
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:

@@ -42,10 +42,12 @@ class ClusterInterceptor:
         await self._before(writes=True)
         return await self._cluster.apply(kind, obj, manager=manager, subresource=subresource)
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str, subresource: str = ""
+    ) -> Json:
         """As of `Cluster`."""
         await self._before(writes=True)
-        return await self._cluster.merge(kind, namespace, name, patch, manager=manager)
+        return await self._cluster.merge(kind, namespace, name, patch, manager=manager, subresource=subresource)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:
         """As of `Cluster`."""

@@ -45,6 +45,23 @@ def diff(seen: Observed, wanted: Iterable[Json], surplus_revisions: Iterable[str
     return (*applies, *deletes)
 
 
+def removals(found: Json, wanted: Json) -> Json:
+    """A JSON merge patch that leaves wanted of found, where found has more: None for a field that is to go.
+
+    Empty when found has nothing but what is wanted.
+    """
+    patch: Json = {}
+    for name, value in found.items():
+        if name not in wanted:
+            patch[name] = None
+        elif isinstance(value, dict) and isinstance(wanted[name], dict):
+            if inner := removals(value, wanted[name]):
+                patch[name] = inner
+        elif isinstance(value, list) and value != wanted[name]:
+            patch[name] = wanted[name]
+    return patch
+
+
 def contains(found: Any, wanted: Any, parent: str = "") -> bool:
     """Whether everything in wanted is in found; lists must be equal in length, quantities are compared by value."""
     if isinstance(wanted, dict):

@@ -62,7 +62,7 @@ async def test_a_model_that_is_too_small_for_its_class_gets_no_replica_until_ano
     assert (status["capacity"]["predictedKvTokens"], status["capacity"]["predictedRequests"]) == (27776, 1)
 
     async def measured():
-        return (await rig.status())["capacity"]["measuredPercent"] == 4  # the stub's 1000 tokens
+        return (await rig.status())["capacity"].get("measuredPercent") == 4  # the stub's 1000 tokens
 
     await rig.until(measured, lambda: rig.dump("tiny"))
     assert len(rig.kubelet.looked) == 1
@@ -161,7 +161,7 @@ async def test_the_forecast_is_what_a_real_replica_holds(real, installed):
     cluster.apply(namespace, resources={"cpu": "1", "memory": "2Gi"})
     await cluster.until("Ready", "True", reason="AllReplicasReady")
     deadline = time.monotonic() + DEADLINE_S
-    while not (status := await cluster.until("Ready", "True"))["capacity"]["measuredPercent"]:
+    while not (status := await cluster.until("Ready", "True"))["capacity"].get("measuredPercent"):
         assert time.monotonic() < deadline, status
         await asyncio.sleep(0.05)
     assert status["capacity"]["fit"] == "Fits"

@@ -24,7 +24,7 @@ async def phase(rig, wanted):
 
     async def look():
         found = (await rig.status()).get("rollout", {})
-        return found if found.get("phase") == wanted else None
+        return found if found.get("phase", "") == wanted else None
 
     return await rig.until(look, lambda: f"phase {wanted}: {rig.dump('tiny')}")
 
@@ -48,7 +48,7 @@ async def test_a_canary_serves_is_judged_and_goes_on(rig):
     await rig.until_condition("Reconciling", reason="RollingOut")
 
     async def waits_for_requests():
-        return "waits for 10 answered requests" in (await rig.status())["rollout"]["message"]
+        return "waits for 10 answered requests" in (await rig.status())["rollout"].get("message", "")
 
     await rig.until(waits_for_requests, lambda: rig.dump("tiny"))
     await rig.until_pods(3, revision=old)
@@ -185,7 +185,7 @@ async def strategy(rig, wanted, words):
 
     async def look():
         found = (await rig.status()).get("rollout", {})
-        return found if found.get("strategy") == wanted and words in found["message"] else None
+        return found if found.get("strategy", "") == wanted and words in found.get("message", "") else None
 
     return await rig.until(look, lambda: f"strategy {wanted!r}, {words!r}: {rig.dump('tiny')}")
 

@@ -152,8 +152,12 @@ async def test_a_forged_status_changes_nothing_and_is_corrected(rig):
         "conditions": [
             {**true["conditions"][0], "status": "False", "reason": "InvalidSpec", "message": "lies"},
         ],
-        "rollout": {"currentRevision": "0000000000", "lastGoodRevision": "0000000000"},
+        "rollout": {"currentRevision": "0000000000", "lastGoodRevision": "0000000000", "step": 9, "message": "lies"},
+        "coldStart": {"seconds": 9},
+        "autoscaling": {"desiredReplicas": 9, "message": "lies"},
     }
+    assert not {"autoscaling"} & set(true)
+    assert not {"step", "message"} & set(true["rollout"])
     patch = json.dumps({"status": lie})
     where = ("infsvc", "tiny", f"--namespace={rig.namespace}", "--subresource=status", "--type=merge", "-p", patch)
     kubectl(rig.control, "patch", *where)
@@ -163,7 +167,8 @@ async def test_a_forged_status_changes_nothing_and_is_corrected(rig):
         same = ("replicas", "readyReplicas", "desiredReplicas")
         revision = now.get("rollout", {}).get("currentRevision") == true["rollout"]["currentRevision"]
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in now.get("conditions", ()))
-        return all(now.get(name) == true[name] for name in same) and revision and ready
+        lies = "lies" in json.dumps(now) or "autoscaling" in now or "step" in now["rollout"]
+        return all(now.get(name) == true[name] for name in same) and revision and ready and not lies
 
     await rig.until(corrected, lambda: rig.dump("tiny"))
     await rig.heard()

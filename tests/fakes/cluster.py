@@ -30,9 +30,10 @@ def merged(old: Any, new: Any) -> Any:
 
 class FakeCluster:
     """Objects by plural and key. `writes` lists every write; `errors` are what the next calls of a
-    verb raise, None for a call that goes well."""
+    verb raise, None for a call that goes well. `owned_by_others`: fields of statuses that applying does not remove."""
 
     def __init__(self) -> None:
+        self.owned_by_others: dict[str, Json] = {}
         self.objects: dict[str, dict[Key, Json]] = {}
         self.writes: list[tuple[str, str, Key]] = []
         self.errors: dict[str, list[KubeError | None]] = {}
@@ -104,18 +105,21 @@ class FakeCluster:
             raise NotFoundError(f"{key(obj)} not found", status=404)
         self.writes.append((f"apply{'/' + subresource if subresource else ''}", kind.plural, key(obj)))
         if subresource and old is not None:
-            changed = {**old, subresource: copy.deepcopy(obj[subresource])}
+            others = self.owned_by_others.get(kind.plural, {})
+            changed = {**old, subresource: merged(others, obj[subresource])}
             assert kind is not INFERENCE_SERVICE or breaches(changed) == []
             return await self._store(kind, changed)
         return await self._store(kind, merged(old or {}, obj))
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str) -> Json:
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str, subresource: str = ""
+    ) -> Json:
         self._raise("merge")
         old = await self.get(kind, namespace, name)
         version = patch.get("metadata", {}).get("resourceVersion")
         if version is not None and version != old["metadata"]["resourceVersion"]:
             raise ConflictError(f"{name} has been modified", status=409)
-        self.writes.append(("merge", kind.plural, (namespace, name)))
+        self.writes.append((f"merge{'/' + subresource if subresource else ''}", kind.plural, (namespace, name)))
         return await self._store(kind, merged(old, patch))
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:

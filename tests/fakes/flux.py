@@ -45,7 +45,7 @@ def _of(condition: Json, generation: int) -> list[str]:
         ("is there though it is not True", kind != "Ready" and condition["status"] != "True"),
         ("has a reason that is not published", condition["reason"] not in names.REASONS),
         ("is of a generation that is yet to come", condition["observedGeneration"] > generation),
-        ("has no words", not condition["message"]),
+        ("has no words", not condition.get("message")),
         ("has no time", datetime.fromisoformat(condition["lastTransitionTime"]).tzinfo is None),
     ]
     return [f"{kind} {sentence}" for sentence, broken in said if broken]

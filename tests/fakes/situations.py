@@ -11,9 +11,11 @@ from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.observed.service import observed
+from kvasir_operator.status.compose import compose, document
 from kvasir_operator.status.inputs import StatusInputs
 
 NOW = "2026-01-01T12:00:00Z"
+LATER = "2026-01-01T12:05:00Z"
 ELASTIC = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 PHASES = ("starting", "loading", "ready", "draining", "failed", "unschedulable")
 READINGS = (
@@ -48,6 +50,13 @@ def findings(*replicas: Replica, obj: Any = None, now: str = NOW, **fields: Any)
     """A service of generation 3 with these pods, of which one is wanted."""
     seen = observed(obj or service(generation=3), revisions=(), deployments=(), replicas=replicas, svc=None)
     return StatusInputs(**{"seen": seen, "now": now, "current": "new", "wanted": 1, **fields})
+
+
+def again(found: StatusInputs, *replicas: Replica, now: str = LATER, **fields: Any) -> StatusInputs:
+    """The next findings, after the status of these was written."""
+    status, _ = compose(found)
+    obj = service(generation=3) | {"status": document(status)}
+    return findings(*replicas, obj=obj, now=now, **fields)
 
 
 @st.composite

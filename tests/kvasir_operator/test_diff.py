@@ -7,7 +7,7 @@ import pytest
 from fakes.manifests import service
 from kvasir_operator.desired.children import children
 from kvasir_operator.desired.current import current_revision
-from kvasir_operator.diff import contains, diff
+from kvasir_operator.diff import contains, diff, removals
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -70,6 +70,21 @@ def test_workloads_without_a_wish_and_surplus_revisions_are_deleted():
         ("delete", "Deployment", f"uid-{name}"),
         ("delete", "ControllerRevision", f"uid-{name}"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("found", "want", "patch"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1, "b": 2}, {"a": 1}, {"b": None}),
+        ({"a": {"b": 1, "c": {}}, "d": 0}, {"a": {"b": 1}, "d": 0}, {"a": {"c": None}}),
+        ({"a": [{"x": 1}, {"x": 2}]}, {"a": [{"x": 1}]}, {"a": [{"x": 1}]}),
+        # what is missing is left to the apply
+        ({}, {"a": 1}, {}),
+    ],
+)
+def test_what_others_wrote_is_taken_away(found, want, patch):
+    assert removals(found, want) == patch
 
 
 @pytest.mark.parametrize(

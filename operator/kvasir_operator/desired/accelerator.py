@@ -95,10 +95,10 @@ def forecasts(seen: Observed) -> tuple[ClassForecast, ...]:
         ClassForecast(
             name=name,
             fit=judged.verdict,
-            kv_tokens=judged.kv_tokens,
-            requests=judged.requests,
-            stream_tokens_per_second=two_digits(judged.stream_tokens_per_s),
-            batch_tokens_per_second=two_digits(judged.batch_tokens_per_s),
+            kv_tokens=judged.kv_tokens if judged.known else None,
+            requests=judged.requests if judged.known else None,
+            stream_tokens_per_second=two_digits(judged.stream_tokens_per_s) or None,
+            batch_tokens_per_second=two_digits(judged.batch_tokens_per_s) or None,
         )
         for name, judged in found
         if judged is not None

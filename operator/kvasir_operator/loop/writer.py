@@ -27,7 +27,7 @@ from kvasir_kube.kinds import (
 )
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.desired.template import owner
-from kvasir_operator.diff import Write
+from kvasir_operator.diff import Write, removals
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
@@ -99,7 +99,11 @@ class Writer:
         return []
 
     async def status(self, service: Json, status: Json) -> None:
-        """Apply the whole status. A service that is gone, or another one of the same name, is left alone."""
+        """Apply the whole status. A service that is gone, or another one of the same name, is left alone.
+
+        A field that was applied before and is absent now goes with that; one that somebody else wrote stays, so it is
+        removed by a patch.
+        """
         namespace, name = key(service)
         manifest: Json = {
             "metadata": {"namespace": namespace, "name": name, "uid": service["metadata"]["uid"]},
@@ -109,6 +113,11 @@ class Writer:
             written = await self._cluster.apply(
                 INFERENCE_SERVICE, manifest, manager=names.STATUS_MANAGER, subresource="status"
             )
+            if left := removals(written.get("status") or {}, status):
+                patch = {"metadata": {"uid": service["metadata"]["uid"]}, "status": left}
+                written = await self._cluster.merge(
+                    INFERENCE_SERVICE, namespace, name, patch, manager=names.STATUS_MANAGER, subresource="status"
+                )
         except (NotFoundError, ConflictError):
             self._store.drop(INFERENCE_SERVICE, (namespace, name), service["metadata"]["uid"])
             return

@@ -162,7 +162,7 @@ def of(replicas: Iterable[Replica]) -> RevisionTraffic:
 def _step(seen: Observed, current: str) -> int:
     """The step that status tells of, 0 when it is of another revision."""
     before = seen.status.rollout
-    return before.step if before.current_revision == current else 0
+    return (before.step or 0) if before.current_revision == current else 0
 
 
 def _others(seen: Observed, current: str) -> bool:

@@ -52,10 +52,8 @@ def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
 
 
 def document(status: InferenceServiceStatus) -> Json:
-    """Status as it is applied: everything but what is absent, so that a vanished part is given up and removed."""
-    written = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if not status.conditions:
-        del written["conditions"]
+    """Status as it is applied: whatever has a value. Server-side apply removes what had one before."""
+    written: Json = _valued(status.model_dump(mode="json", by_alias=True, exclude_none=True))
     return written
 
 
@@ -70,6 +68,14 @@ def pace_s(before: Json, after: Json) -> float:
     if known == told and decisions[0] == decisions[1]:
         return COUNTERS_S
     return NUMBERS_S if _settled(known) == _settled(told) and decisions[0] == decisions[1] else 0.0
+
+
+def _valued(node: Any) -> Any:
+    """Without empty texts, lists and objects, wherever they are. A number stays: one that is not known is None."""
+    if isinstance(node, dict):
+        inner = {name: _valued(value) for name, value in node.items()}
+        return {name: value for name, value in inner.items() if value not in ("", [], {})}
+    return [_valued(item) for item in node] if isinstance(node, list) else node
 
 
 def _settled(part: Json) -> Json:
@@ -98,9 +104,9 @@ def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     return status.model_copy(
         update={
             "rolled_back_revision": head.rolled_back,
-            "phase": head.phase,
-            "strategy": head.strategy,
-            "step": head.step,
+            "phase": head.phase or None,
+            "strategy": head.strategy or None,
+            "step": head.step or None,
             "step_since": "" if head.since is None else _when(found, head),
             "message": head.why[:1024],
         }
@@ -132,18 +138,18 @@ def _capacity(found: StatusInputs) -> Capacity:
     judged = found.forecast
     if judged is None:
         return measured
-    tokens = judged.kv_tokens
+    tokens, held = judged.kv_tokens, measured.kv_tokens
     return measured.model_copy(
         update={
             "fit": judged.verdict,
             "message": judged.message[:1024],
-            "predicted_weights_bytes": judged.weights_bytes,
-            "predicted_kv_tokens": tokens,
-            "predicted_requests": judged.requests,
-            "predicted_prefill_tokens_per_second": two_digits(judged.prefill_tokens_per_s),
-            "predicted_stream_tokens_per_second": two_digits(judged.stream_tokens_per_s),
-            "predicted_batch_tokens_per_second": two_digits(judged.batch_tokens_per_s),
-            "measured_percent": _counted(100 * measured.kv_tokens / tokens) if tokens else 0,
+            "predicted_weights_bytes": judged.weights_bytes or None,
+            "predicted_kv_tokens": tokens if judged.known else None,
+            "predicted_requests": judged.requests if judged.known else None,
+            "predicted_prefill_tokens_per_second": two_digits(judged.prefill_tokens_per_s) or None,
+            "predicted_stream_tokens_per_second": two_digits(judged.stream_tokens_per_s) or None,
+            "predicted_batch_tokens_per_second": two_digits(judged.batch_tokens_per_s) or None,
+            "measured_percent": _counted(100 * held / tokens) if tokens and held else None,
             "classes": list(found.forecasts[:MAX_CLASSES]),
         }
     )
@@ -158,8 +164,8 @@ def _measured(found: StatusInputs) -> Capacity:
     rates = [reading.rates.prefill_tokens_per_s for reading in readings if reading.rates.prefill_tokens_per_s > 0]
     devices = sorted({_serving(reading) for reading in readings})
     return Capacity(
-        kv_tokens=_counted(median(reading.kv.capacity_tokens for reading in readings)),
-        prefill_tokens_per_second=two_digits(median(rates)) if rates else 0,
+        kv_tokens=_counted(median(reading.kv.capacity_tokens for reading in readings)) or None,
+        prefill_tokens_per_second=two_digits(median(rates)) if rates else None,
         device="; ".join(devices)[:253],
     )
 

@@ -58,7 +58,7 @@ def measured(found: StatusInputs) -> dict[str, Any]:
         **told,
         "stream_tokens_per_second": two_digits(median(1 / e.step_s for e in latest)),
         "batch_tokens_per_second": two_digits(median(e.rows / e.step_s for e in latest)),
-        "decode_percent": two_digits(STEP_PERCENT * round(share / STEP_PERCENT)),
+        "decode_percent": two_digits(STEP_PERCENT * round(share / STEP_PERCENT)) if found.roofline else None,
     }
 
 

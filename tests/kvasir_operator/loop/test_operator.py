@@ -336,7 +336,7 @@ async def test_killed_at_any_write_it_still_arrives(step):
     """The operator dies at its n-th apply; another one goes on from what is there."""
     bench = Bench()
     await bench.put_service(replicas=2)
-    # the writes of a first life: Service, NetworkPolicy, ControllerRevision, Deployment, status; budget and status again
+    # the writes of a first life: Service, NetworkPolicy, ControllerRevision, Deployment, status; then budget and status
     bench.cluster.errors["apply"] = [None] * (step - 1) + [KubeError("killed here")]
     died = False
     for _ in range(8):
@@ -351,6 +351,26 @@ async def test_killed_at_any_write_it_still_arrives(step):
     assert bench.reason() == "AllReplicasReady"
     assert [len(bench.cluster.objects[k.plural]) for k in (DEPLOYMENT, CONTROLLER_REVISION, SERVICE)] == [1, 1, 1]
     assert [len(bench.cluster.objects[k.plural]) for k in (DISRUPTION_BUDGET, NETWORK_POLICY)] == [1, 1]
+
+
+async def test_what_others_wrote_into_the_status_is_removed_and_not_again_and_again(bench):
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    await bench.put_pods(1)
+    await bench.turn()
+    true = bench.status()
+    lie = {"autoscaling": {"desiredReplicas": 9}, "rollout": {"rolledBackRevision": true["rollout"]["currentRevision"]}}
+    bench.cluster.owned_by_others[INFERENCE_SERVICE.plural] = lie
+    obj = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
+    rollout = {**true["rollout"], **lie["rollout"]}
+    await bench.cluster.put(INFERENCE_SERVICE, {**obj, "status": {**true, **lie, "rollout": rollout}})
+    bench.writes()
+    await bench.turn()
+    assert bench.status() == true
+    assert bench.writes() == [("apply/status", "inferenceservices"), ("merge/status", "inferenceservices")]
+    for _ in range(3):
+        await bench.turn()
+    assert bench.writes() == []
 
 
 def test_everything_that_is_watched_but_services_is_watched_by_label():

@@ -85,4 +85,4 @@ async def test_speed_costs_few_writes_and_idleness_none(bench):
 async def test_too_little_load_says_nothing(bench):
     await bench.decode(620, step_s=0.05, busy=0.02)
     assert bench.degraded == ""
-    assert bench.status()["capacity"]["streamTokensPerSecond"] == 0
+    assert "streamTokensPerSecond" not in bench.status()["capacity"]

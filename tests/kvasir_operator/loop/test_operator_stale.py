@@ -60,7 +60,7 @@ async def test_marks_of_a_pod_carry_its_uid(server, verb):
     sent = []
 
     class Listening(FakeCluster):
-        async def merge(self, kind, namespace, name, patch, *, manager):
+        async def merge(self, kind, namespace, name, patch, *, manager, subresource=""):
             sent.append(patch["metadata"]["uid"])
             return patch
 

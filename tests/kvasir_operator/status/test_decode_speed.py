@@ -108,4 +108,4 @@ def test_speed_is_told_beside_the_forecast_and_kept_while_idle() -> None:
 
 def test_speed_is_measured_where_nothing_is_possible_to_compare_with() -> None:
     status, _ = compose(found(at(72), roofline=None))
-    assert (status.capacity.stream_tokens_per_second, status.capacity.decode_percent) == (120, 0)
+    assert (status.capacity.stream_tokens_per_second, status.capacity.decode_percent) == (120, None)

@@ -5,21 +5,17 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import kvasir_operator
 from fakes.flux import breaches
 from fakes.manifests import service
-from fakes.situations import ELASTIC, NOW, findings, replica, situations
+from fakes.situations import ELASTIC, LATER, NOW, again, findings, replica, situations
 from kvasir_api import names
-from kvasir_api.state import KvState, MeasuredRates, RuntimeState, StartupSeconds
-from kvasir_api.status import AutoscalingStatus, ColdStart, InferenceServiceStatus
+from kvasir_api.state import KvState, MeasuredRates, RuntimeState
+from kvasir_api.status import AutoscalingStatus, InferenceServiceStatus
 from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.observed.service import Revision
 from kvasir_operator.status.compose import compose, document, pace_s
-from kvasir_operator.status.progress import overdue, progress
-
-LATER = "2026-01-01T12:05:00Z"
 
 
 def said(found):
@@ -150,13 +146,6 @@ def test_messages_say_what_and_how_many(found, text):
     assert message(found) == text
 
 
-def again(found, *replicas, now=LATER, **fields):
-    """The next findings, after the status of these was written."""
-    status, _ = compose(found)
-    obj = service(generation=3) | {"status": document(status)}
-    return findings(*replicas, obj=obj, now=now, **fields)
-
-
 def test_ready_stays_true_from_the_first_old_replica_to_the_last_new_one():
     """In place with two replicas: the old ones leave one by one, and in between one serves alone."""
     done = findings(OLD, replica("ready", revision="old", name="old-2"), current="old", asked="old", wanted=2)
@@ -256,54 +245,12 @@ def test_address_is_the_gateways():
     assert status.address.url == "http://127.0.0.1:8080/v1"
 
 
-def started(name, ready_at, **fields):
-    reading = RuntimeState(start=StartupSeconds(weights_s=4.3, load_s=20.4, warm_s=5.2))
-    times = {"created": 100.0, "scheduled_at": 102.0, "mounted_at": 105.0, "started_at": 110.0, "ready_at": ready_at}
-    return replica("ready", name=name, reading=reading, **{**times, **fields})
-
-
-def test_the_last_start_is_told_with_its_parts():
-    found = findings(started("a", 140.0), started("b", 145.0), started("c", 150.0, restarts=1))
-    cold = compose(found)[0].cold_start
-    assert cold == ColdStart(
-        seconds=45,
-        schedule_seconds=2,
-        weights_seconds=7,
-        image_seconds=5,
-        load_seconds=20,
-        warm_seconds=5,
-        other_seconds=6,
-    )
-    kept = compose(again(found, replica("loading")))[0].cold_start
-    assert kept == cold
-    assert compose(findings(replica("loading")))[0].cold_start is None
-    assert "coldStart" not in document(compose(findings(replica("loading")))[0])
-
-
-@given(st.lists(st.floats(0, 4000), min_size=7, max_size=7))
-def test_the_parts_of_a_start_sum_up_to_the_whole(parts):
-    fetch, load, warm = parts[3:6]  # after schedule, volumes and image; the rest is told by nobody
-    times = [100.0, *(round(100 + sum(parts[:n])) for n in (1, 2, 3, 7))]
-    reading = RuntimeState(start=StartupSeconds(weights_s=fetch, load_s=load, warm_s=warm))
-    names_ = ("created", "scheduled_at", "mounted_at", "started_at", "ready_at")
-    cold = compose(findings(replica("ready", reading=reading, **dict(zip(names_, times, strict=True)))))[0].cold_start
-    told = (cold.schedule_seconds, cold.weights_seconds, cold.image_seconds, cold.load_seconds, cold.warm_seconds)
-    assert cold.seconds <= sum(told) + cold.other_seconds <= cold.seconds + 3
-    assert cold.seconds == times[4] - 100
-
-
 def test_every_reason_is_in_the_public_list():
     phases = ["starting", "loading", "ready", "draining", "failed", "unschedulable"]
     seen = {
         said(findings(replica(p), overdue=o, wanted=w))[0] for p in phases for o in (True, False) for w in (0, 1, 2)
     }
     assert seen <= set(names.REASONS)
-
-
-def test_no_deadline_runs_while_a_rollout_stands_still_on_purpose():
-    waiting = findings(OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Paused"))
-    state = progress(progress(None, waiting, 0.0), waiting, 5000.0)
-    assert overdue(state, waiting, 5000.0) is False
 
 
 def test_status_tells_where_the_rollout_stands():
@@ -315,22 +262,6 @@ def test_status_tells_where_the_rollout_stands():
     assert later.step_since == NOW
     next_step = replace(head, step=3)
     assert compose(again(first, READY, OLD, asked="new", rollout=next_step))[0].rollout.step_since == LATER
-
-
-def test_deadline_starts_anew_with_each_step():
-    loading, better = findings(replica("loading"), wanted=2), findings(READY, wanted=2)
-    state = progress(None, loading, 0.0)
-    assert overdue(progress(state, loading, 1799.0), loading, 1799.0) is False
-    assert overdue(progress(state, loading, 1800.0), loading, 1800.0) is True
-    assert overdue(progress(state, better, 1800.0), better, 1800.0) is False
-
-
-def test_overdue_survives_the_operators_restart():
-    stuck = again(findings(replica("loading"), overdue=True), replica("loading"))
-    state = progress(None, stuck, 0.0)
-    assert overdue(progress(state, stuck, 5.0), stuck, 5.0) is True
-    moved = again(findings(replica("loading"), overdue=True), READY, wanted=2)
-    assert overdue(progress(state, moved, 6.0), moved, 6.0) is False
 
 
 @given(situations())

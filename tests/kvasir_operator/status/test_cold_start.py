@@ -1,0 +1,45 @@
+"""The last start of a replica with its parts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.situations import again, findings, replica
+from kvasir_api.state import RuntimeState, StartupSeconds
+from kvasir_api.status import ColdStart
+from kvasir_operator.status.compose import compose, document
+
+
+def started(name, ready_at, **fields):
+    reading = RuntimeState(start=StartupSeconds(weights_s=4.3, load_s=20.4, warm_s=5.2))
+    times = {"created": 100.0, "scheduled_at": 102.0, "mounted_at": 105.0, "started_at": 110.0, "ready_at": ready_at}
+    return replica("ready", name=name, reading=reading, **{**times, **fields})
+
+
+def test_the_last_start_is_told_with_its_parts():
+    found = findings(started("a", 140.0), started("b", 145.0), started("c", 150.0, restarts=1))
+    cold = compose(found)[0].cold_start
+    assert cold == ColdStart(
+        seconds=45,
+        schedule_seconds=2,
+        weights_seconds=7,
+        image_seconds=5,
+        load_seconds=20,
+        warm_seconds=5,
+        other_seconds=6,
+    )
+    kept = compose(again(found, replica("loading")))[0].cold_start
+    assert kept == cold
+    assert compose(findings(replica("loading")))[0].cold_start is None
+    assert "coldStart" not in document(compose(findings(replica("loading")))[0])
+
+
+@given(st.lists(st.floats(0, 4000), min_size=7, max_size=7))
+def test_the_parts_of_a_start_sum_up_to_the_whole(parts):
+    fetch, load, warm = parts[3:6]  # after schedule, volumes and image; the rest is told by nobody
+    times = [100.0, *(round(100 + sum(parts[:n])) for n in (1, 2, 3, 7))]
+    reading = RuntimeState(start=StartupSeconds(weights_s=fetch, load_s=load, warm_s=warm))
+    names_ = ("created", "scheduled_at", "mounted_at", "started_at", "ready_at")
+    cold = compose(findings(replica("ready", reading=reading, **dict(zip(names_, times, strict=True)))))[0].cold_start
+    told = (cold.schedule_seconds, cold.weights_seconds, cold.image_seconds, cold.load_seconds, cold.warm_seconds)
+    assert cold.seconds <= sum(told) + cold.other_seconds <= cold.seconds + 3
+    assert cold.seconds == times[4] - 100
