@@ -1,6 +1,6 @@
 """Kvasir's runtime: `kvasir serve`, and the same engine as a library: `from kvasir_runtime import LLM, SamplingParams`.
 
-What is named here is imported when it is first asked for, so that every process pays only for what it uses.
+The names below are imported at their first use, so that every process loads only what it needs.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What can keep a runtime from starting, each a single line that a person can act on.
+"""Reasons why a runtime does not start, each a single line that a person can act on.
 
     StartError
     |-- ModelError     the model is missing, damaged, or of a kind that this runtime does not serve
@@ -19,7 +19,7 @@ class ModelError(StartError):
 
 
 class CapacityError(StartError):
-    """Too little memory: what was needed, what there is, and which option would help. Starts with TOO_SMALL."""
+    """Too little memory: how much is needed, how much there is, and which option helps. Starts with TOO_SMALL."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{names.TOO_SMALL}{message}")

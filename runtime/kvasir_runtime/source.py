@@ -1,7 +1,7 @@
 """Where a model is: a directory or a GGUF file as it is, or a hub name brought into huggingface_hub's cache.
 
-Called by both processes of a pod (the API needs the tokenizer, the engine the weights), so it imports no torch. It does
-not look into the files: `models` and `weights` do.
+Called by both processes of a pod (the API needs the tokenizer, the engine the weights), so it imports no torch. The
+files themselves are read by `models` and `weights`.
 """
 
 import os
@@ -40,7 +40,7 @@ def resolve(model: str) -> Path:
 
 
 def name_of(model: str) -> str:
-    """What a model is called where nobody gave it a name: the last part of a directory, a file or a hub name."""
+    """The name of a model without a given one: the last part of a directory, a file or a hub name."""
     return Path(model).expanduser().resolve().name.removesuffix(gguf.SUFFIX)
 
 
@@ -88,7 +88,7 @@ def _download(name: str, file: str = "") -> Path:
         raise ModelError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
-            # The hub's library says so of any answer that it did not like, too.
+            # The hub's library raises this for any unexpected response, too.
             answered = isinstance(error.__cause__, errors.HfHubHTTPError)
             raise ModelError(_unfetched(name, error.__cause__) if answered else _unreachable(name)) from error
         raise ModelError(f"repository {name} on the hub has no {file}") from error

@@ -28,7 +28,7 @@ VARIANTS: Final = (
     ("int8 KV", {"kv_cache_dtype": "int8"}),
     ("int8 weights and KV", {"quantization": "int8", "kv_cache_dtype": "int8"}),
 )
-"""float32 is no fewer bits: it says how far bfloat16 itself is from exact arithmetic, as a measure for the others."""
+"""float32 has no fewer bits: its row shows how far bfloat16 is from exact arithmetic, as a scale for the others."""
 PIECE_TOKENS: Final = 256
 
 
@@ -36,7 +36,7 @@ AS_STORED: Final = ("as in the file", {"quantization": "auto"})
 
 
 class AccuracyError(Exception):
-    """Why nothing could be compared, in one line."""
+    """Nothing could be compared; one line with the reason."""
 
 
 def pieces(ids: tuple[int, ...], num_tokens: int) -> list[list[int]]:
@@ -47,7 +47,7 @@ def pieces(ids: tuple[int, ...], num_tokens: int) -> list[list[int]]:
 
 
 def job(model: str, text: str, num_tokens: int) -> AccuracyJob:
-    """What the process is told. Raises AccuracyError for a model that is not there, or a text without two tokens."""
+    """What the process computes. Raises AccuracyError for a model that is not there, or a text without two tokens."""
     try:
         folder = source.resolve(model)
         ids = tokenizer.load(folder).encode(text, special=False, limit=10_000_000)
@@ -71,9 +71,9 @@ def measured(job: AccuracyJob, command: tuple[str, ...] = COMMAND) -> Iterator[D
             process.stdin.close()
             for line in process.stdout:
                 yield msgspec.json.decode(line, type=Deviation)
-            said = process.stderr.read().decode(errors="replace").strip().splitlines()
+            lines = process.stderr.read().decode(errors="replace").strip().splitlines()
             if process.wait():
-                raise AccuracyError(said[-1] if said else f"the measuring process ended with code {process.returncode}")
+                raise AccuracyError(lines[-1] if lines else f"the process ended with code {process.returncode}")
         finally:
             process.kill()
 

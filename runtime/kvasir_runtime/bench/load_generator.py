@@ -1,7 +1,7 @@
 """Sends a workload to a server and notes when each piece of text arrives. Called by `kvasir bench` on its event loop.
 
-Each request has a connection of its own, as separate clients would; answers are streamed. Whatever a server does ends
-in a RequestResult, within the time limit.
+Each request has a connection of its own, as separate clients would; answers are streamed. Whatever a server does, each
+request ends in a RequestResult, within the time limit.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ class TargetServer:
 
 async def run(
     target: TargetServer,
-    tasks: Sequence[WorkloadRequest],
+    requests: Sequence[WorkloadRequest],
     concurrency: int,
     on_answer: Callable[[RequestResult], None] = lambda _: None,
 ) -> tuple[list[RequestResult], float]:
-    """Answers in the order of tasks, at most concurrency of them at a time; and the seconds it took."""
+    """Answers in the order of requests, at most concurrency of them at a time; and the seconds it took."""
     gate = asyncio.Semaphore(concurrency)
     deadline = time.perf_counter() + target.timeout_s
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
 
-    async def one(task: WorkloadRequest) -> RequestResult:
+    async def one(request: WorkloadRequest) -> RequestResult:
         async with gate:
             try:
                 async with asyncio.timeout(deadline - time.perf_counter()):
-                    answered = await _ask(session, target, task)
+                    answered = await _ask(session, target, request)
             except TimeoutError:
                 answered = RequestResult(error=f"not done within {target.timeout_s:g} s")
             except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -60,7 +60,7 @@ async def run(
         connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=MAX_LINE_BYTES
     ) as session:
         started = time.perf_counter()
-        answers = await asyncio.gather(*(one(task) for task in tasks))
+        answers = await asyncio.gather(*(one(request) for request in requests))
         return list(answers), time.perf_counter() - started
 
 
@@ -77,8 +77,8 @@ async def models(target_url: str, api_key: str) -> list[str]:
     return [model.id for model in listed.data]
 
 
-async def _ask(session: aiohttp.ClientSession, target: TargetServer, task: WorkloadRequest) -> RequestResult:
-    path, body = _body(target, task)
+async def _ask(session: aiohttp.ClientSession, target: TargetServer, request: WorkloadRequest) -> RequestResult:
+    path, body = _body(target, request)
     sent = time.perf_counter()
     times: list[float] = []
     usage = _Usage()
@@ -94,7 +94,7 @@ async def _ask(session: aiohttp.ClientSession, target: TargetServer, task: Workl
             if chunk.error is not None:
                 raise ValueError(f"error in the stream: {str(chunk.error)[:300]}")
             usage = chunk.usage or usage
-            if any(choice.text or (choice.delta and choice.delta.said) for choice in chunk.choices):
+            if any(choice.text or (choice.delta and choice.delta.any_text) for choice in chunk.choices):
                 times.append(now - sent)
     if not times:
         raise ValueError("the answer has no text")
@@ -102,25 +102,25 @@ async def _ask(session: aiohttp.ClientSession, target: TargetServer, task: Workl
         ttft_s=times[0],
         duration_s=times[-1],
         gaps_s=tuple(after - before for before, after in pairwise(times)),
-        prompt_tokens=usage.prompt_tokens or task.words,
+        prompt_tokens=usage.prompt_tokens or request.words,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens or len(times),
-        wanted_tokens=task.output_tokens,
+        wanted_tokens=request.output_tokens,
     )
 
 
-def _body(target: TargetServer, task: WorkloadRequest) -> tuple[str, dict[str, Any]]:
+def _body(target: TargetServer, request: WorkloadRequest) -> tuple[str, dict[str, Any]]:
     shared = {
         "model": target.model,
-        "max_tokens": task.output_tokens,
+        "max_tokens": request.output_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
         **target.extra,
     }
     if target.chat:
-        return "/chat/completions", {**shared, "messages": [{"role": "user", "content": task.prompt}]}
-    return "/completions", {**shared, "prompt": task.prompt}
+        return "/chat/completions", {**shared, "messages": [{"role": "user", "content": request.prompt}]}
+    return "/completions", {**shared, "prompt": request.prompt}
 
 
 class _Model(msgspec.Struct):
@@ -150,7 +150,7 @@ class _Delta(msgspec.Struct):
     reasoning_content: str | None = None
 
     @property
-    def said(self) -> str | None:
+    def any_text(self) -> str | None:
         return self.content or self.reasoning_content
 
 

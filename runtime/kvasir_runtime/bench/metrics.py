@@ -1,4 +1,4 @@
-"""From what clients saw to figures: times to the first token, between tokens, throughput, with mean, median and p99.
+"""Metrics from what clients saw: times to the first token and between tokens, throughput, with mean, median and p99.
 
 Pure. TTFT: from sending to the first text. TPOT: of one answer, the time after its first token over the tokens after
 it. ITL: between two pieces of text of one answer. End to end: from sending to the last piece. All in seconds.
@@ -36,7 +36,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkMetrics:
-    """The result of a measurement. short: answers that ended before they had the tokens that were asked for."""
+    """The result of a measurement. short: answers that ended before the requested number of tokens."""
 
     requests: int
     failed: int

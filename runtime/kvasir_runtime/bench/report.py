@@ -51,6 +51,6 @@ def plot(title: str, values: Sequence[float]) -> str:
     return "\n".join([f"{title} [ms]", *rows])
 
 
-def _row(name: str, spread: Distribution) -> str:
-    cells = (spread.mean, spread.median, spread.p99, spread.maximum)
+def _row(name: str, of: Distribution) -> str:
+    cells = (of.mean, of.median, of.p99, of.maximum)
     return f"{name:<34}" + "".join(f"{1000 * value:>10.2f}" for value in cells)

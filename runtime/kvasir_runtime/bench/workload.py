@@ -1,7 +1,7 @@
 """Which requests a measurement sends: prompts of about the wanted lengths, the same in every run with the same seed.
 
-Pure. A prompt is made of common words, most of which are one token to most tokenizers; what a server really counted is
-in its usage and in the report. Prompts are drawn word by word, so they share what the workload says and little else.
+Pure. A prompt is made of common words, most of which are one token to most tokenizers; the real counts are in the
+server's usage and in the report. Prompts are drawn word by word, so they share the common prefix and little else.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""The API process's end of the socket to the engine: sends requests, hands each output to the stream it belongs to.
+"""The API process's end of the socket to the engine: sends requests, queues each output for its stream.
 
-Owned by the server's process; used on its event loop only. It knows messages, not HTTP, text or tensors. When the
-engine dies every open stream gets an error output: silence is never an answer.
+Owned by the server's process; used on its event loop only. It handles messages, not HTTP, text or tensors. When the
+engine dies every open stream gets an error output, so that no client waits forever.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ RECONNECT_MS = 20
 
 
 class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
-    """wire.StepOutputs with a state that is read when somebody asks for it: most are replaced before."""
+    """wire.StepOutputs with a state that is decoded only when it is read: most are replaced before."""
 
     outputs: tuple[wire.EngineOutput, ...]
     state: msgspec.Raw
@@ -27,7 +27,7 @@ class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
 
 
 class EngineDeadError(Exception):
-    """The engine cannot take requests any more; says why. refusal: it would be the same again with this model."""
+    """The engine takes no more requests; the message has the reason. refusal: another start would end the same."""
 
     def __init__(self, message: str, *, refusal: bool = False) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class EngineDeadError(Exception):
 
 
 class EngineClient:
-    """Routes of all live sequences, and the last that the engine said of itself.
+    """Routes of all live sequences, and the last state of the engine.
 
     address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
     on_step with the tokens that each step of the engine computed.
@@ -82,7 +82,7 @@ class EngineClient:
         return self._state
 
     async def run(self) -> None:
-        """Introduce ourselves and hand out what comes, until cancelled or the engine fails."""
+        """Register with the engine and dispatch its messages, until cancelled or the engine fails."""
         socket = self._socket
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the admission of requests, not by losing an Abort
@@ -99,7 +99,7 @@ class EngineClient:
             self._context.destroy(linger=0)
 
     async def wait_ready(self) -> wire.Ready:
-        """The engine's facts once it takes requests. Raises EngineDeadError with its last words when it never will."""
+        """The engine's facts once it takes requests. Raises EngineDeadError with the reason when the start fails."""
         return await asyncio.shield(self._outcome)
 
     def submit(self, requests: Sequence[wire.EngineRequest], queue: EventQueue) -> None:
@@ -121,17 +121,17 @@ class EngineClient:
             self._send(wire.Abort(request_id, "stop" if stopped else "abort"))
 
     def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
-        """Hand ids to a running request, behind what it has. Ended ones are ignored."""
+        """Append ids to a running request. Ended requests are ignored."""
         if request_id in self._routes and self.failure is None:
             self._send(wire.Inject(request_id, token_ids))
 
     def drain(self) -> None:
-        """Tell the engine that the process is leaving."""
+        """Put the engine into draining: the process is about to end."""
         if self.failure is None:
             self._send(wire.Drain())
 
     def interrupt(self, message: str) -> None:
-        """End all that is open with an error that says why; the engine forgets it."""
+        """End all open sequences with an error of this message, and abort them in the engine."""
         routes, self._routes = self._routes, {}
         for request_id, (queue, index) in routes.items():
             queue.put(index, wire.EngineOutput(request_id=request_id, finish_reason="abort", message=message))
@@ -139,12 +139,12 @@ class EngineClient:
                 self._send(wire.Abort(request_id))
 
     def shutdown(self) -> None:
-        """Ask the engine to stop."""
+        """Stop the engine."""
         if self.failure is None:
             self._send(wire.Shutdown())
 
     def fail(self, message: str, *, refusal: bool = False) -> None:
-        """The engine is gone: end every stream with an error that says so. The first message stays."""
+        """The engine is gone: end every stream with an error of this message. The first message stays."""
         if self.failure is not None:
             return
         self.failure = message
@@ -152,26 +152,26 @@ class EngineClient:
             self._closed.set_result(None)
         if not self._outcome.done():
             self._outcome.set_exception(EngineDeadError(message, refusal=refusal))
-            self._outcome.exception()  # nobody has to wait for it
+            self._outcome.exception()  # the future may have no reader
         routes, self._routes = self._routes, {}
         for request_id, (queue, index) in routes.items():
             queue.put(index, wire.EngineOutput(request_id=request_id, finish_reason="error", message=message))
 
     def _send(self, message: wire.ToEngine) -> None:
         self._socket.send(self._encode(message), zmq.NOBLOCK)
-        self._loop.call_soon(self._receive)  # sending may swallow the sign that something is there to read
+        self._loop.call_soon(self._receive)  # a send may consume the readable signal
 
     def _receive(self) -> None:
-        """Everything that came. ZeroMQ says only once that there is something, so it is read until there is nothing."""
+        """Read all messages. ZeroMQ signals readable only once, so the socket is read until it is empty."""
         try:
             while self.failure is None and not self._socket.closed and self._readable:
                 self._dispatch(self._decode(self._socket.recv(zmq.NOBLOCK)))
         except msgspec.MsgspecError as error:
-            self.fail(f"the engine sent a message that is not understood: {error}")
+            self.fail(f"the engine sent a message that cannot be decoded: {error}")
 
     @property
     def _readable(self) -> bool:
-        """Asking is quicker than the exception that says no."""
+        """A look at the flag is quicker than the exception of an empty socket."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.EngineFailed) -> None:

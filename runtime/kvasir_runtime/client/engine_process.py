@@ -1,7 +1,7 @@
 """Starts and ends the engine process, and keeps the private directory of the socket between the two.
 
 Owned by the server's process. The engine is in a session of its own, so that a ctrl-C in the terminal reaches only the
-API process, which decides what happens; it notices our death by the end of its standard input.
+API process, which then ends the engine; the engine ends too when its standard input closes.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ class EngineProcess:
 
     @property
     def address(self) -> str:
-        """Where the engine's socket is, in a directory that is made when it is first asked for."""
+        """Where the engine's socket is, in a directory that is made at the first use."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="kvasir-"))  # mode 0700: nobody else can reach the socket
+            self._folder = Path(tempfile.mkdtemp(prefix="kvasir-"))  # mode 0700: no other user can reach the socket
         return f"ipc://{self._folder / 'engine'}"
 
     @property
@@ -47,7 +47,7 @@ class EngineProcess:
         return self._started.pid
 
     def begin(self) -> None:
-        """Start the process, which imports torch while it waits to be told what to serve: that takes a second or two.
+        """Start the process, which imports torch before it reads what to serve: that takes a second or two.
 
         Needs no event loop, so that it can be done before this process imports what it needs itself.
         """
@@ -56,13 +56,13 @@ class EngineProcess:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
 
     async def start(self, model: str, options: dict[str, Any]) -> None:
-        """Start the process, if it was not begun, and tell it what to serve."""
+        """Start the process, unless begin() did, and send it what to serve."""
         self.begin()
         launch = EngineArgs(address=self.address, model=model, options=options)
-        await asyncio.to_thread(self._tell, msgspec.json.encode(launch) + b"\n")
+        await asyncio.to_thread(self._send, msgspec.json.encode(launch) + b"\n")
 
     async def wait(self) -> str:
-        """Waits until the process ends; says how it did."""
+        """Wait until the process ends; one line about how it ended."""
         process, loop = self._started, asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 
@@ -72,7 +72,7 @@ class EngineProcess:
 
         def watch() -> None:
             code = process.wait()
-            with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
                 loop.call_soon_threadsafe(resolve, code)
 
         threading.Thread(target=watch, daemon=True, name="engine-end").start()
@@ -82,7 +82,7 @@ class EngineProcess:
         return f"the engine process ended with code {code}"
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End it if it still runs: ask, then kill after a few seconds; removes the socket's directory."""
+        """End it if it still runs: SIGTERM, then SIGKILL after a few seconds; removes the socket's directory."""
         process = self._process
         if process is not None and process.poll() is None:
             process.kill() if at_once else process.terminate()
@@ -112,10 +112,10 @@ class EngineProcess:
         assert self._process is not None, "the engine was not started"
         return self._process
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         stdin = self._started.stdin
         assert stdin is not None
-        with contextlib.suppress(OSError):  # it died already: wait() tells
+        with contextlib.suppress(OSError):  # it died already: wait() returns how
             stdin.write(line)
             stdin.flush()
 

@@ -1,7 +1,7 @@
 """Where the events of one HTTP request wait until its task takes them.
 
 Filled by the engine client, emptied by the server's stream. One wake-up takes all that came since the last one, so a
-slow reader gets fewer, larger pieces and what waits for it is bounded by the tokens it asked for.
+slow reader gets fewer, larger pieces, and the queue is bounded by the tokens of the request.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ class EventQueue:
         self._wake()
 
     def wake(self) -> None:
-        """Let the reader look around, though no event came."""
+        """Wake the reader without an event."""
         self._wake()
 
     def leave(self) -> None:
-        """The client went away: the reader gets this from its next take()."""
+        """The client went away: the next take() returns None."""
         self._gone = True
         self._wake()
 

@@ -53,16 +53,20 @@ class Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--warm-up", type=click.IntRange(0, 100), default=1, show_default=True, help="Requests before, not counted."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed gives other words.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed draws other words.")
 @click.option("--chat", is_flag=True, help="Send chats instead of completions.")
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
     show_default=True,
-    help="Ask for full lengths by the field ignore_eos, which vLLM and Kvasir know; OpenAI's own servers refuse it.",
+    help="Send ignore_eos for full lengths; vLLM and Kvasir take this field, OpenAI's own servers refuse it.",
 )
 @click.option(
-    "--max-seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, help="Give up after this."
+    "--max-seconds",
+    type=click.FloatRange(1, 86_400),
+    default=600,
+    show_default=True,
+    help="End the measurement after this time.",
 )
 @click.option(
     "--json",
@@ -108,7 +112,7 @@ def bench(
       kvasir bench --accuracy ./model --text sample.txt --json accuracy.json
     """
     if (url is None) == (accuracy is None):
-        raise click.UsageError("say either --url or --accuracy")
+        raise click.UsageError("give either --url or --accuracy")
     if accuracy is not None:
         raise SystemExit(_compare(accuracy, text, text_tokens, json_file))
     assert url is not None
@@ -186,9 +190,9 @@ async def _measure(
     except ServerError as error:
         raise click.UsageError(str(error)) from error
     except (aiohttp.ClientError, OSError, ValueError, msgspec.MsgspecError) as error:
-        raise click.ClickException(f"cannot ask {url} for its models: {error}") from error
+        raise click.ClickException(f"cannot list the models of {url}: {error}") from error
     if not listed:
-        raise click.ClickException(f"{url} lists no model; say --model")
+        raise click.ClickException(f"{url} lists no model; set --model")
     target = load_generator.TargetServer(
         base_url=base,
         model=listed[0],

@@ -69,19 +69,19 @@ class Screen:
         self._sink.flush()
 
     def fail(self, text: str) -> None:
-        """What went wrong; on standard error where nobody watches."""
+        """What went wrong; on standard error without a terminal."""
         click.secho(f"error: {text}", fg="red", err=not self.interactive)
 
 
 def converse(conversation: Conversation, stream: Stream, params: dict[str, Any], screen: Screen) -> bool:
-    """Talk until the user leaves. True when every answer came."""
+    """Chat until the user exits. True when every answer came."""
     good = True
     for line in screen.lines(conversation):
-        reply = conversation.hear(line)
-        if reply.action == "leave":
+        action = conversation.read(line)
+        if action.kind == "exit":
             break
-        if reply.action == "say":
-            screen.note(reply.text) if reply.text else None
+        if action.kind == "print":
+            screen.note(action.text) if action.text else None
             continue
         try:
             answer(conversation, stream, params, screen)
@@ -114,14 +114,14 @@ def answer(conversation: Conversation, stream: Stream, params: dict[str, Any], s
         screen.write("\n")
     elapsed = time.monotonic() - first
     if count and not parts:
-        screen.note("     it only thought, and the question is taken back; more --max-tokens let it answer")
+        screen.note("     the answer has only reasoning, so the question was removed; raise --max-tokens")
     if count > 1 and elapsed > 0:
         screen.note(f"     first piece after {first - started:.2f} s, then {(count - 1) / elapsed:.1f} a second")
 
 
 @contextmanager
 def closing(pieces: Iterator[Piece]) -> Iterator[Iterator[Piece]]:
-    """Ends a stream that is left early, so that nothing goes on computing."""
+    """Closes a stream that is left early, so that the model stops computing."""
     try:
         yield pieces
     finally:
@@ -160,7 +160,7 @@ def chat(
       echo "What is a KV cache?" | kvasir chat --url http://127.0.0.1:8000
     """
     if (model is None) == (url is None):
-        raise click.UsageError("say either MODEL or --url URL")
+        raise click.UsageError("give either MODEL or --url URL")
     params = {"max_tokens": max_tokens, "temperature": temperature}
     screen = Screen(sys.stdin, sys.stdout)
     if screen.interactive:

@@ -1,4 +1,4 @@
-"""The state of one chat in a terminal, and what its lines mean. Pure: it neither prints nor asks a model.
+"""The state of one chat in a terminal, and what its lines mean. Pure: it neither prints nor calls a model.
 
 Driven by chat.py: a line is either a message or a command that begins with a slash.
 """
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 HELP: Final = """\
-/system TEXT   set the system message and begin anew; without TEXT remove it
-/reset         forget what was said, keep the system message
-/retry         ask for the last answer again
+/system TEXT   set the system message and start again; without TEXT remove it
+/reset         remove all messages but the system message
+/retry         generate the last answer again
 /help          this list
 /exit          leave (also ctrl-D)
 A line that ends with a backslash goes on in the next. ctrl-C stops an answer."""
@@ -19,15 +19,15 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class LineAction:
-    """What to do after a line: ask the model, say something, or leave."""
+    """What to do after a line: generate an answer, print a text, or exit."""
 
-    action: Literal["ask", "say", "leave"]
+    kind: Literal["answer", "print", "exit"]
     text: str = ""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """system: the system message, "" for none. messages: what was said, user and assistant in turn."""
+    """system: the system message, "" for none. messages: user and assistant in turn."""
 
     system: str = ""
     messages: list[Message] = field(default_factory=list)
@@ -35,30 +35,30 @@ class Conversation:
 
     @property
     def continues(self) -> bool:
-        """Whether the last line asked for another."""
+        """Whether the message continues in the next line."""
         return bool(self._unfinished)
 
-    def hear(self, line: str) -> LineAction:
-        """One line of the user's."""
+    def read(self, line: str) -> LineAction:
+        """Take one line of the user."""
         if line.endswith("\\"):
             self._unfinished.append(line[:-1])
-            return LineAction("say")
+            return LineAction("print")
         first = not self._unfinished
         text = "\n".join([*self._unfinished, line]).strip()
         self._unfinished.clear()
         if not text:
-            return LineAction("say")
+            return LineAction("print")
         if first and text.startswith("/"):
             return self._command(text)
         self.messages.append({"role": "user", "content": text})
-        return LineAction("ask")
+        return LineAction("answer")
 
     def prompt(self) -> list[Message]:
-        """What the model is sent."""
+        """The messages for the model."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     def answered(self, text: str) -> None:
-        """Keep an answer, also one that was stopped half-way; without a text the question is taken back."""
+        """Keep an answer, also one that was stopped half-way; without a text the question is removed."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         elif self.messages:
@@ -68,20 +68,20 @@ class Conversation:
         name, _, rest = text.partition(" ")
         match name:
             case "/exit" | "/quit" | "/bye":
-                return LineAction("leave")
+                return LineAction("exit")
             case "/reset":
                 self.messages.clear()
-                return LineAction("say", "forgotten")
+                return LineAction("print", "messages removed")
             case "/system":
                 self.system = rest.strip()
                 self.messages.clear()
-                return LineAction("say", "system message set" if self.system else "no system message")
+                return LineAction("print", "system message set" if self.system else "no system message")
             case "/retry":
                 if not any(message["role"] == "user" for message in self.messages):
-                    return LineAction("say", "nothing was asked yet")
+                    return LineAction("print", "no message yet")
                 if self.messages[-1]["role"] == "assistant":
                     self.messages.pop()
-                return LineAction("ask")
+                return LineAction("answer")
             case "/help" | "/?":
-                return LineAction("say", HELP)
-        return LineAction("say", f"there is no {name[:40]}; /help lists what there is")
+                return LineAction("print", HELP)
+        return LineAction("print", f"there is no {name[:40]}; /help lists what there is")

@@ -1,4 +1,4 @@
-"""What this machine offers, as far as files tell: memory, a CUDA driver, instructions for bfloat16. Without torch."""
+"""Reads from files what this machine has: memory, a CUDA driver, instructions for bfloat16. Without torch."""
 
 import os
 from pathlib import Path

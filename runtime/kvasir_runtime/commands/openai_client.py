@@ -1,4 +1,4 @@
-"""A chat partner behind an OpenAI-compatible URL, by the standard library alone. Used by `kvasir chat --url`."""
+"""A client of an OpenAI-compatible server, by the standard library alone. Used by `kvasir chat --url`."""
 
 import json
 import urllib.error
@@ -13,13 +13,13 @@ TIMEOUT_S: Final = 600.0
 
 
 class ServerError(Exception):
-    """Who answers cannot be reached, refused or failed; one line with what it said."""
+    """The server cannot be reached, refused or failed; one line with its message."""
 
 
 def base_url(url: str) -> str:
     """The URL up to /v1, given with or without it. Raises ServerError for what is no HTTP address."""
     if not url.startswith(("http://", "https://")):
-        raise ServerError(f"{url} is no address: it begins with http:// or https://")
+        raise ServerError(f"{url} is not a URL: it must begin with http:// or https://")
     bare = url.rstrip("/")
     return bare if bare.endswith("/v1") else f"{bare}/v1"
 
@@ -35,7 +35,7 @@ class OpenAIClient:
         self.model = model or self._first_model()
 
     def stream(self, messages: list[dict[str, str]], params: dict[str, Any]) -> Iterator[Content | Reasoning]:
-        """Pieces of the answer and of what was thought before it."""
+        """Pieces of the reasoning and of the answer."""
         body = {"model": self.model, "messages": messages, "stream": True, **params}
         with self._open("/chat/completions", body) as response:
             try:
@@ -48,7 +48,7 @@ class OpenAIClient:
             try:
                 return str(json.load(response)["data"][0]["id"])
             except (ValueError, LookupError, TypeError) as error:
-                raise ServerError(f"{self._base}/models lists no model; say --model") from error
+                raise ServerError(f"{self._base}/models lists no model; set --model") from error
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
@@ -64,7 +64,7 @@ class OpenAIClient:
 
 
 def pieces(lines: Iterator[bytes]) -> Iterator[Content | Reasoning]:
-    """Texts and thoughts in a stream of server-sent events.
+    """Texts and reasoning in a stream of server-sent events.
 
     Raises ServerError for an error in it, or when it ends too early.
     """
@@ -80,19 +80,19 @@ def pieces(lines: Iterator[bytes]) -> Iterator[Content | Reasoning]:
                 raise ServerError(refusal(value))
             parts = [part for choice in document["choices"] for part in _parts(choice["delta"])]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ServerError("the server sent something that is no answer") from error
+            raise ServerError("the server sent a chunk that is not an answer") from error
         yield from parts
     raise ServerError("the stream ended without [DONE]")
 
 
 def _parts(delta: dict[str, Any]) -> list[Content | Reasoning]:
-    """Of one chunk. Servers call thoughts by two names, some by both at once."""
-    thought, text = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
-    return [*([Reasoning(str(thought))] if thought else []), *([Content(str(text))] if text else [])]
+    """Of one chunk. Servers have two names for reasoning, and some send both."""
+    reasoning, text = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
+    return [*([Reasoning(str(reasoning))] if reasoning else []), *([Content(str(text))] if text else [])]
 
 
 def refusal(document: bytes) -> str:
-    """What an error document says, one bounded line, whatever it is."""
+    """The message of an error document as one line of limited length; the document itself if it is no such."""
     try:
         error = json.loads(document)["error"]
         text = str(error["message"] if isinstance(error, dict) else error)

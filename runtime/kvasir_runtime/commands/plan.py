@@ -53,7 +53,7 @@ def fit_report(
     options: RuntimeOptions,
     shared: bool = False,
 ) -> FitReport:
-    """A plan. shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
+    """shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
     shape = forecast.shape(config)
@@ -90,36 +90,36 @@ def fit_report(
 
 
 def _cache_limit(shape: forecast.ModelShape, memory_bytes: int, dtype: str, options: RuntimeOptions) -> int:
-    """What the engine takes for its cache on a machine that is not its own: a modest part, or the length asked for."""
+    """The engine's cache on a shared machine: a modest part of memory, or the requested length."""
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    asked = options.max_model_len * shape.kv_bytes_per_token(cached)
-    return max(forecast.shared_cache_bytes(memory_bytes), asked)
+    requested = options.max_model_len * shape.kv_bytes_per_token(cached)
+    return max(forecast.shared_cache_bytes(memory_bytes), requested)
 
 
-def table(plan: FitReport) -> str:
+def table(report: FitReport) -> str:
     """For a person: one line per number, then the verdict."""
-    fit = plan.fit
-    support = "" if plan.supported else ", NOT supported"
-    active = f", {count(plan.active_parameters)} active" if plan.active_parameters < plan.parameters else ""
+    fit = report.fit
+    support = "" if report.supported else ", NOT supported"
+    active = f", {count(report.active_parameters)} active" if report.active_parameters < report.parameters else ""
     rows = [
-        ("model", f"{plan.model} ({plan.architecture}{support}, {count(plan.parameters)} parameters{active})"),
-        ("memory", f"{size(plan.memory_bytes)} on {plan.device}, {_taken(plan)}"),
-        ("weights", f"{size(fit.weights_bytes)} in {plan.dtype}{_and_bits(plan.quantization)}"),
-        ("process", f"{size(forecast.PROCESS_BYTES[plan.device])}, and {size(fit.activation_bytes)} in a step"),
+        ("model", f"{report.model} ({report.architecture}{support}, {count(report.parameters)} parameters{active})"),
+        ("memory", f"{size(report.memory_bytes)} on {report.device}, {_taken(report)}"),
+        ("weights", f"{size(fit.weights_bytes)} in {report.dtype}{_and_bits(report.quantization)}"),
+        ("process", f"{size(forecast.PROCESS_BYTES[report.device])}, and {size(fit.activation_bytes)} in a step"),
         ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}"),
         (
             "concurrency",
-            f"{fit.concurrency:.2f} requests of {plan.max_model_len:,} tokens, {plan.max_sequences} at most",
+            f"{fit.concurrency:.2f} requests of {report.max_model_len:,} tokens, {report.max_sequences} at most",
         ),
-        ("verdict", verdict(plan)),
+        ("verdict", verdict(report)),
     ]
     return "\n".join(f"{name:<13}{value}" for name, value in rows)
 
 
-def _taken(plan: FitReport) -> str:
-    if plan.shared:
+def _taken(report: FitReport) -> str:
+    if report.shared:
         return "which others use too: a quarter of it for the KV cache, at most 8 GiB"
-    return f"{plan.memory_fraction:.0%} of it to be used"
+    return f"{report.memory_fraction:.0%} of it to be used"
 
 
 def _and_bits(quantization: str) -> str:
@@ -131,14 +131,14 @@ def count(number: int) -> str:
     return f"{number / 1e9:.3g} billion" if number >= 999_500_000 else f"{number / 1e6:.3g} million"
 
 
-def verdict(plan: FitReport) -> str:
+def verdict(report: FitReport) -> str:
     """One sentence."""
-    if plan.fit.verdict == "Fits":
+    if report.fit.verdict == "Fits":
         return "it fits"
-    if plan.fitting_context == 0:
-        return f"too small: {plan.fit.message}"
+    if report.fitting_context == 0:
+        return f"too small: {report.fit.message}"
     return (
-        f"too small for {plan.max_model_len:,} tokens; it fits with --max-model-len {plan.fitting_context}"
+        f"too small for {report.max_model_len:,} tokens; it fits with --max-model-len {report.fitting_context}"
         " (`kvasir serve` without that option lowers it by itself)"
     )
 
@@ -165,7 +165,7 @@ def read_config(model: str) -> dict[str, Any]:
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
-    """What a GGUF file says of itself, in the language of config.json. Raises ValueError with one line."""
+    """The metadata of a GGUF file in the form of config.json. Raises ValueError with one line."""
     try:
         return gguf.config(gguf.read(path))
     except ModelError as error:
@@ -193,7 +193,7 @@ def _from_hub(model: str) -> Path:
 
 
 def facts(config: dict[str, Any]) -> inspection.ModelFacts:
-    """What the operator makes its own forecast of. Raises ValueError that names what is wrong with config.json."""
+    """The facts for the operator's own forecast. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
     shape, architecture = forecast.shape(config), _architecture(config)
@@ -221,7 +221,7 @@ def _plan(
 
     MODEL is a directory, a config.json, a .gguf file, or a name on the hub, of which only config.json is fetched.
     Nothing is loaded.
-    The exit code is 0 when the longest request fits, 1 when it does not, 2 when the model cannot be judged.
+    The exit code is 0 when the longest request fits, 1 when it does not, 2 when there is no verdict.
 
     \b
       kvasir plan Qwen/Qwen3-0.6B --memory 24Gi --device cuda
@@ -234,19 +234,19 @@ def _plan(
             return
         where = device or host_resources.device()
         if where == "cuda" and memory is None:
-            raise ValueError("say with --memory how much memory the device has, for example --memory 24Gi")
+            raise ValueError("set --memory to the memory of the device, for example --memory 24Gi")
         free = memory or host_resources.memory_bytes()
         shared = where == "cpu" and memory is None and host_resources.memory_is_shared()
         options = RuntimeOptions(**values)
-        plan = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
+        report = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
     except ValueError as error:
         raise click.UsageError(source.with_user_name(str(error), model)) from error
     if as_json:
-        document = {**asdict(plan), "fitting_context": plan.fitting_context}
+        document = {**asdict(report), "fitting_context": report.fitting_context}
         click.echo(json.dumps(document, indent=2))
     else:
-        click.echo(table(plan))
-    raise SystemExit(0 if plan.fit.verdict == "Fits" and plan.supported else 1)
+        click.echo(table(report))
+    raise SystemExit(0 if report.fit.verdict == "Fits" and report.supported else 1)
 
 
 def _write(document: bytes, path: str) -> None:
@@ -284,7 +284,7 @@ plan = click.Command(
             ["--facts", "facts_to"],
             default="",
             metavar="FILE",
-            help="Judge nothing: write what the config says as JSON into this file (for the operator); - prints it.",
+            help="Write only the facts of the config as JSON into this file (for the operator); - prints them.",
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """LLM: a model in this Python program, without a server. The engine is a process of its own, as under `kvasir serve`.
 
-A plain, blocking face over AsyncLLM, whose event loop runs in a thread. Everything that a user can do wrong raises
+The blocking form of AsyncLLM, whose event loop runs in a thread. Every mistake of a caller raises
 PromptError, ValueError or EngineError with one line.
 """
 
@@ -84,7 +84,7 @@ class LLM:
     ) -> list[Output]:
         """Answer one conversation or many: messages as OpenAI's API takes them, {"role": ..., "content": ...}.
 
-        template: switches that the model's chat template knows, such as enable_thinking=False.
+        template: variables of the model's chat template, such as enable_thinking=False.
         """
         bodies = [{"messages": one, "chat_template_kwargs": template} for one in _conversations(messages)]
         return self._answers(bodies, params, chat=True)
@@ -92,7 +92,7 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, add_special_tokens: bool = True
     ) -> list[Output]:
-        """The likeliest answers to each prompt, best first; docs/api.md has the rules of the search."""
+        """The most likely answers to each prompt, best first; docs/api.md has the rules of the search."""
         return self.generate(prompts, params.sampling(), add_special_tokens=add_special_tokens)
 
     def stream(
@@ -109,7 +109,7 @@ class LLM:
     def stream_parts(
         self, messages: Messages, params: SamplingParams | None = None, **template: Any
     ) -> Iterator[Content | Reasoning]:
-        """As stream(chat=True), with what the model thinks before it answers told apart, where its format is known."""
+        """As stream(chat=True), with the reasoning before the answer apart, where its format is known."""
         job = self._single({"messages": messages, "chat_template_kwargs": template}, params, chat=True)
         return self._pieces(lambda put: self._llm.answer(self._llm.thinking(job), on_part=put))
 
@@ -123,7 +123,7 @@ class LLM:
         return self._run(self._llm.embeddings(_prompts(prompts), num_at_once=2 * self.facts.max_sequences))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json says, which holds for what a call's params do not set."""
+        """The defaults of the checkpoint's generation_config.json, for fields that a call's params do not set."""
         return SamplingParams(**self._llm.defaults)
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class LLM:
         return job
 
     def _pieces(self, answered: Callable[[Callable[[_T], None]], Coroutine[Any, Any, object]]) -> Iterator[_T]:
-        """answered: computes an answer and gives each piece of it to its argument."""
+        """answered: computes an answer and passes each piece of it to its argument."""
         pieces: queue.SimpleQueue[_T | None] = queue.SimpleQueue()
 
         async def answer() -> None:

@@ -1,4 +1,4 @@
-"""What LLM gives back: one Output per prompt, in the order of the prompts. Names and shapes are those of vLLM."""
+"""What LLM returns: one Output per prompt, in the order of the prompts. Names and shapes are those of vLLM."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ TokenLogprobs = dict[int, Logprob]
 class Completion:
     """One choice. token_ids are those of its text, without the id that ended it.
 
-    logprobs: one for each of token_ids, cumulative_logprob: their sum; None where logprobs were not asked for.
+    logprobs: one for each of token_ids, cumulative_logprob: their sum; None where logprobs were not requested.
     score: of an answer that was searched for with beams: the sum of its logprobs by its length.
     """
 
@@ -54,7 +54,7 @@ class EmbeddingOutput:
 class Output:
     """One prompt with all its choices. cached_tokens of the prompt's ids were found in the prefix cache.
 
-    prompt_logprobs: one for each of the prompt's ids, None for the first; None altogether where not asked for.
+    prompt_logprobs: one for each of the prompt's ids, None for the first; None altogether where not requested.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -30,19 +30,19 @@ class ProgressBars:
 
     @contextmanager
     def loading(self) -> Iterator[Callable[[wire.Progress], None]]:
-        """Gives what takes the news of the start."""
+        """Yields the function that shows the progress of a start."""
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with self._progress(*columns, transient=True) as bar:
             task = bar.add_task("starting", total=1.0)
 
-            def show(news: wire.Progress) -> None:
-                bar.update(task, description=news.phase, completed=news.progress_fraction)
+            def show(progress: wire.Progress) -> None:
+                bar.update(task, description=progress.phase, completed=progress.progress_fraction)
 
             yield show
 
     @contextmanager
     def generating(self, num_prompts: int) -> Iterator[Callable[[Output], None]]:
-        """Gives what takes each output, when it is complete."""
+        """Yields the function that counts each complete output."""
         rate = TextColumn("{task.fields[tokens]:,} tokens")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), rate)
         with self._progress(*columns) as bar:

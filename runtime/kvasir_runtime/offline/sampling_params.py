@@ -1,4 +1,4 @@
-"""How answers are asked for in Python: the fields of a request, with logprobs as vLLM's classes have them."""
+"""Sampling parameters in Python: the fields of a request, with logprobs as vLLM's classes have them."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from kvasir_runtime.frontend.protocol.validation import StrictModel
 
 
 class SamplingParams(sampling_fields.SamplingFields):
-    """docs/api.md has the meanings. logprobs: how many of the likeliest tokens are told beside each of an answer.
+    """docs/api.md has the meanings. logprobs: how many of the most likely tokens come with each token of an answer.
 
     best_of: draw so many and give the n of the highest total probability; with use_beam_search the width.
     """
@@ -19,7 +19,7 @@ class SamplingParams(sampling_fields.SamplingFields):
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
 
     def fields(self, *, chat: bool) -> dict[str, Any]:
-        """What a body says of them; what was not said is left out, as the model may have defaults of its own."""
+        """The fields of a body. Those that were not set are left out, as the model may have defaults of its own."""
         asked = self.model_dump(exclude_unset=True)
         if "logit_bias" in asked:
             asked["logit_bias"] = {str(token_id): bias for token_id, bias in self.logit_bias}

@@ -66,8 +66,8 @@ def test_command_compares_a_real_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ([], "say either --url or --accuracy"),
-        (["--url", "http://127.0.0.1:1", "--accuracy", "m"], "say either --url or --accuracy"),
+        ([], "give either --url or --accuracy"),
+        (["--url", "http://127.0.0.1:1", "--accuracy", "m"], "give either --url or --accuracy"),
         (["--accuracy", "./nowhere"], "does not exist"),
         (["--accuracy", str(MODEL), "--text", "/nowhere/text"], "/nowhere/text"),
     ],

@@ -40,7 +40,7 @@ def shown(pieces):
     """What stands on a terminal after one answer."""
     sink = Terminal()
     conversation = Conversation()
-    conversation.hear("two?")
+    conversation.read("two?")
     answer(conversation, lambda _messages, _params: iter(pieces), {}, Screen(Terminal(), sink))
     return sink.getvalue(), conversation
 
@@ -55,5 +55,5 @@ def test_a_person_sees_thoughts_dimmed_before_the_answer():
 
 def test_thoughts_without_an_answer_are_none():
     text, conversation = shown(THOUGHT[:2])
-    assert "only thought" in text
+    assert "only reasoning" in text
     assert conversation.messages == []

@@ -7,14 +7,14 @@ from kvasir_runtime.commands.conversation import Conversation, LineAction
 
 def said(*lines, system=""):
     conversation = Conversation(system=system)
-    replies = [conversation.hear(line) for line in lines]
-    return conversation, replies
+    actions = [conversation.read(line) for line in lines]
+    return conversation, actions
 
 
 def test_messages_and_answers_are_kept_in_turn():
     chat = Conversation(system="short")
     for number in range(2):
-        assert chat.hear(f"q{number}").action == "ask"
+        assert chat.read(f"q{number}").kind == "answer"
         chat.answered(f"a{number}")
     assert [(m["role"], m["content"]) for m in chat.prompt()] == [
         ("system", "short"), ("user", "q0"), ("assistant", "a0"), ("user", "q1"), ("assistant", "a1"),
@@ -28,8 +28,8 @@ def test_a_question_without_an_answer_is_taken_back():
 
 
 def test_lines_go_on_after_a_backslash():
-    chat, replies = said("one\\", "/two", "")
-    assert [reply.action for reply in replies] == ["say", "ask", "say"]
+    chat, actions = said("one\\", "/two", "")
+    assert [action.kind for action in actions] == ["print", "answer", "print"]
     assert chat.messages == [{"role": "user", "content": "one\n/two"}]
     assert not chat.continues
 
@@ -37,12 +37,12 @@ def test_lines_go_on_after_a_backslash():
 @pytest.mark.parametrize(
     ("line", "want"),
     [
-        ("", LineAction("say")),
-        ("/exit", LineAction("leave")),
-        ("/quit", LineAction("leave")),
-        ("/reset", LineAction("say", "forgotten")),
-        ("/retry", LineAction("say", "nothing was asked yet")),
-        ("/nothing else", LineAction("say", "there is no /nothing; /help lists what there is")),
+        ("", LineAction("print")),
+        ("/exit", LineAction("exit")),
+        ("/quit", LineAction("exit")),
+        ("/reset", LineAction("print", "messages removed")),
+        ("/retry", LineAction("print", "no message yet")),
+        ("/nothing else", LineAction("print", "there is no /nothing; /help lists what there is")),
     ],
 )
 def test_commands(line, want):
@@ -57,9 +57,9 @@ def test_help_names_every_command():
 def test_system_begins_anew_and_retry_asks_again():
     chat, _ = said("q")
     chat.answered("a")
-    assert chat.hear("/retry").action == "ask"
+    assert chat.read("/retry").kind == "answer"
     assert chat.messages == [{"role": "user", "content": "q"}]
-    assert chat.hear("/system be brief").text == "system message set"
+    assert chat.read("/system be brief").text == "system message set"
     assert chat.prompt() == [{"role": "system", "content": "be brief"}]
-    chat.hear("/system")
+    chat.read("/system")
     assert chat.prompt() == []

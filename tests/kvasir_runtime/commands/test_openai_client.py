@@ -30,9 +30,9 @@ def test_thoughts_under_both_names_are_one():
     [
         ([TEXT % b"a"], "without"),
         ([b'data: {"error": {"message": "the engine\\ndied"}}\n'], "the engine died"),
-        ([b"data: {\n"], "no answer"),
-        ([b'data: {"choices": 5}\n'], "no answer"),
-        ([b'data: {"choices": [{}]}\n'], "no answer"),
+        ([b"data: {\n"], "is not an answer"),
+        ([b'data: {"choices": 5}\n'], "is not an answer"),
+        ([b'data: {"choices": [{}]}\n'], "is not an answer"),
     ],
 )
 def test_what_is_no_answer_is_an_error(lines, words):

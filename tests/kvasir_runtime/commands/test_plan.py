@@ -88,7 +88,7 @@ def test_the_same_as_json(model):
         (["{broken}"], "hidden_size is None, expected a positive integer"),
         (["{notjson}"], "config.json: Expecting value"),
         (["{model}", "--memory", "lots"], "'lots' is not a size such as 24Gi or 80GB"),
-        (["{model}", "--device", "cuda"], "say with --memory how much memory the device has"),
+        (["{model}", "--device", "cuda"], "set --memory to the memory of the device"),
         (["{model}", "--memory", "0"], "'0' is not a size"),
         (["{model}", "--memory", "1Gi", "--max-batch-tokens", "8"], "maxBatchTokens 8 is less than blockSize 16"),
     ],
