@@ -80,10 +80,10 @@ class TokenLabels:
             return prefix + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def of_chat(said: Sequence[OutputToken], labels: TokenLabels, num_top: int) -> ChatLogprobs:
+def of_chat(tokens: Sequence[OutputToken], labels: TokenLabels, num_top: int) -> ChatLogprobs:
     """content: the tokens in order, each with num_top of the likeliest at its place."""
     content = []
-    for token_id, _, found in said:
+    for token_id, _, found in tokens:
         if found is None:
             continue
         top = [
@@ -94,13 +94,13 @@ def of_chat(said: Sequence[OutputToken], labels: TokenLabels, num_top: int) -> C
     return ChatLogprobs(content)
 
 
-def of_text(said: Sequence[OutputToken], labels: TokenLabels, num_top: int) -> TextLogprobs:
+def of_text(tokens: Sequence[OutputToken], labels: TokenLabels, num_top: int) -> TextLogprobs:
     """top_logprobs holds the token itself too, as vLLM's; where two tokens read the same the likelier stays."""
     return TextLogprobs(
-        text_offset=[token.offset for token in said],
-        token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in said],
-        tokens=[labels.token(token.token_id, prefix="bytes:") for token in said],
-        top_logprobs=[_top(token, labels, num_top) for token in said],
+        text_offset=[token.offset for token in tokens],
+        token_logprobs=[None if token.logprobs is None else _finite(token.logprobs.logprob) for token in tokens],
+        tokens=[labels.token(token.token_id, prefix="bytes:") for token in tokens],
+        top_logprobs=[_top(token, labels, num_top) for token in tokens],
     )
 
 

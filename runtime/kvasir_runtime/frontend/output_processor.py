@@ -22,7 +22,7 @@ from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logpr
 
 @dataclass(slots=True, kw_only=True)
 class OutputDelta:
-    """What is sent of one choice at a time, in the end all of it. said, ids: empty where they were not asked for.
+    """What is sent of one choice at a time. tokens, token_ids: empty where they were not asked for.
 
     stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
     text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" asks to make them.
@@ -31,45 +31,49 @@ class OutputDelta:
     index: int
     text: str = ""
     reason: FinishReason | None = None
-    said: list[OutputToken] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
+    tokens: list[OutputToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: Sequence[Logprobs] = ()
     stopped_by: str | None = None
     parts: list[Part] = field(default_factory=list)
     called: bool = False
 
 
-def output_processors(job: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
+def output_processors(request: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
     """The choices that are drawn for a job, in the order of its requests."""
-    decode = _decode(job, tokenizer)
+    decode = _decode(request, tokenizer)
     return [
         OutputProcessor(
-            request, job, decode, index=index, echo=job.echoes[index // job.num_drawn] if job.echoes else None
+            engine_request,
+            request,
+            decode,
+            index=index,
+            echo=request.echoes[index // request.num_drawn] if request.echoes else None,
         )
-        for index, request in enumerate(job.requests)
+        for index, engine_request in enumerate(request.requests)
     ]
 
 
-def _decode(job: GenerationRequest, tokenizer: Tokenizer) -> Decode:
+def _decode(request: GenerationRequest, tokenizer: Tokenizer) -> Decode:
     """Without special tokens unless they are wanted, but for the marks that the readers of parts look for."""
-    if job.special:
+    if request.special:
         return lambda ids: tokenizer.decode(ids, special=True)
-    if job.parser is None:
+    if request.parser is None:
         return tokenizer.decode
-    marks = answer_parser.marks(job.parser.tools, job.parser.reasoning)
+    marks = answer_parser.marks(request.parser.tools, request.parser.reasoning)
     specials = tokenizer.special_tokens.items()
     hidden = frozenset(token_id for token_id, name in specials if not any(name in mark for mark in marks))
     return lambda ids: tokenizer.decode([token_id for token_id in ids if token_id not in hidden], special=True)
 
 
-def best_choices(job: GenerationRequest, choices: "Sequence[OutputProcessor]") -> list[int]:
+def best_choices(request: GenerationRequest, choices: "Sequence[OutputProcessor]") -> list[int]:
     """Indices of the choices that are shown: of each prompt the likeliest of those drawn, likeliest first."""
-    if job.num_drawn == job.num_choices:
+    if request.num_drawn == request.num_choices:
         return list(range(len(choices)))
     found = []
-    for start in range(0, len(choices), job.num_drawn):
-        best = sorted(range(start, start + job.num_drawn), key=lambda index: -choices[index].cumulative)
-        found += best[: job.num_choices]
+    for start in range(0, len(choices), request.num_drawn):
+        best = sorted(range(start, start + request.num_drawn), key=lambda index: -choices[index].cumulative)
+        found += best[: request.num_choices]
     return found
 
 
@@ -86,12 +90,12 @@ class OutputProcessor:
         "_detokenizer",
         "_ids",
         "_index",
-        "_job",
         "_lead",
         "_min_tokens",
         "_parser",
         "_parts",
         "_prompt",
+        "_request",
         "_said",
         "_sent",
         "_stops",
@@ -106,22 +110,28 @@ class OutputProcessor:
     )
 
     def __init__(
-        self, request: EngineRequest, job: GenerationRequest, decode: Decode, *, index: int = 0, echo: str | None = None
+        self,
+        engine_request: EngineRequest,
+        request: GenerationRequest,
+        decode: Decode,
+        *,
+        index: int = 0,
+        echo: str | None = None,
     ) -> None:
-        before = request.prompt[-16:] if job.continues else ()
-        self.request_id = request.request_id
+        before = engine_request.prompt[-16:] if request.continues else ()
+        self.request_id = engine_request.request_id
         self._index = index
-        self._job = job
-        self._prompt = request.prompt
+        self._request = request
+        self._prompt = engine_request.prompt
         self._decode = decode
         self._detokenizer = Detokenizer(decode, before)
-        self._stops = StopMatcher(job.stops, include=job.include_stop) if job.stops else None
-        self._min_tokens = request.sampling.min_tokens
+        self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
+        self._min_tokens = engine_request.sampling.min_tokens
         self._lead = echo
         self._said: deque[OutputToken] = deque()
         self._ids: list[int] = []
         self._parts: list[Part] = []
-        self._parser = None if job.parser is None else AnswerParser(job.parser, lambda: _call_id(job))
+        self._parser = None if request.parser is None else AnswerParser(request.parser, lambda: _call_id(request))
         self._detokenized = self._sent = 0
         self.prompt_logprobs: list[Logprobs] = []
         self.cumulative = 0.0
@@ -143,8 +153,8 @@ class OutputProcessor:
             index=self._index,
             text=text,
             reason=reason,
-            said=self._released_tokens(),
-            ids=self._new_ids(),
+            tokens=self._released_tokens(),
+            token_ids=self._new_ids(),
             stopped_by=self._stops.matched if self._stops is not None else None,
             parts=parts,
             called=self._parser is not None and self._parser.called,
@@ -156,7 +166,7 @@ class OutputProcessor:
         lead = ""
         if event.token_ids or event.finish_reason is not None:
             lead = self._begin()
-            if self._job.only_prompt:
+            if self._request.only_prompt:
                 self.open = False
                 return self._released(lead), "length"
         text, reason = self._answer(event)
@@ -203,13 +213,13 @@ class OutputProcessor:
 
     def _answer(self, event: EngineOutput) -> tuple[str, FinishReason | None]:
         reason = event.finish_reason
-        if self._stops is None and self._job.logprobs < 0:
+        if self._stops is None and self._request.logprobs < 0:
             self.num_tokens += len(event.token_ids)
             text = self._detokenizer.push(event.token_ids)
         else:
             text = self._token_by_token(event)
         self.cumulative += sum(one.logprob for one in event.logprobs)
-        if self._job.token_ids:
+        if self._request.token_ids:
             self._ids += event.token_ids
         if self.stopped:
             return text, "stop"
@@ -226,7 +236,7 @@ class OutputProcessor:
         lead, self._lead = self._lead, None
         if lead is None:
             return ""
-        if self._job.logprobs >= 0:
+        if self._request.logprobs >= 0:
             self._said.extend(_prompt_said(self._prompt, self.prompt_logprobs, self._decode, len(lead)))
         self._detokenized += len(lead)
         return lead
@@ -238,7 +248,7 @@ class OutputProcessor:
             if any(isinstance(part, Reasoning) for part in parts):
                 self.reasoning_tokens = self.num_tokens  # thoughts come first
             self._parts += parts
-        elif self._job.chat and text:
+        elif self._request.chat and text:
             self._parts.append(Content(text))
         return text
 
@@ -248,7 +258,7 @@ class OutputProcessor:
         for place, token_id in enumerate(event.token_ids):
             self.num_tokens += 1
             piece = self._detokenizer.push((token_id,))
-            if self._job.logprobs >= 0:
+            if self._request.logprobs >= 0:
                 found = event.logprobs[place] if place < len(event.logprobs) else None
                 self._said.append(
                     OutputToken(token_id, self._detokenized + _before(token_id, piece, self._decode), found)
@@ -268,9 +278,9 @@ class OutputProcessor:
         if stop_token_id is None:
             return ""
         self.num_tokens += 1
-        if self._job.token_ids:
+        if self._request.token_ids:
             self._ids.append(stop_token_id)
-        if not self._job.include_stop:
+        if not self._request.include_stop:
             return ""
         piece = self._detokenizer.push((stop_token_id,))
         return piece if self._stops is None else self._stops.push(piece)
@@ -284,9 +294,9 @@ class OutputProcessor:
         return text + self._stops.flush(), self._stops.matched is not None
 
 
-def _call_id(job: GenerationRequest) -> str:
-    assert job.parser is not None, "there is nothing to look for"
-    return answer_parser.call_id(job.parser.tools, secrets.choice)
+def _call_id(request: GenerationRequest) -> str:
+    assert request.parser is not None, "there is nothing to look for"
+    return answer_parser.call_id(request.parser.tools, secrets.choice)
 
 
 def _before(token_id: int, piece: str, decode: Decode) -> int:
@@ -299,9 +309,9 @@ def _before(token_id: int, piece: str, decode: Decode) -> int:
 
 def _prompt_said(ids: Sequence[int], found: Sequence[Logprobs], decode: Decode, length: int) -> list[OutputToken]:
     """The tokens of an echoed prompt of so many characters, each at its place in it."""
-    detokenizer, offset, said = Detokenizer(decode), 0, []
+    detokenizer, offset, tokens = Detokenizer(decode), 0, []
     for token_id, one in zip(ids, (None, *found), strict=False):
         piece = detokenizer.push((token_id,))
-        said.append(OutputToken(token_id, min(offset + _before(token_id, piece, decode), length), one))
+        tokens.append(OutputToken(token_id, min(offset + _before(token_id, piece, decode), length), one))
         offset += len(piece)
-    return said
+    return tokens

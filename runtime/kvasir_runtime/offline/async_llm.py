@@ -77,8 +77,8 @@ class AsyncLLM:
         self._on_progress = on_progress
         self.defaults: dict[str, Any] = {}
         self._client: EngineClient | None = None
-        self._served: ModelProfile | None = None
-        self._verdicts: GrammarValidator | None = None
+        self._profile: ModelProfile | None = None
+        self._grammar_validator: GrammarValidator | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> Ready:
@@ -98,7 +98,7 @@ class AsyncLLM:
         except (StartError, EngineDeadError) as error:
             raise EngineError(str(error)) from error
         longest = min(ready.max_model_len, ready.capacity_tokens)
-        self._served = ModelProfile(
+        self._profile = ModelProfile(
             names=(NAME,),
             tokenizer=loaded,
             max_context=longest,
@@ -106,13 +106,13 @@ class AsyncLLM:
             defaults=self.defaults,
             ready=ready,
         )
-        self._verdicts = GrammarValidator(folder, loaded.vocab_size)
+        self._grammar_validator = GrammarValidator(folder, loaded.vocab_size)
         return ready
 
     async def close(self) -> None:
         """End the engine process and everything that waits for it."""
-        if self._verdicts is not None:
-            await self._verdicts.close()
+        if self._grammar_validator is not None:
+            await self._grammar_validator.close()
         if self._client is not None:
             self._client.shutdown()
         await self._engine.stop()
@@ -120,39 +120,39 @@ class AsyncLLM:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def job(self, body: Body, *, chat: bool, number: int = 0) -> GenerationRequest:
+    def request(self, body: Body, *, chat: bool, number: int = 0) -> GenerationRequest:
         """A checked and tokenized prompt; may be called on any thread. Raises PromptError, naming prompt number."""
-        assert self._served is not None, "the session is not open"
+        assert self._profile is not None, "the session is not open"
         raw = json.dumps({**body, "model": NAME}).encode()
         try:
-            return prepare.from_bytes(raw, self._served, chat=chat)
+            return prepare.from_bytes(raw, self._profile, chat=chat)
         except Refused as refused:
             raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
 
-    async def checked(self, jobs: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    async def checked(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The jobs with their grammars tried out. Raises PromptError."""
-        assert self._verdicts is not None, "the session is not open"
+        assert self._grammar_validator is not None, "the session is not open"
         made = []
-        for number, job in enumerate(jobs):
+        for number, request in enumerate(requests):
             try:
-                made.append(await self._verdicts.checked(job))
+                made.append(await self._grammar_validator.checked(request))
             except Refused as refused:
                 raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
         return made
 
     async def answers(
-        self, jobs: Sequence[GenerationRequest], on_output: Callable[[Output], None], num_at_once: int
+        self, requests: Sequence[GenerationRequest], on_output: Callable[[Output], None], num_at_once: int
     ) -> list[Output]:
         """Outputs in the order of jobs, at most num_at_once of them in the engine at a time. Raises EngineError."""
         gate = asyncio.Semaphore(num_at_once)
 
-        async def one(job: GenerationRequest) -> Output:
+        async def one(request: GenerationRequest) -> Output:
             async with gate:
-                output = await self.answer(job)
+                output = await self.answer(request)
             on_output(output)
             return output
 
-        tasks = [asyncio.create_task(one(job)) for job in jobs]
+        tasks = [asyncio.create_task(one(request)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -160,25 +160,25 @@ class AsyncLLM:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # what was open is aborted when this returns
 
-    def thinking(self, job: GenerationRequest) -> GenerationRequest:
+    def thinking(self, request: GenerationRequest) -> GenerationRequest:
         """The same job of a chat, whose thoughts are told apart where the model's format of them is known."""
-        assert self._served is not None, "the session is not open"
-        loaded = self._served.tokenizer
+        assert self._profile is not None, "the session is not open"
+        loaded = self._profile.tokenizer
         template = loaded.template.source if loaded.template is not None else ""
         reasoning = parser_names(template, NONE, self._options.reasoning_parser).reasoning
-        prompt = loaded.decode(job.requests[0].prompt[-TAIL:], special=True)
+        prompt = loaded.decode(request.requests[0].prompt[-TAIL:], special=True)
         parser = ParserConfig(reasoning=reasoning.removeprefix(NONE), offered={}, prompt=prompt)
-        return job if parser.idle else replace(job, parser=parser)
+        return request if parser.idle else replace(request, parser=parser)
 
     async def embeddings(self, prompts: Sequence[Any], num_at_once: int) -> list[EmbeddingOutput]:
         """The vectors of texts and ids. Raises PromptError, EngineError."""
         assert self._client is not None, "the session is not open"
-        assert self._served is not None, "the session is not open"
+        assert self._profile is not None, "the session is not open"
         if not prompts:
             return []
         try:
             body = validation.validated({"model": NAME, "input": list(prompts)}, EmbeddingBody, {})
-            asked = await asyncio.to_thread(pooling.embed, body, self._served)
+            asked = await asyncio.to_thread(pooling.embed, body, self._profile)
         except Refused as refused:
             raise PromptError(refused.error.message, refused.error.param) from refused
         requests = pooling.engine_requests(f"embd-{secrets.token_hex(12)}", asked)
@@ -217,19 +217,19 @@ class AsyncLLM:
         return [found[request.request_id] for request in requests]
 
     async def answer(
-        self, job: GenerationRequest, on_text: OnText = lambda _index, _text: None, on_part: OnPart | None = None
+        self, request: GenerationRequest, on_text: OnText = lambda _index, _text: None, on_part: OnPart | None = None
     ) -> Output:
         """One output; on_text gets each piece of text as it comes, with the index of its choice. Raises EngineError.
 
         on_part: of a job of one choice, gets the same as parts.
         """
         assert self._client is not None, "the session is not open"
-        assert self._served is not None, "the session is not open"
+        assert self._profile is not None, "the session is not open"
         queue = EventQueue()
-        choices = output_processors(job, self._served.tokenizer)
+        choices = output_processors(request, self._profile.tokenizer)
         growing = [CompletionBuilder() for _ in choices]
         try:
-            self._client.submit(job.requests, queue)
+            self._client.submit(request.requests, queue)
             while any(choice.open for choice in choices):
                 for index, event in await queue.take(WAKE_S) or ():
                     if event.finish_reason in {"error", "abort"}:
@@ -246,7 +246,7 @@ class AsyncLLM:
             for choice in choices:
                 if choice.open or choice.stopped:
                     self._client.abort(choice.request_id, stopped=choice.stopped)
-        return output(job, choices, growing, TokenLabels(self._served.tokenizer))
+        return output(request, choices, growing, TokenLabels(self._profile.tokenizer))
 
     async def _watch(self, client: EngineClient) -> None:
         how = await self._engine.wait()

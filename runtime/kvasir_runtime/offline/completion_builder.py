@@ -31,50 +31,52 @@ class CompletionBuilder:
 
 
 def output(
-    job: GenerationRequest,
+    request: GenerationRequest,
     choices: Sequence[OutputProcessor],
     growing: Sequence[CompletionBuilder],
     labels: TokenLabels,
 ) -> Output:
     """All choices of a job that are shown, best first where more were drawn."""
     return Output(
-        prompt_token_ids=job.requests[0].prompt,
+        prompt_token_ids=request.requests[0].prompt,
         cached_tokens=max(choice.cached_tokens for choice in choices),
         outputs=tuple(
-            _completion(index, job, choices[drawn], growing[drawn], labels)
-            for index, drawn in enumerate(best_choices(job, choices))
+            _completion(index, request, choices[drawn], growing[drawn], labels)
+            for index, drawn in enumerate(best_choices(request, choices))
         ),
-        prompt_logprobs=_of_prompt(job, choices[0], labels),
+        prompt_logprobs=_of_prompt(request, choices[0], labels),
     )
 
 
 def _completion(
-    index: int, job: GenerationRequest, choice: OutputProcessor, grown: CompletionBuilder, labels: TokenLabels
+    index: int, request: GenerationRequest, choice: OutputProcessor, grown: CompletionBuilder, labels: TokenLabels
 ) -> Completion:
     """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
     ids = tuple(grown.token_ids[: choice.num_tokens])
-    told = job.logprobs >= 0
+    told = request.logprobs >= 0
     return Completion(
         index=index,
         text="".join(grown.texts),
         token_ids=ids,
         finish_reason=grown.reason,
-        logprobs=tuple(_at(token, one, job.logprobs, labels) for token, one in zip(ids, grown.logprobs, strict=False))
+        logprobs=tuple(
+            _at(token, one, request.logprobs, labels) for token, one in zip(ids, grown.logprobs, strict=False)
+        )
         if told
         else None,
         cumulative_logprob=sum(one.logprob for one in grown.logprobs[: len(ids)]) if told else None,
-        score=grown.score if job.requests[0].beam is not None else None,
+        score=grown.score if request.requests[0].beam is not None else None,
     )
 
 
 def _of_prompt(
-    job: GenerationRequest, choice: OutputProcessor, labels: TokenLabels
+    request: GenerationRequest, choice: OutputProcessor, labels: TokenLabels
 ) -> tuple[TokenLogprobs | None, ...] | None:
-    if job.prompt_logprobs < 0:
+    if request.prompt_logprobs < 0:
         return None
-    ids = job.requests[0].prompt[1:]
+    ids = request.requests[0].prompt[1:]
     found = (
-        _at(token, one, job.prompt_logprobs, labels) for token, one in zip(ids, choice.prompt_logprobs, strict=True)
+        _at(token, one, request.prompt_logprobs, labels) for token, one in zip(ids, choice.prompt_logprobs, strict=True)
     )
     return (None, *found)
 

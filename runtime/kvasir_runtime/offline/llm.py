@@ -103,15 +103,15 @@ class LLM:
         Raises PromptError at once, EngineError from the iterator.
         """
         body = {"messages": prompt, "chat_template_kwargs": template} if chat else {"prompt": prompt}
-        job = self._single(body, params, chat=chat)
-        return self._pieces(lambda put: self._llm.answer(job, lambda _, text: put(text)))
+        request = self._single(body, params, chat=chat)
+        return self._pieces(lambda put: self._llm.answer(request, lambda _, text: put(text)))
 
     def stream_parts(
         self, messages: Messages, params: SamplingParams | None = None, **template: Any
     ) -> Iterator[Content | Reasoning]:
         """As stream(chat=True), with the reasoning before the answer apart, where its format is known."""
-        job = self._single({"messages": messages, "chat_template_kwargs": template}, params, chat=True)
-        return self._pieces(lambda put: self._llm.answer(self._llm.thinking(job), on_part=put))
+        request = self._single({"messages": messages, "chat_template_kwargs": template}, params, chat=True)
+        return self._pieces(lambda put: self._llm.answer(self._llm.thinking(request), on_part=put))
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
         """One vector per prompt, in their order, pooled and scaled as /v1/embeddings does it (docs/embeddings.md).
@@ -148,26 +148,28 @@ class LLM:
         self.close()
 
     def _answers(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Output]:
-        jobs = self._jobs(bodies, params, chat=chat)
-        if not jobs:
+        requests = self._requests(bodies, params, chat=chat)
+        if not requests:
             return []
-        with self._bars.generating(len(jobs)) as on_output:
-            return self._run(self._llm.answers(jobs, on_output, num_at_once=2 * self.facts.max_sequences))
+        with self._bars.generating(len(requests)) as on_output:
+            return self._run(self._llm.answers(requests, on_output, num_at_once=2 * self.facts.max_sequences))
 
-    def _jobs(
+    def _requests(
         self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool
     ) -> list[GenerationRequest]:
         if self._closed:
             raise EngineError("this LLM is closed")
         asked = (params or SamplingParams()).fields(chat=chat)
-        jobs = [self._llm.job({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)]
-        return self._run(self._llm.checked(jobs))
+        requests = [
+            self._llm.request({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)
+        ]
+        return self._run(self._llm.checked(requests))
 
     def _single(self, body: dict[str, Any], params: SamplingParams | None, *, chat: bool) -> GenerationRequest:
-        (job,) = self._jobs([body], params, chat=chat)
-        if len(job.requests) > 1:
+        (request,) = self._requests([body], params, chat=chat)
+        if len(request.requests) > 1:
             raise ValueError("stream() gives one answer; n must be 1")
-        return job
+        return request
 
     def _pieces(self, answered: Callable[[Callable[[_T], None]], Coroutine[Any, Any, object]]) -> Iterator[_T]:
         """answered: computes an answer and passes each piece of it to its argument."""

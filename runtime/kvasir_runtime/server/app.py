@@ -28,28 +28,28 @@ from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.middleware import Middleware
 
 
-def http_app(pod: AppState) -> ASGIApp:
+def http_app(app_state: AppState) -> ASGIApp:
     """The application of the http port, with its edge."""
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
-    openai.add(app, pod)
-    responses.add(app, pod)
-    anthropic.add(app, pod)
-    ollama.add(app, pod)
-    pooling.add(app, pod)
-    health.add(app, pod)
-    app.openapi = lambda: described(app, pod.names)  # type: ignore[method-assign]
+    openai.add(app, app_state)
+    responses.add(app, app_state)
+    anthropic.add(app, app_state)
+    ollama.add(app, app_state)
+    pooling.add(app, app_state)
+    health.add(app, app_state)
+    app.openapi = lambda: described(app, app_state.names)  # type: ignore[method-assign]
     edged: ASGIApp = Middleware(
         app,
-        lets_in=pod.keys.let_in,
-        snapshot=pod.snapshot,
-        measure=pod.metrics.http,
-        tracing=lambda: pod.tracing,
+        lets_in=app_state.api_keys.let_in,
+        snapshot=app_state.snapshot,
+        measure=app_state.metrics.http,
+        tracing=lambda: app_state.tracing,
     )
-    if pod.options.cors_origin:
+    if app_state.options.cors_origin:
         edged = CORSMiddleware(
             edged,
-            allow_origins=pod.options.cors_origin,
+            allow_origins=app_state.options.cors_origin,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "x-should-retry"],

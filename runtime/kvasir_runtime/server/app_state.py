@@ -37,12 +37,12 @@ class ServedModel:
     verdicts: on the grammars that requests ask for.
     """
 
-    served: ModelProfile
+    profile: ModelProfile
     client: EngineClient
     max_sequences: int
     fingerprint: str
     start: StartupSeconds
-    verdicts: GrammarValidator
+    grammar_validator: GrammarValidator
     folder: Path | None = None
 
 
@@ -57,14 +57,14 @@ class AppState:
     names: tuple[str, ...]
     created: int
     clock: Callable[[], float] = time.monotonic
-    opened: ServedModel | None = None
+    served_model: ServedModel | None = None
     instance: str = field(init=False, default_factory=lambda: secrets.token_hex(INSTANCE_CHARACTERS // 2))
     lifecycle: Lifecycle = field(init=False)
-    keys: ApiKeys = field(init=False)
+    api_keys: ApiKeys = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
     idle: asyncio.Event = field(init=False)
-    running: RequestRegistry = field(init=False, default_factory=RequestRegistry)
+    registry: RequestRegistry = field(init=False, default_factory=RequestRegistry)
     tracing: Tracer | None = field(init=False, default=None)
     num_active: int = field(init=False, default=0)
     num_preparing: int = field(init=False, default=0)
@@ -72,7 +72,7 @@ class AppState:
     def __post_init__(self) -> None:
         """Parts that are the pod's own."""
         self.lifecycle = Lifecycle(self.clock)
-        self.keys = ApiKeys(self.options.api_key, self.options.api_key_file)
+        self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
         self.threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
         self.idle = asyncio.Event()
@@ -94,26 +94,26 @@ class AppState:
         refusal = self.lifecycle.refusal()
         if refusal is not None:
             raise Refused(refusal)
-        if self.opened is None:
+        if self.served_model is None:
             raise Refused(openai_errors.internal())
-        return self.opened
+        return self.served_model
 
     def snapshot(self) -> RuntimeState:
         """The engine's last state with what only this process knows."""
-        lifecycle, opened = self.lifecycle, self.opened
-        state = opened.client.state if opened is not None else RuntimeState()
-        age_s = self.clock() - opened.client.last_message_at if opened is not None else 0.0
+        lifecycle, served_model = self.lifecycle, self.served_model
+        state = served_model.client.state if served_model is not None else RuntimeState()
+        age_s = self.clock() - served_model.client.last_message_at if served_model is not None else 0.0
         return msgspec.structs.replace(
             state,
             model=self.names[0],
             revision=self.options.pod_revision,
             instance=self.instance,
             served=self.metrics.served,
-            start=opened.start if opened is not None else StartupSeconds(),
+            start=served_model.start if served_model is not None else StartupSeconds(),
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,
             message=lifecycle.message,
-            locked=self.keys.locked,
+            locked=self.api_keys.locked,
             heartbeat_age_s=round(age_s, 3),
         )

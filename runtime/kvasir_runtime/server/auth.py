@@ -128,8 +128,8 @@ def _read(path: str) -> Digests:
 def _content(file: Path, most: int) -> bytes:
     """A file that went away meanwhile, or that is none, holds nothing."""
     try:
-        with file.open("rb") as opened:
-            content = opened.read(most + 1)
+        with file.open("rb") as served_model:
+            content = served_model.read(most + 1)
     except (FileNotFoundError, IsADirectoryError):
         return b""
     if len(content) > most:

@@ -29,66 +29,66 @@ SerializerOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A job and how its answer is written."""
+    """A request and how its answer is written."""
 
-    job: GenerationRequest
+    request: GenerationRequest
     serializer: SerializerOf = OpenAiSerializer
 
 
 async def respond(
     request: Request,
-    pod: AppState,
+    app_state: AppState,
     prepare: Callable[[bytes, ModelProfile], PreparedRequest],
     *,
     on_end: Callable[[], None] = lambda: None,
 ) -> GenerationResponse:
     """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
-    arrived = pod.clock()
-    opened = pod.open_or_refuse()
-    check_queue(pod, opened, 1)
-    raw = await read_body(request, pod.options.max_body_bytes)
-    pod.enter()
-    pod.num_preparing += 1
+    arrived = app_state.clock()
+    served_model = app_state.open_or_refuse()
+    check_queue(app_state, served_model, 1)
+    raw = await read_body(request, app_state.options.max_body_bytes)
+    app_state.enter()
+    app_state.num_preparing += 1
     try:
         loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(pod.threads, prepare, raw, opened.served)
-            prepared = replace(prepared, job=await opened.verdicts.checked(prepared.job))
+            prepared = await loop.run_in_executor(app_state.threads, prepare, raw, served_model.profile)
+            prepared = replace(prepared, request=await served_model.grammar_validator.checked(prepared.request))
         finally:
-            pod.num_preparing -= 1
-        pod.open_or_refuse()
-        check_queue(pod, opened, len(prepared.job.requests))
+            app_state.num_preparing -= 1
+        app_state.open_or_refuse()
+        check_queue(app_state, served_model, len(prepared.request.requests))
     except BaseException:
-        pod.leave()
+        app_state.leave()
         raise
 
     def ended() -> None:
-        pod.leave()
+        app_state.leave()
         on_end()
 
-    labels = TokenLabels(opened.served.tokenizer, as_ids=prepared.job.as_token_ids)
+    labels = TokenLabels(served_model.profile.tokenizer, as_ids=prepared.request.as_token_ids)
     return GenerationResponse(
-        prepared.job,
-        prepared.serializer(prepared.job, int(time.time()), opened.fingerprint, labels),
+        prepared.request,
+        prepared.serializer(prepared.request, int(time.time()), served_model.fingerprint, labels),
         ServingContext(
-            client=opened.client,
-            tokenizer=opened.served.tokenizer,
-            metrics=pod.metrics,
-            registry=pod.running,
-            clock=pod.clock,
+            client=served_model.client,
+            tokenizer=served_model.profile.tokenizer,
+            metrics=app_state.metrics,
+            registry=app_state.registry,
+            clock=app_state.clock,
         ),
         arrived=arrived,
         on_end=ended,
     )
 
 
-def check_queue(pod: AppState, opened: ServedModel, num_new: int) -> None:
+def check_queue(app_state: AppState, served_model: ServedModel, num_new: int) -> None:
     """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
     refusal = queue_refusal(
-        opened.client.state,
-        inflight=opened.client.num_inflight + pod.num_preparing + num_new,
-        max_sequences=opened.max_sequences,
-        max_waiting=pod.options.max_waiting,
+        served_model.client.state,
+        inflight=served_model.client.num_inflight + app_state.num_preparing + num_new,
+        max_sequences=served_model.max_sequences,
+        max_waiting=app_state.options.max_waiting,
         jitter=random.random(),
     )
     if refusal is not None:

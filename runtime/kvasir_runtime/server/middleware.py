@@ -93,15 +93,15 @@ class Middleware:
             method = scope["method"] if scope["method"] in METHODS else "other"
             route = getattr(scope.get("route"), "path", "none")
             self._measure(route, method, status or 500, elapsed_s)
-            said, tracing = scope["state"].get("summary"), self._tracing()
-            if said is not None and tracing is not None:
+            trace, tracing = scope["state"].get("summary"), self._tracing()
+            if trace is not None and tracing is not None:
                 tracing.record(
                     route=route,
                     method=method,
                     status=status or 500,
                     duration_s=elapsed_s,
                     headers=scope["headers"],
-                    said=said,
+                    request=trace,
                 )
 
     def _opens(self, scope: Scope) -> bool:

@@ -17,20 +17,20 @@ SILENT_S: Final = 120.0
 """An idle engine speaks once a second, a busy one after each step; the longest step of a slow CPU takes seconds."""
 
 
-def ops_app(pod: AppState) -> FastAPI:
+def ops_app(app_state: AppState) -> FastAPI:
     """The application of the ops port."""
     app = FastAPI(title="Kvasir ops", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_probes(app, pod)
-    _add_drain(app, pod)
+    _add_probes(app, app_state)
+    _add_drain(app, app_state)
     return app
 
 
-def _add_probes(app: FastAPI, pod: AppState) -> None:
+def _add_probes(app: FastAPI, app_state: AppState) -> None:
     @app.get(names.PATH_LIVEZ)
     async def livez() -> Response:
-        snapshot = pod.snapshot()
-        silent = pod.lifecycle.was_ready and snapshot.heartbeat_age_s > SILENT_S
-        alive = not pod.lifecycle.failed and not silent
+        snapshot = app_state.snapshot()
+        silent = app_state.lifecycle.was_ready and snapshot.heartbeat_age_s > SILENT_S
+        alive = not app_state.lifecycle.failed and not silent
         return json_response(
             {"alive": alive, "heartbeat_age_s": snapshot.heartbeat_age_s, "step": snapshot.step},
             status=200 if alive else 503,
@@ -38,12 +38,12 @@ def _add_probes(app: FastAPI, pod: AppState) -> None:
 
     @app.get(names.PATH_READYZ)
     async def readyz() -> Response:
-        ready = pod.lifecycle.ready
-        return json_response({"ready": ready, "phase": pod.lifecycle.phase}, status=200 if ready else 503)
+        ready = app_state.lifecycle.ready
+        return json_response({"ready": ready, "phase": app_state.lifecycle.phase}, status=200 if ready else 503)
 
     @app.get(names.PATH_STARTUPZ)
     async def startupz() -> Response:
-        lifecycle = pod.lifecycle
+        lifecycle = app_state.lifecycle
         document = {
             "phase": lifecycle.phase,
             "progress_fraction": lifecycle.fraction,
@@ -54,21 +54,21 @@ def _add_probes(app: FastAPI, pod: AppState) -> None:
 
     @app.get(names.PATH_STATE)
     async def state_document() -> Response:
-        return Response(state.encode(pod.snapshot()), media_type="application/json")
+        return Response(state.encode(app_state.snapshot()), media_type="application/json")
 
 
-def _add_drain(app: FastAPI, pod: AppState) -> None:
+def _add_drain(app: FastAPI, app_state: AppState) -> None:
     def document() -> Response:
-        snapshot = pod.snapshot()
-        return json_response({"phase": snapshot.phase, "requests": pod.num_active, "running": snapshot.running})
+        snapshot = app_state.snapshot()
+        return json_response({"phase": snapshot.phase, "requests": app_state.num_active, "running": snapshot.running})
 
     @app.post(names.PATH_DRAIN)
     async def drain() -> Response:
-        pod.lifecycle.drain()
+        app_state.lifecycle.drain()
         return document()
 
     @app.delete(names.PATH_DRAIN)
     async def undrain() -> Response:
-        if not pod.lifecycle.undrain():
-            return json_response({"phase": pod.lifecycle.phase, "error": "the process is leaving"}, status=409)
+        if not app_state.lifecycle.undrain():
+            return json_response({"phase": app_state.lifecycle.phase, "error": "the process is leaving"}, status=409)
         return document()

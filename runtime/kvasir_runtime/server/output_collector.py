@@ -126,7 +126,7 @@ class OutputCollector:
                 if choice.stopped:
                     self._client.abort(choice.request_id, stopped=True)
                 self._finish(index, delta.reason, now)
-            if delta.text or delta.parts or delta.ids or delta.reason is not None:
+            if delta.text or delta.parts or delta.token_ids or delta.reason is not None:
                 found.append(delta)
         return found
 

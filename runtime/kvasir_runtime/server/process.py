@@ -46,7 +46,7 @@ class ServeProcess:
         names = options.served_model_name or (source.name_of(options.model),)
         self._options = options
         self._console = console
-        self._pod = AppState(options=options, names=names, created=int(time.time()))
+        self._app_state = AppState(options=options, names=names, created=int(time.time()))
         self._child = child
         self._client: EngineClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,7 +66,7 @@ class ServeProcess:
             raise
         self._addresses = listen.address_of(http), listen.address_of(ops)
         self._console.listening(*self._addresses)
-        servers = [listen.server(http_app(self._pod)), listen.server(ops_app(self._pod))]
+        servers = [listen.server(http_app(self._app_state)), listen.server(ops_app(self._app_state))]
         serving = [
             asyncio.create_task(server.serve(sockets=[listener]))
             for server, listener in zip(servers, (http, ops), strict=True)
@@ -79,11 +79,11 @@ class ServeProcess:
                 server.should_exit = True
                 server.force_exit = self._stop.is_set()
             await asyncio.wait(serving, timeout=FLUSH_S)
-            if self._pod.opened is not None:
-                await self._pod.opened.verdicts.close()
+            if self._app_state.served_model is not None:
+                await self._app_state.served_model.grammar_validator.close()
             await self._end_engine()
-            if self._pod.tracing is not None:
-                await asyncio.to_thread(self._pod.tracing.close)
+            if self._app_state.tracing is not None:
+                await asyncio.to_thread(self._app_state.tracing.close)
             self._console.close()
 
     def _catch_signals(self) -> None:
@@ -116,18 +116,18 @@ class ServeProcess:
 
     async def _start(self) -> None:
         """From nothing to ready. Raises ModelError or EngineDeadError."""
-        pod, console = self._pod, self._console
-        pod.lifecycle.advance("starting", message="finding the model")
+        app_state, console = self._app_state, self._console
+        app_state.lifecycle.advance("starting", message="finding the model")
         console.show("starting", 0.0, message="finding the model")
         given = self._options
-        pod.tracing = tracing.opened(given.otlp_traces_endpoint, pod.names[0], given.otlp_sample_percent)
-        await asyncio.to_thread(pod.keys.load, may_come=bool(given.pod_revision))
-        if pod.keys.watched:
-            self._tasks.append(asyncio.create_task(auth.watch(pod.keys)))
+        app_state.tracing = tracing.opened(given.otlp_traces_endpoint, app_state.names[0], given.otlp_sample_percent)
+        await asyncio.to_thread(app_state.api_keys.load, may_come=bool(given.pod_revision))
+        if app_state.api_keys.watched:
+            self._tasks.append(asyncio.create_task(auth.watch(app_state.api_keys)))
         asked = time.monotonic()
         folder = await asyncio.to_thread(source.resolve, self._options.model)
         found = time.monotonic()
-        said = await asyncio.to_thread(generation_defaults, folder, self._options)
+        defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
         try:
             ready = await self._start_engine(folder, loading)
@@ -135,52 +135,59 @@ class ServeProcess:
         finally:
             loading.cancel()
         assert self._client is not None
-        pod.opened = ServedModel(
-            served=ModelProfile(
-                names=pod.names,
+        app_state.served_model = ServedModel(
+            profile=ModelProfile(
+                names=app_state.names,
                 tokenizer=loaded,
                 max_context=min(ready.max_model_len, ready.capacity_tokens),
                 capabilities=capabilities(folder, self._options, ready, loaded),
-                defaults=said,
+                defaults=defaults,
                 ready=ready,
                 parsers=parser_names(
                     loaded.template.source if loaded.template is not None else "",
                     self._options.tool_call_parser,
                     self._options.reasoning_parser,
                 ),
-                instance=pod.instance,
+                instance=app_state.instance,
             ),
             client=self._client,
             max_sequences=ready.max_sequences,
-            fingerprint=_fingerprint(pod.names[0], ready),
+            fingerprint=_fingerprint(app_state.names[0], ready),
             start=state.StartupSeconds(weights_s=found - asked, load_s=ready.load_s, warm_s=ready.warm_s),
             folder=folder,
-            verdicts=GrammarValidator(folder, loaded.vocab_size, observe=pod.metrics.grammar),
+            grammar_validator=GrammarValidator(folder, loaded.vocab_size, observe=app_state.metrics.grammar),
         )
-        pod.metrics.opened(ready, self._options)
+        app_state.metrics.opened(ready, self._options)
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
         await self._unlocked()
-        pod.lifecycle.advance("ready", 1.0, 0.0)
+        app_state.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
         total_s = time.monotonic() - self._began
         console.ready(
             ready,
             StartSummary(
-                names=pod.names, folder=str(folder), http=http, ops=ops, total_s=total_s, find_s=found - self._began
+                names=app_state.names,
+                folder=str(folder),
+                http=http,
+                ops=ops,
+                total_s=total_s,
+                find_s=found - self._began,
             ),
         )
 
     async def _unlocked(self) -> None:
         """A replica of a service that has no key yet is not ready: it would take the place of one that serves."""
-        if why := self._pod.keys.locked:
-            self._pod.lifecycle.advance("warming", 1.0, message=why)
+        if why := self._app_state.api_keys.locked:
+            self._app_state.lifecycle.advance("warming", 1.0, message=why)
             self._console.show("waiting for keys", 1.0, message=why)
-        while self._pod.keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
+        while self._app_state.api_keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
             await asyncio.sleep(auth.LOOK_EVERY_S)
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
-        self._client = EngineClient(self._child.address, on_progress=self._on_progress, on_step=self._pod.metrics.step)
+        self._client = EngineClient(
+            self._child.address, on_progress=self._on_progress, on_step=self._app_state.metrics.step
+        )
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))
         await self._child.start(str(folder), options)
@@ -195,7 +202,7 @@ class ServeProcess:
             ready.cancel()
 
     def _on_progress(self, progress: Progress) -> None:
-        self._pod.lifecycle.advance(progress.phase, progress.progress_fraction, progress.eta_s)
+        self._app_state.lifecycle.advance(progress.phase, progress.progress_fraction, progress.eta_s)
         self._console.show(progress.phase, progress.progress_fraction, progress.eta_s)
 
     async def _watch_child(self, client: EngineClient) -> None:
@@ -208,7 +215,7 @@ class ServeProcess:
 
     async def _engine_died(self) -> int:
         """Open requests have their error events by now; give them the time to be written."""
-        self._pod.lifecycle.failed = True
+        self._app_state.lifecycle.failed = True
         code = self._console.failed(self._dead.result())
         await self._settle(FLUSH_S)
         return code
@@ -218,29 +225,29 @@ class ServeProcess:
 
         A replica of a service takes requests for a little longer: whoever sends them does not know yet that it leaves.
         """
-        pod, limit_s = self._pod, self._options.drain_timeout
-        pod.lifecycle.leave(stragglers=bool(self._options.pod_revision and limit_s))
-        self._console.leaving(pod.num_active, limit_s)
+        app_state, limit_s = self._app_state, self._options.drain_timeout
+        app_state.lifecycle.leave(stragglers=bool(self._options.pod_revision and limit_s))
+        self._console.leaving(app_state.num_active, limit_s)
         assert self._client is not None
         self._client.drain()
         await self._first(asyncio.create_task(self._finish(limit_s)), self._stop, self._dead)
         if self._dead.done():
             return await self._engine_died()
-        if pod.num_active:
+        if app_state.num_active:
             self._client.interrupt("the server is shutting down")
             await self._settle(0.0 if self._stop.is_set() else FLUSH_S)
         return 1 if self._stop.is_set() else 0
 
     async def _finish(self, limit_s: float) -> None:
         """Wait for those that may still come, then until no request is being served."""
-        straggling_s = min(limit_s, self._pod.lifecycle.straggling_s())
+        straggling_s = min(limit_s, self._app_state.lifecycle.straggling_s())
         await asyncio.sleep(straggling_s)
         await self._settle(max(0.0, limit_s - straggling_s))
 
     async def _settle(self, timeout_s: float) -> None:
         """Wait until no request is being served."""
         try:
-            await asyncio.wait_for(self._pod.idle.wait(), timeout_s)
+            await asyncio.wait_for(self._app_state.idle.wait(), timeout_s)
         except TimeoutError:
             pass
 

@@ -104,8 +104,8 @@ class GenerationResponse(Response):
                 index=index,
                 text="".join(delta.text for delta in found[drawn]),
                 reason=found[drawn][-1].reason,
-                said=[token for delta in found[drawn] for token in delta.said],
-                ids=[token_id for delta in found[drawn] for token_id in delta.ids],
+                tokens=[token for delta in found[drawn] for token in delta.tokens],
+                token_ids=[token_id for delta in found[drawn] for token_id in delta.token_ids],
                 prompt_logprobs=collector.choices[drawn].prompt_logprobs,
                 stopped_by=found[drawn][-1].stopped_by,
                 parts=merged(part for delta in found[drawn] for part in delta.parts),
@@ -118,7 +118,7 @@ class GenerationResponse(Response):
         await send_document(send, 200, document, headers)
 
     def _chunk(self, deltas: list[OutputDelta] | None) -> bytes:
-        return self._serializer.keep_alive if deltas is None else self._serializer.pieces(deltas)
+        return self._serializer.keep_alive if deltas is None else self._serializer.deltas(deltas)
 
     async def _refuse(self, send: Send, failed: GenerationFailed) -> None:
         """The response where nothing was sent yet."""

@@ -62,7 +62,7 @@ def run(made: OutputProcessor, events):
     for item in events:
         delta = made.accept(item)
         text += delta.text
-        new = delta.said
+        new = delta.tokens
         assert made.open is False or all(token.offset < len(text) for token in new)
         said += new
     return text, said
@@ -143,14 +143,14 @@ def test_a_prompt_that_is_only_scored_has_no_answer():
     (made,) = output_processors(job(prompts=(prompt,), echoes=("plan",), only_prompt=True), TOKENIZER)
     delta = made.accept(event(ids("a"), "stop", prompt_logprobs=tuple(found(p) for p in range(1, len(prompt)))))
     assert (delta.text, delta.reason, made.num_tokens, made.open) == ("plan", "length", 0, False)
-    assert [token.token_id for token in delta.said] == list(prompt)
+    assert [token.token_id for token in delta.tokens] == list(prompt)
 
 
 def test_token_ids_are_all_of_them_with_the_one_that_ended_it():
     (made,) = output_processors(job(token_ids=True, logprobs=-1), TOKENIZER)
-    assert made.accept(event((8, 9))).ids == [8, 9]
-    assert made.accept(event((10,), "stop", stop_token_id=1)).ids == [10, 1]
-    assert made.accept(event(())).ids == []
+    assert made.accept(event((8, 9))).token_ids == [8, 9]
+    assert made.accept(event((10,), "stop", stop_token_id=1)).token_ids == [10, 1]
+    assert made.accept(event(())).token_ids == []
 
 
 def test_special_tokens_and_the_one_that_ends_are_shown_where_asked_for():

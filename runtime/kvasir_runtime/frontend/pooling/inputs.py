@@ -37,52 +37,52 @@ class Cut:
     second_keep: int | None = None
 
 
-def single(source: str | Sequence[int], served: ModelProfile, cut: Cut, *, param: str) -> tuple[int, ...]:
+def single(source: str | Sequence[int], profile: ModelProfile, cut: Cut, *, param: str) -> tuple[int, ...]:
     """Ids of a text, or ids as they are. Raises Refused naming the param."""
-    tokenizer, room = served.tokenizer, _room(cut, served)
+    tokenizer, room = profile.tokenizer, _room(cut, profile)
     if not isinstance(source, str):
         ids = tuple(source)[:room]
         if max(ids) >= tokenizer.vocab_size:
             message = f"Token id {max(ids)} is out of range: the model's vocabulary has {tokenizer.vocab_size} ids."
             raise _refused(message, param)
-        return _checked(ids, served, cut, param)
+        return _checked(ids, profile, cut, param)
     encoded = _encoded(tokenizer, source, param)
     if cut.keep is not None:
         encoded.truncate(max(0, room - _num_special(tokenizer, cut, is_pair=False)))
-    return _checked(tuple(tokenizer.encoder.post_process(encoded, None, cut.special).ids), served, cut, param)
+    return _checked(tuple(tokenizer.encoder.post_process(encoded, None, cut.special).ids), profile, cut, param)
 
 
-def pair(first: str, second: str, served: ModelProfile, cut: Cut, *, param: str) -> tuple[int, ...]:
+def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str) -> tuple[int, ...]:
     """Ids of two texts as the tokenizer joins them; a cut is taken from the second. Raises Refused."""
-    tokenizer, room = served.tokenizer, _room(cut, served)
+    tokenizer, room = profile.tokenizer, _room(cut, profile)
     one, other = _encoded(tokenizer, first, param), _encoded(tokenizer, second, param)
     if cut.second_keep is not None:
         other.truncate(cut.second_keep)
     if cut.keep is not None:
         other.truncate(max(0, min(len(other.ids), room - len(one.ids) - _num_special(tokenizer, cut, is_pair=True))))
     ids = tuple(tokenizer.encoder.post_process(one, other, cut.special).ids)
-    return _checked(ids, served, cut, param)
+    return _checked(ids, profile, cut, param)
 
 
 def judgement(
-    query: str, document: str, instruction: str | None, served: ModelProfile, cut: Cut, *, param: str
+    query: str, document: str, instruction: str | None, profile: ModelProfile, cut: Cut, *, param: str
 ) -> tuple[int, ...]:
     """Ids of the question whether a document meets a query; a cut is taken from the document. Raises Refused."""
-    tokenizer, room = served.tokenizer, _room(cut, served)
+    tokenizer, room = profile.tokenizer, _room(cut, profile)
     before = f"{JUDGE_HEAD}<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: "
     head, body, tail = (_encoded(tokenizer, text, param) for text in (before, document, JUDGE_TAIL))
     kept = min(len(body.ids), room - len(head.ids) - len(tail.ids), cut.second_keep or MAX_PROMPT_TOKENS)
     if kept == len(body.ids):  # in one piece, as tokens may reach over the borders
-        return _checked(tuple(_encoded(tokenizer, before + document + JUDGE_TAIL, param).ids), served, cut, param)
+        return _checked(tuple(_encoded(tokenizer, before + document + JUDGE_TAIL, param).ids), profile, cut, param)
     body.truncate(max(0, kept))
-    return _checked((*head.ids, *body.ids, *tail.ids), served, cut, param)
+    return _checked((*head.ids, *body.ids, *tail.ids), profile, cut, param)
 
 
-def _room(cut: Cut, served: ModelProfile) -> int:
+def _room(cut: Cut, profile: ModelProfile) -> int:
     """Most tokens that a prompt may keep."""
     if cut.keep is None:
         return MAX_PROMPT_TOKENS
-    return served.max_context if cut.keep < 0 else cut.keep
+    return profile.max_context if cut.keep < 0 else cut.keep
 
 
 def _encoded(tokenizer: Tokenizer, text: str, param: str) -> Encoding:
@@ -95,14 +95,14 @@ def _num_special(tokenizer: Tokenizer, cut: Cut, *, is_pair: bool) -> int:
     return tokenizer.encoder.num_special_tokens_to_add(is_pair) if cut.special else 0
 
 
-def _checked(ids: tuple[int, ...], served: ModelProfile, cut: Cut, param: str) -> tuple[int, ...]:
+def _checked(ids: tuple[int, ...], profile: ModelProfile, cut: Cut, param: str) -> tuple[int, ...]:
     if not ids:
         raise _refused("The text is empty.", param)
-    if len(ids) > served.max_context:
-        if cut.keep is not None and cut.keep > served.max_context:
-            message = f"truncate_prompt_tokens {cut.keep} is more than the {served.max_context} tokens that fit."
+    if len(ids) > profile.max_context:
+        if cut.keep is not None and cut.keep > profile.max_context:
+            message = f"truncate_prompt_tokens {cut.keep} is more than the {profile.max_context} tokens that fit."
             raise _refused(message, "truncate_prompt_tokens")
-        raise Refused(openai_errors.context_length(limit=served.max_context, prompt_tokens=len(ids), max_tokens=0))
+        raise Refused(openai_errors.context_length(limit=profile.max_context, prompt_tokens=len(ids), max_tokens=0))
     return ids
 
 

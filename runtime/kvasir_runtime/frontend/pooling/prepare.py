@@ -40,30 +40,30 @@ class ScoringInputs:
     scores: Callable[[Sequence[EngineOutput]], list[float]]
 
 
-def embed(body: EmbeddingBody, served: ModelProfile) -> EmbeddingInputs:
+def embed(body: EmbeddingBody, profile: ModelProfile) -> EmbeddingInputs:
     """Raises Refused."""
-    check_model(body.model, served)
-    ability = served.capabilities.embedding
+    check_model(body.model, profile)
+    ability = profile.capabilities.embedding
     if isinstance(ability, str):
         raise _cannot(f"This model gives no embeddings. {ability}")
     dimensions = _dimensions(body.dimensions, ability)
     cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens)
     normalize = ability.normalize if body.normalize is None else body.normalize
     return EmbeddingInputs(
-        prompts=_bounded((inputs.single(source, served, cut, param="input") for source in body.input), "input"),
+        prompts=_bounded((inputs.single(source, profile, cut, param="input") for source in body.input), "input"),
         pooling=PoolingConfig(kind=ability.kind),
         vector=lambda event: vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize),
     )
 
 
-def rank(body: RerankBody, served: ModelProfile) -> ScoringInputs:
+def rank(body: RerankBody, profile: ModelProfile) -> ScoringInputs:
     """The query with each document. Raises Refused."""
-    return _scored(body, [body.query], body.documents, served, ("query", "documents"), body.max_tokens_per_doc)
+    return _scored(body, [body.query], body.documents, profile, ("query", "documents"), body.max_tokens_per_doc)
 
 
-def score(body: ScoreBody, served: ModelProfile) -> ScoringInputs:
+def score(body: ScoreBody, profile: ModelProfile) -> ScoringInputs:
     """text_1 with each of text_2, or pair by pair. Raises Refused."""
-    return _scored(body, body.text_1, body.text_2, served, ("text_1", "text_2"), None)
+    return _scored(body, body.text_1, body.text_2, profile, ("text_1", "text_2"), None)
 
 
 def engine_requests(answer_id: str, made: EmbeddingInputs | ScoringInputs) -> tuple[EngineRequest, ...]:
@@ -79,14 +79,14 @@ def _scored(
     body: RerankBody | ScoreBody,
     firsts: Sequence[str],
     seconds: Sequence[str],
-    served: ModelProfile,
+    profile: ModelProfile,
     params: tuple[str, str],
     second_keep: int | None,
 ) -> ScoringInputs:
     """One first text goes with each second, or each with its own."""
     if body.model is not None:
-        check_model(body.model, served)
-    ability = served.capabilities.scoring
+        check_model(body.model, profile)
+    ability = profile.capabilities.scoring
     if isinstance(ability, str):
         raise _cannot(f"This model gives no scores. {ability}")
     if body.instruction is not None and ability.kind != "judgement":
@@ -95,12 +95,12 @@ def _scored(
     cut = Cut(keep=body.truncate_prompt_tokens, special=body.add_special_tokens, second_keep=second_keep)
     pairs = list(zip(firsts if len(firsts) == len(seconds) else list(firsts) * len(seconds), seconds, strict=True))
     if ability.kind == "similarity":
-        return _similarities(ability, firsts, seconds, served, cut, params)
+        return _similarities(ability, firsts, seconds, profile, cut, params)
     if ability.kind == "judgement":
         said, param = body.instruction, params[1]
-        made = (inputs.judgement(first, second, said, served, cut, param=param) for first, second in pairs)
+        made = (inputs.judgement(first, second, said, profile, cut, param=param) for first, second in pairs)
     else:
-        made = (inputs.pair(first, second, served, cut, param=params[1]) for first, second in pairs)
+        made = (inputs.pair(first, second, profile, cut, param=params[1]) for first, second in pairs)
     return ScoringInputs(
         prompts=_bounded(made, params[1]),
         pooling=ability.pooling,
@@ -118,14 +118,14 @@ def _similarities(
     ability: ScoringCapability,
     firsts: Sequence[str],
     seconds: Sequence[str],
-    served: ModelProfile,
+    profile: ModelProfile,
     cut: Cut,
     params: tuple[str, str],
 ) -> ScoringInputs:
     """Every text is embedded once."""
     second_cut = cut if cut.second_keep is None else Cut(keep=cut.second_keep, special=cut.special)
     texts = [(text, cut, params[0]) for text in firsts] + [(text, second_cut, params[1]) for text in seconds]
-    prompts = _bounded((inputs.single(text, served, how, param=param) for text, how, param in texts), params[1])
+    prompts = _bounded((inputs.single(text, profile, how, param=param) for text, how, param in texts), params[1])
 
     def similarities(events: Sequence[EngineOutput]) -> list[float]:
         found = [_read(event) for event in events]

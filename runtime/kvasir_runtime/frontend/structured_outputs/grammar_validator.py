@@ -84,21 +84,21 @@ class GrammarValidator:
         """What the verdicts take that are remembered, about."""
         return self._bytes
 
-    async def checked(self, job: GenerationRequest) -> GenerationRequest:
+    async def checked(self, request: GenerationRequest) -> GenerationRequest:
         """The job with grammars as the engine takes them. Raises Refused, naming the field that asked."""
-        grammar = next((one.sampling.grammar for one in job.requests if one.sampling.grammar is not None), None)
+        grammar = next((one.sampling.grammar for one in request.requests if one.sampling.grammar is not None), None)
         if grammar is None:
-            return job
+            return request
         verdict = await self._verdict(grammar)
         if verdict.error:
-            message = f"The grammar of {job.grammar_field or 'the request'} is refused: {verdict.error}."
-            raise Refused(openai_errors.invalid(message, param=job.grammar_field or None, code="invalid_grammar"))
+            message = f"The grammar of {request.grammar_field or 'the request'} is refused: {verdict.error}."
+            raise Refused(openai_errors.invalid(message, param=request.grammar_field or None, code="invalid_grammar"))
         made = verdict.grammar
         if made is None:
-            return job
+            return request
         replaced = msgspec.structs.replace
-        requests = [replaced(one, sampling=replaced(one.sampling, grammar=made)) for one in job.requests]
-        return replace(job, requests=tuple(requests))
+        requests = [replaced(one, sampling=replaced(one.sampling, grammar=made)) for one in request.requests]
+        return replace(request, requests=tuple(requests))
 
     async def close(self) -> None:
         """End the worker."""

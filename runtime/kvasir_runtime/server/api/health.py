@@ -36,18 +36,18 @@ ANSWERS: Final[dict[str, Any]] = {"/health": Health, "/version": Version, "/load
 """The document with which each path answers."""
 
 
-def add(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, app_state: AppState) -> None:
     """Add all of them."""
 
     @app.get("/health")
     async def health() -> Response:
-        ready = pod.lifecycle.ready
-        return json_response(Health("ok" if ready else pod.lifecycle.phase), status=200 if ready else 503)
+        ready = app_state.lifecycle.ready
+        return json_response(Health("ok" if ready else app_state.lifecycle.phase), status=200 if ready else 503)
 
     @app.get("/ping")
     @app.post("/ping")
     async def ping() -> Response:
-        return Response(status_code=200 if pod.lifecycle.ready else 503)
+        return Response(status_code=200 if app_state.lifecycle.ready else 503)
 
     @app.get("/version")
     async def version() -> Response:
@@ -55,9 +55,9 @@ def add(app: FastAPI, pod: AppState) -> None:
 
     @app.get("/load")
     async def load() -> Response:
-        state = pod.snapshot()
-        return json_response(Load(server_load=pod.num_active, running=state.running, waiting=state.waiting))
+        state = app_state.snapshot()
+        return json_response(Load(server_load=app_state.num_active, running=state.running, waiting=state.waiting))
 
     @app.get("/metrics")
     async def exposition() -> Response:
-        return Response(pod.metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+        return Response(app_state.metrics.exposition(), media_type=metrics.CONTENT_TYPE)

@@ -31,11 +31,11 @@ class RequestUsage:
     answer_s: float
 
 
-def answer_parts(piece: OutputDelta, job: GenerationRequest) -> Sequence[Part]:
+def answer_parts(delta: OutputDelta, request: GenerationRequest) -> Sequence[Part]:
     """The parts of a piece; of a prompt that was no chat all is text."""
-    if job.chat:
-        return piece.parts
-    return [Content(piece.text)] if piece.text else []
+    if request.chat:
+        return delta.parts
+    return [Content(delta.text)] if delta.text else []
 
 
 class Serializer(Protocol):
@@ -49,16 +49,16 @@ class Serializer(Protocol):
     def begin(self, so_far: RequestUsage, /) -> bytes:
         """What comes before the first piece; what was counted until then."""
 
-    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
         """What one wake-up brought, in order."""
 
-    def end(self, ending: RequestUsage) -> bytes:
+    def end(self, usage: RequestUsage) -> bytes:
         """The last words of a stream that went well."""
 
     def broken(self, error: ApiError) -> bytes:
         """The last words of one that did not, after begin()."""
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
+    def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:

@@ -29,23 +29,26 @@ def chat_body(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
 
 
 def generation_request(
-    body: ChatBody, served: ModelProfile, prefix: str, names: Mapping[str, str], *, fit: bool = False
+    body: ChatBody, profile: ModelProfile, prefix: str, names: Mapping[str, str], *, fit: bool = False
 ) -> GenerationRequest:
     """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
     try:
-        job = prepare.from_body(body, served, prefix, fit=fit)
-        return replace(job, grammar_field=names.get(job.grammar_field, job.grammar_field))
+        generation_request = prepare.from_body(body, profile, prefix, fit=fit)
+        return replace(
+            generation_request,
+            grammar_field=names.get(generation_request.grammar_field, generation_request.grammar_field),
+        )
     except Refused as refused:
         raise with_own_names(refused, names) from refused
 
 
-def prompt_tokens(body: ChatBody, served: ModelProfile, names: Mapping[str, str]) -> int:
+def prompt_tokens(body: ChatBody, profile: ModelProfile, names: Mapping[str, str]) -> int:
     """Tokens of the prompt that a chat would send. Raises Refused."""
     param = names.get("messages", "messages")
-    check_model(body.model, served)
+    check_model(body.model, profile)
     try:
-        text = chat_prompt(body, served.tokenizer, served.parsers.reasoning).text(served.tokenizer)
-        return len(served.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
+        text = chat_prompt(body, profile.tokenizer, profile.parsers.reasoning).text(profile.tokenizer)
+        return len(profile.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param=param, code="chat_template_error")) from error
     except PromptTooLong as error:

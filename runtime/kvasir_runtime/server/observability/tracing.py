@@ -66,27 +66,27 @@ def asked(sampling: SamplingConfig) -> dict[str, int | float]:
     return {name: getattr(sampling, name) for name in names}
 
 
-def attributes(route: str, method: str, status: int, duration_s: float, said: RequestTrace) -> Values:
+def attributes(route: str, method: str, status: int, duration_s: float, trace: RequestTrace) -> Values:
     """Of the span of a request."""
-    longest = max(said.sequences, key=lambda ended: ended.duration_s, default=None)
+    longest = max(trace.sequences, key=lambda ended: ended.duration_s, default=None)
     found: Values = {
         "http.request.method": method,
         "http.route": route,
         "http.response.status_code": status,
         "gen_ai.operation.name": OPERATIONS.get(route, OTHER_OPERATION),
         "gen_ai.provider.name": "kvasir",
-        "gen_ai.request.model": said.model,
-        "gen_ai.response.model": said.model,
-        "gen_ai.response.id": said.answer_id,
-        "gen_ai.usage.input_tokens": said.prompt_tokens,
-        "gen_ai.usage.output_tokens": said.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": said.cached_tokens,
-        "gen_ai.response.finish_reasons": [ended.reason for ended in said.sequences],
+        "gen_ai.request.model": trace.model,
+        "gen_ai.response.model": trace.model,
+        "gen_ai.response.id": trace.answer_id,
+        "gen_ai.usage.input_tokens": trace.prompt_tokens,
+        "gen_ai.usage.output_tokens": trace.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": trace.cached_tokens,
+        "gen_ai.response.finish_reasons": [ended.reason for ended in trace.sequences],
         "gen_ai.latency.e2e": duration_s,
     }
-    found |= {f"gen_ai.request.{name}": value for name, value in (said.asked or {}).items()}
-    if said.first_token_s >= 0:
-        found["gen_ai.latency.time_to_first_token"] = said.first_token_s
+    found |= {f"gen_ai.request.{name}": value for name, value in (trace.asked or {}).items()}
+    if trace.first_token_s >= 0:
+        found["gen_ai.latency.time_to_first_token"] = trace.first_token_s
     if longest is not None:
         named = {
             "gen_ai.latency.time_in_queue": longest.queue_s,
@@ -141,7 +141,7 @@ class Tracer:
         status: int,
         duration_s: float,
         headers: Sequence[tuple[bytes, bytes]],
-        said: RequestTrace,
+        request: RequestTrace,
     ) -> None:
         """A request ended now. headers: its own; the span is a child of the one that they name."""
         from opentelemetry import trace
@@ -150,16 +150,16 @@ class Tracer:
         carrier = {
             name.decode(): value.decode("latin-1") for name, value in headers if name.decode("latin-1") in CARRIERS
         }
-        given = attributes(route, method, status, duration_s, said)
+        given = attributes(route, method, status, duration_s, request)
         span = self._tracer.start_span(
-            f"{given['gen_ai.operation.name']} {said.model}".strip(),
+            f"{given['gen_ai.operation.name']} {request.model}".strip(),
             context=self._propagator.extract(carrier),
             kind=trace.SpanKind.SERVER,
             attributes=given,
             start_time=end_ns - round(duration_s * 1e9),
         )
         inside = trace.set_span_in_context(span)
-        for ended in said.sequences[:MAX_SEQUENCES]:
+        for ended in request.sequences[:MAX_SEQUENCES]:
             # A sequence that ended before its request did is placed by its own duration.
             ended_ns = end_ns - round((duration_s - min(duration_s, ended.duration_s)) * 1e9)
             for name, begun_s, over_s in phases(ended):

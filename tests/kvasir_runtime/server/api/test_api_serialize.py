@@ -74,19 +74,19 @@ def test_signs_of_life_say_nothing():
 
 @pytest.mark.parametrize("made", [messages, responses, lines])
 def test_a_piece_that_holds_text_back_says_nothing(made):
-    assert made().pieces([piece()]) == b""
+    assert made().deltas([piece()]) == b""
 
 
 BROKEN = [Content("a"), CallBegin(0, "c", "f"), CallArguments(0, "{"), CallBroken(0, "<call>{")]
 
 
 def test_a_call_that_broke_stays_as_it_was_told_where_it_was_told():
-    told = events(messages().pieces([piece(*BROKEN)]))
+    told = events(messages().deltas([piece(*BROKEN)]))
     assert [event["type"] for event in told].count("content_block_stop") == 2
     framing = responses()
-    framing.pieces([piece(*BROKEN)])
+    framing.deltas([piece(*BROKEN)])
     assert [item["status"] for item in framing.document()["output"]] == ["completed", "incomplete"]
-    (line,) = lines().pieces([piece(*BROKEN)]).splitlines()
+    (line,) = lines().deltas([piece(*BROKEN)]).splitlines()
     assert json.loads(line)["message"]["content"] == "a<call>{"
 
 
@@ -104,7 +104,7 @@ def test_thoughts_text_and_calls_take_turns(made):
         Reasoning("u"),
     ]
     for part in parts:
-        framing.pieces([piece(part)])
+        framing.deltas([piece(part)])
     told = events(framing.end(ENDING))
     assert told[0]["type"] in {"content_block_stop", "response.reasoning_text.done"}
     if made is responses:

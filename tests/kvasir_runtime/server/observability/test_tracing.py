@@ -95,7 +95,7 @@ def spans(percent, headers=()):
     """Names of the spans that one request leaves."""
     exporter = InMemorySpanExporter()
     made = tracing.Tracer(exporter, "m", percent)
-    made.record(route="/v1/completions", method="POST", status=200, duration_s=4.0, headers=headers, said=SAID)
+    made.record(route="/v1/completions", method="POST", status=200, duration_s=4.0, headers=headers, request=SAID)
     made.close()
     return [span.name for span in exporter.get_finished_spans()]
 

@@ -215,12 +215,12 @@ def parsed(raw: bytes) -> tuple[MessagesBody, ChatBody]:
     return body, translation.chat_body(body.as_chat(), body.names)
 
 
-def counted(raw: bytes, served: ModelProfile) -> dict[str, int]:
+def counted(raw: bytes, profile: ModelProfile) -> dict[str, int]:
     """input_tokens of the prompt that `/v1/messages` would send. Raises Refused."""
     body = validation.validated(raw, CountTokensBody, HARMLESS, LABELS)
     _check_choice(body.tool_choice)
     chat = translation.chat_body(body.as_chat(), body.names)
-    return {"input_tokens": translation.prompt_tokens(chat, served, body.names)}
+    return {"input_tokens": translation.prompt_tokens(chat, profile, body.names)}
 
 
 def _check_thinking(thinking: Thinking | None, max_tokens: int) -> None:

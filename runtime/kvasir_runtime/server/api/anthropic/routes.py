@@ -18,25 +18,28 @@ from kvasir_runtime.server.generation import PreparedRequest, respond
 from kvasir_runtime.server.json_response import body_schema, json_response
 
 
-def add(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, app_state: AppState) -> None:
     """Both routes."""
 
     @app.post(http_apis.ANTHROPIC, openapi_extra=body_schema(MessagesBody))
     async def messages(request: Request) -> Response:
-        return await respond(request, pod, _prepared)
+        return await respond(request, app_state, _prepared)
 
     @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        opened = pod.open_or_refuse()
-        raw = await read_body(request, pod.options.max_body_bytes)
+        served_model = app_state.open_or_refuse()
+        raw = await read_body(request, app_state.options.max_body_bytes)
         loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(pod.threads, bodies.counted, raw, opened.served))
+        return json_response(await loop.run_in_executor(app_state.threads, bodies.counted, raw, served_model.profile))
 
 
-def _prepared(raw: bytes, served: ModelProfile) -> PreparedRequest:
+def _prepared(raw: bytes, profile: ModelProfile) -> PreparedRequest:
     body, chat = bodies.parsed(raw)
-    job = translation.generation_request(chat, served, "msg_", body.names, fit=True)
+    generation_request = translation.generation_request(chat, profile, "msg_", body.names, fit=True)
     shows = body.thinking is None or body.thinking.display != "omitted"
     return PreparedRequest(
-        job=job, serializer=lambda job, *_: MessagesSerializer(job, max_tokens=body.max_tokens, shows_thinking=shows)
+        request=generation_request,
+        serializer=lambda generation_request, *_: MessagesSerializer(
+            generation_request, max_tokens=body.max_tokens, shows_thinking=shows
+        ),
     )

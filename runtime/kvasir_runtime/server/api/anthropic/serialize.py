@@ -35,8 +35,8 @@ class MessagesSerializer:
     stream_type = sse.STREAM_TYPE
     keep_alive = PING
 
-    def __init__(self, job: GenerationRequest, *, max_tokens: int, shows_thinking: bool = True) -> None:
-        self._job = job
+    def __init__(self, request: GenerationRequest, *, max_tokens: int, shows_thinking: bool = True) -> None:
+        self._request = request
         self._max_tokens = max_tokens
         self._shows_thinking = shows_thinking
         self._index = -1
@@ -47,32 +47,32 @@ class MessagesSerializer:
         """The message without its content."""
         return sse.named("message_start", {"message": self._message([], so_far)}) + PING
 
-    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
         """Events of all parts."""
         frames: list[bytes] = []
-        for piece in pieces:
-            for part in answer_parts(piece, self._job):
+        for delta in deltas:
+            for part in answer_parts(delta, self._request):
                 frames += self._part(part)
-            if piece.reason is not None:
-                self._last = piece
+            if delta.reason is not None:
+                self._last = delta
         return b"".join(frames)
 
-    def end(self, ending: RequestUsage) -> bytes:
+    def end(self, usage: RequestUsage) -> bytes:
         """The last block's end, the reason and the counts."""
-        reason = self._reason(self._last, ending)
+        reason = self._reason(self._last, usage)
         # A message has at least one block, also where the model said nothing.
         frames = [*([] if self._index >= 0 else self._start("text", {"type": "text", "text": ""})), *self._stop()]
-        frames.append(sse.named("message_delta", {"delta": reason, "usage": _usage(ending)}))
+        frames.append(sse.named("message_delta", {"delta": reason, "usage": _usage(usage)}))
         return b"".join([*frames, sse.named("message_stop", {})])
 
     def broken(self, error: ApiError) -> bytes:
         """An error as an event; the stream ends after it."""
         return b"event: error\ndata: " + http_apis.error_body(error, "anthropic") + b"\n\n"
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
+    def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """One message."""
-        (piece,) = pieces
-        joined = join(answer_parts(piece, self._job))
+        (delta,) = deltas
+        joined = join(answer_parts(delta, self._request))
         blocks: list[Document] = []
         if joined.reasoning:
             blocks.append({"type": "thinking", "thinking": self._thought(joined.reasoning), "signature": ""})
@@ -82,23 +82,23 @@ class MessagesSerializer:
             {"type": "tool_use", "id": call.call_id, "name": call.name, "input": json.loads(call.arguments)}
             for call in joined.calls
         ]
-        reason = self._reason(piece, ending)
-        return sse.encode(self._message(blocks, ending) | reason)
+        reason = self._reason(delta, usage)
+        return sse.encode(self._message(blocks, usage) | reason)
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """Anthropic's error."""
         return http_apis.error_response(error, http_apis.ANTHROPIC)
 
-    def _message(self, blocks: list[Document], ending: RequestUsage) -> Document:
+    def _message(self, blocks: list[Document], usage: RequestUsage) -> Document:
         return {
-            "id": self._job.answer_id,
+            "id": self._request.answer_id,
             "type": "message",
             "role": "assistant",
-            "model": self._job.model,
+            "model": self._request.model,
             "content": blocks,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(ending),
+            "usage": _usage(usage),
         }
 
     def _part(self, part: Part) -> Iterable[bytes]:
@@ -143,26 +143,26 @@ class MessagesSerializer:
     def _thought(self, text: str) -> str:
         return text if self._shows_thinking else ""
 
-    def _reason(self, piece: OutputDelta, ending: RequestUsage) -> Document:
+    def _reason(self, delta: OutputDelta, usage: RequestUsage) -> Document:
         """stop_reason and stop_sequence."""
-        if piece.reason == "length":
-            cut = ending.completion_tokens < self._max_tokens
+        if delta.reason == "length":
+            cut = usage.completion_tokens < self._max_tokens
             return _stopped("model_context_window_exceeded" if cut else "max_tokens")
-        if piece.stopped_by is not None:
-            return _stopped("stop_sequence", piece.stopped_by)
-        return _stopped("tool_use" if piece.called else "end_turn")
+        if delta.stopped_by is not None:
+            return _stopped("stop_sequence", delta.stopped_by)
+        return _stopped("tool_use" if delta.called else "end_turn")
 
 
 def _stopped(reason: str, sequence: str | None = None) -> Document:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _usage(ending: RequestUsage) -> Document:
+def _usage(usage: RequestUsage) -> Document:
     """Anthropic counts cached tokens apart from the others; nothing is billed for being written into the cache."""
     return {
-        "input_tokens": ending.prompt_tokens - ending.cached_tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": ending.cached_tokens,
-        "output_tokens": ending.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": ending.reasoning_tokens},
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }

@@ -45,14 +45,14 @@ class _Request(StrictModel):
     model: str = Field(min_length=1, max_length=512)
     options: Annotated[Options, BeforeValidator(fields.known)] = Options()
 
-    def asked(self, served: ModelProfile, texts: Sequence[str], **more: Any) -> EmbeddingInputs:
+    def asked(self, profile: ModelProfile, texts: Sequence[str], **more: Any) -> EmbeddingInputs:
         """The same as a body of /v1/embeddings. Raises Refused."""
-        self.options.check(served.max_context)
+        self.options.check(profile.max_context)
         name = http_apis.model_name(self.model, "ollama")
         if not texts:
-            check_model(name, served)
+            check_model(name, profile)
             return EmbeddingInputs(prompts=[], pooling=PoolingConfig(kind="last"), vector=_nothing)
-        return pooling.embed(EmbeddingBody(model=name, input=list(texts), **more), served)
+        return pooling.embed(EmbeddingBody(model=name, input=list(texts), **more), profile)
 
 
 class EmbedRequest(_Request):
@@ -72,11 +72,11 @@ class EmbeddingsRequest(_Request):
     prompt: str = Field(min_length=1, max_length=MAX_TEXT)
 
 
-def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> PooledRequest:
+def embed(raw: bytes, profile: ModelProfile, elapsed_s: Callable[[], float]) -> PooledRequest:
     """elapsed_s: since the request came. Raises Refused."""
     body = validation.validated(raw, EmbedRequest, {}, LABELS)
     keep = -1 if body.truncate else None
-    asked = body.asked(served, body.input, normalize=True, dimensions=body.dimensions, truncate_prompt_tokens=keep)
+    asked = body.asked(profile, body.input, normalize=True, dimensions=body.dimensions, truncate_prompt_tokens=keep)
 
     def write(_id: str, events: Sequence[EngineOutput], _created: int) -> bytes:
         document = {
@@ -91,11 +91,11 @@ def embed(raw: bytes, served: ModelProfile, elapsed_s: Callable[[], float]) -> P
     return pooled_request(PREFIX, asked, write)
 
 
-def embeddings(raw: bytes, served: ModelProfile) -> PooledRequest:
+def embeddings(raw: bytes, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validation.validated(raw, EmbeddingsRequest, {}, LABELS)
     try:
-        asked = body.asked(served, [body.prompt], normalize=False, truncate_prompt_tokens=-1)
+        asked = body.asked(profile, [body.prompt], normalize=False, truncate_prompt_tokens=-1)
     except Refused as refused:
         raise translation.with_own_names(refused, {"input": "prompt"}) from refused
 

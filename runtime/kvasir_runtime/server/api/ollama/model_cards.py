@@ -17,28 +17,32 @@ PRECISIONS: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 Document = dict[str, Any]
 
 
-def tags(pod: AppState) -> Document:
+def tags(app_state: AppState) -> Document:
     """`/api/tags`: every name of the model."""
-    return {"models": [_card(name, pod) | {"modified_at": _time(pod.created)} for name in pod.names]}
+    return {"models": [_card(name, app_state) | {"modified_at": _time(app_state.created)} for name in app_state.names]}
 
 
-def running(pod: AppState) -> Document:
+def running(app_state: AppState) -> Document:
     """`/api/ps`: the same once it is loaded, and never unloaded."""
-    if pod.opened is None:
+    if app_state.served_model is None:
         return {"models": []}
-    ready = pod.opened.served.ready
+    ready = app_state.served_model.profile.ready
     on_device = ready.weights_bytes if ready is not None and ready.device.startswith("cuda") else 0
-    facts = {"expires_at": FOREVER, "size_vram": on_device, "context_length": pod.opened.served.max_context}
-    return {"models": [_card(name, pod) | facts for name in pod.names]}
+    facts = {
+        "expires_at": FOREVER,
+        "size_vram": on_device,
+        "context_length": app_state.served_model.profile.max_context,
+    }
+    return {"models": [_card(name, app_state) | facts for name in app_state.names]}
 
 
-def show(pod: AppState, opened: ServedModel) -> Document:
+def show(app_state: AppState, served_model: ServedModel) -> Document:
     """`/api/show`: how it is built, its template, and what it is able to do."""
-    config = _config(opened)
+    config = _config(served_model)
     family = str(config.get("model_type", ""))
     info: Document = {"general.architecture": family, "general.parameter_count": _parameters(config)}
     if family:
-        info[f"{family}.context_length"] = opened.served.max_context
+        info[f"{family}.context_length"] = served_model.profile.max_context
         for name, field in {
             "block_count": "num_hidden_layers",
             "embedding_length": "hidden_size",
@@ -48,35 +52,35 @@ def show(pod: AppState, opened: ServedModel) -> Document:
         }.items():
             if isinstance(config.get(field), int):
                 info[f"{family}.{name}"] = config[field]
-    template = opened.served.tokenizer.template
+    template = served_model.profile.tokenizer.template
     return {
         "modelfile": "",
         "parameters": "",
         "template": template.source if template is not None else "",
-        "details": _details(opened),
+        "details": _details(served_model),
         "model_info": info,
-        "capabilities": _capabilities(opened),
-        "modified_at": _time(pod.created),
+        "capabilities": _capabilities(served_model),
+        "modified_at": _time(app_state.created),
     }
 
 
-def _card(name: str, pod: AppState) -> Document:
-    opened = pod.opened
-    ready = opened.served.ready if opened is not None else None
+def _card(name: str, app_state: AppState) -> Document:
+    served_model = app_state.served_model
+    ready = served_model.profile.ready if served_model is not None else None
     tagged = name if ":" in name else name + http_apis.LATEST
-    identity = f"{name} {opened.fingerprint if opened is not None else ''}"
+    identity = f"{name} {served_model.fingerprint if served_model is not None else ''}"
     return {
         "name": tagged,
         "model": tagged,
         "size": ready.weights_bytes if ready is not None else 0,
         "digest": hashlib.sha256(identity.encode()).hexdigest(),
-        "details": _details(opened),
+        "details": _details(served_model),
     }
 
 
-def _details(opened: ServedModel | None) -> Document:
-    config = _config(opened) if opened is not None else {}
-    ready = opened.served.ready if opened is not None else None
+def _details(served_model: ServedModel | None) -> Document:
+    config = _config(served_model) if served_model is not None else {}
+    ready = served_model.profile.ready if served_model is not None else None
     family = str(config.get("model_type", ""))
     precision = (ready.quantization or PRECISIONS.get(ready.dtype, ready.dtype)) if ready is not None else ""
     return {
@@ -89,18 +93,18 @@ def _details(opened: ServedModel | None) -> Document:
     }
 
 
-def _capabilities(opened: ServedModel) -> list[str]:
-    tools, reasoning = opened.served.parsers
+def _capabilities(served_model: ServedModel) -> list[str]:
+    tools, reasoning = served_model.profile.parsers
     found = ["completion"]
-    template = opened.served.tokenizer.template
+    template = served_model.profile.tokenizer.template
     if tools not in {"", "none"} and template is not None and "tools" in template.switches:
         found.append("tools")
     return [*found, "thinking"] if reasoning not in {"", "none"} else found
 
 
-def _config(opened: ServedModel) -> Document:
+def _config(served_model: ServedModel) -> Document:
     """The model's config.json; {} for a file that is all of a model."""
-    path: Path | None = opened.folder / "config.json" if opened.folder is not None else None
+    path: Path | None = served_model.folder / "config.json" if served_model.folder is not None else None
     try:
         found = json.loads(path.read_bytes()) if path is not None else {}
     except (OSError, ValueError):

@@ -48,12 +48,12 @@ class NoPrompt(Exception):
         self.document = document
 
 
-def add(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, app_state: AppState) -> None:
     """All routes."""
 
     async def answer(request: Request, prepared: Callable[[bytes, ModelProfile], PreparedRequest]) -> Response:
         try:
-            return await respond(request, pod, prepared)
+            return await respond(request, app_state, prepared)
         except NoPrompt as nothing:
             return json_response(nothing.document)
 
@@ -67,75 +67,81 @@ def add(app: FastAPI, pod: AppState) -> None:
 
     @app.post(http_apis.OLLAMA + "/show", openapi_extra=body_schema(ShowRequest))
     async def show(request: Request) -> Response:
-        body = validation.validated(await read_body(request, pod.options.max_body_bytes), ShowRequest, SHOW_HARMLESS)
-        opened = pod.open_or_refuse()
-        check_model(http_apis.model_name(body.model or body.name, "ollama"), opened.served)
-        return json_response(model_cards.show(pod, opened))
+        body = validation.validated(
+            await read_body(request, app_state.options.max_body_bytes), ShowRequest, SHOW_HARMLESS
+        )
+        served_model = app_state.open_or_refuse()
+        check_model(http_apis.model_name(body.model or body.name, "ollama"), served_model.profile)
+        return json_response(model_cards.show(app_state, served_model))
 
     @app.post(http_apis.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
     async def embed(request: Request) -> Response:
-        began = pod.clock()
-        return await pooled(request, pod, lambda raw, served: embedding.embed(raw, served, lambda: pod.clock() - began))
+        began = app_state.clock()
+        return await pooled(
+            request, app_state, lambda raw, profile: embedding.embed(raw, profile, lambda: app_state.clock() - began)
+        )
 
     @app.post(http_apis.OLLAMA + "/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
     async def embeddings(request: Request) -> Response:
-        return await pooled(request, pod, embedding.embeddings)
+        return await pooled(request, app_state, embedding.embeddings)
 
     @app.get(http_apis.OLLAMA + "/tags")
     async def tags() -> Response:
-        return json_response(model_cards.tags(pod))
+        return json_response(model_cards.tags(app_state))
 
     @app.get(http_apis.OLLAMA + "/ps")
     async def ps() -> Response:
-        return json_response(model_cards.running(pod))
+        return json_response(model_cards.running(app_state))
 
     @app.get(http_apis.OLLAMA + "/version")
     async def version() -> Response:
         return json_response({"version": __version__})
 
 
-def _chat(raw: bytes, served: ModelProfile) -> PreparedRequest:
+def _chat(raw: bytes, profile: ModelProfile) -> PreparedRequest:
     body = validation.validated(raw, ChatRequest, requests.CHAT_HARMLESS, requests.LABELS)
-    check_model(body.served_name, served)
-    body.options.check(served.max_context)
+    check_model(body.served_name, profile)
+    body.options.check(profile.max_context)
     if not body.messages:
         raise NoPrompt(_loaded(body.model, chat=True))
-    chat = translation.chat_body(body.as_chat(served.defaults), requests.NAMES)
+    chat = translation.chat_body(body.as_chat(profile.defaults), requests.NAMES)
     return _prepared(
-        translation.generation_request(chat, served, PREFIX, requests.NAMES, fit=True), body.model, chat=True
+        translation.generation_request(chat, profile, PREFIX, requests.NAMES, fit=True), body.model, chat=True
     )
 
 
-def _generate(raw: bytes, served: ModelProfile) -> PreparedRequest:
+def _generate(raw: bytes, profile: ModelProfile) -> PreparedRequest:
     body = validation.validated(raw, GenerateRequest, requests.GENERATE_HARMLESS, requests.LABELS)
-    check_model(body.served_name, served)
-    body.options.check(served.max_context)
+    check_model(body.served_name, profile)
+    body.options.check(profile.max_context)
     if not body.prompt:
         raise NoPrompt(_loaded(body.model, chat=False))
-    return _prepared(_generated(body, served), body.model, chat=False)
+    return _prepared(_generated(body, profile), body.model, chat=False)
 
 
-def _generated(body: GenerateRequest, served: ModelProfile) -> GenerationRequest:
+def _generated(body: GenerateRequest, profile: ModelProfile) -> GenerationRequest:
     if not body.raw:
         return translation.generation_request(
-            translation.chat_body(body.as_chat(served.defaults), requests.NAMES),
-            served,
+            translation.chat_body(body.as_chat(profile.defaults), requests.NAMES),
+            profile,
             PREFIX,
             requests.NAMES,
             fit=True,
         )
     try:
         return prepare.from_body(
-            generation.parse_completion(body.as_completion(served.defaults)), served, PREFIX, fit=True
+            generation.parse_completion(body.as_completion(profile.defaults)), profile, PREFIX, fit=True
         )
     except Refused as refused:
         raise translation.with_own_names(refused, requests.NAMES) from refused
 
 
-def _prepared(job: GenerationRequest, model: str, *, chat: bool) -> PreparedRequest:
+def _prepared(generation_request: GenerationRequest, model: str, *, chat: bool) -> PreparedRequest:
     return PreparedRequest(
-        job=job,
-        serializer=lambda job, created, _, labels: OllamaSerializer(job, created, labels, model=model, chat=chat),
+        request=generation_request,
+        serializer=lambda generation_request, created, _, labels: OllamaSerializer(
+            generation_request, created, labels, model=model, chat=chat
+        ),
     )
 
 

@@ -49,8 +49,10 @@ class OllamaSerializer:
 
     stream_type = b"application/x-ndjson"
 
-    def __init__(self, job: GenerationRequest, created: int, labels: TokenLabels, *, model: str, chat: bool) -> None:
-        self._job = job
+    def __init__(
+        self, request: GenerationRequest, created: int, labels: TokenLabels, *, model: str, chat: bool
+    ) -> None:
+        self._request = request
         self._labels = labels
         self._head = head(model, created)
         self._chat = chat
@@ -63,37 +65,37 @@ class OllamaSerializer:
         """Nothing: every line stands for itself."""
         return b""
 
-    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
         """A line for each that says anything."""
-        return b"".join([self._line(piece) for piece in pieces])
+        return b"".join([self._line(delta) for delta in deltas])
 
-    def end(self, ending: RequestUsage) -> bytes:
+    def end(self, usage: RequestUsage) -> bytes:
         """The line with the counts."""
-        return encode(self._head | message_fields("", "", [], chat=self._chat) | self._counts(ending)) + b"\n"
+        return encode(self._head | message_fields("", "", [], chat=self._chat) | self._counts(usage)) + b"\n"
 
     def broken(self, error: ApiError) -> bytes:
         """An error as the last line."""
         return http_apis.error_body(error, "ollama") + b"\n"
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
+    def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """One document."""
-        (piece,) = pieces
-        document = self._document(piece) or self._head | message_fields("", "", [], chat=self._chat)
-        return encode(document | self._counts(ending))
+        (delta,) = deltas
+        document = self._document(delta) or self._head | message_fields("", "", [], chat=self._chat)
+        return encode(document | self._counts(usage))
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """Ollama's error."""
         return http_apis.error_response(error, http_apis.OLLAMA)
 
-    def _line(self, piece: OutputDelta) -> bytes:
-        document = self._document(piece)
+    def _line(self, delta: OutputDelta) -> bytes:
+        document = self._document(delta)
         return encode(document | {"done": False}) + b"\n" if document else b""
 
-    def _document(self, piece: OutputDelta) -> Document:
+    def _document(self, delta: OutputDelta) -> Document:
         """What a piece says; {} where that is nothing."""
         text, thoughts = "", ""
         calls: list[Document] = []
-        for part in answer_parts(piece, self._job):
+        for part in answer_parts(delta, self._request):
             match part:
                 case Content(more):
                     text += more
@@ -104,9 +106,9 @@ class OllamaSerializer:
                     text += raw
                 case _:
                     calls += self._called(part)
-        if piece.reason is not None:
-            self._reason = piece.reason
-        logprobs = of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
+        if delta.reason is not None:
+            self._reason = delta.reason
+        logprobs = of_chat(delta.tokens, self._labels, self._request.logprobs).content if delta.tokens else []
         if not (text or thoughts or calls or logprobs):
             return {}
         document = self._head | message_fields(text, thoughts, calls, chat=self._chat)
@@ -125,16 +127,16 @@ class OllamaSerializer:
                 return [{"id": call.call_id, "function": function}]
         return []
 
-    def _counts(self, ending: RequestUsage) -> Document:
+    def _counts(self, usage: RequestUsage) -> Document:
         return {
             "done": True,
             "done_reason": self._reason,
-            "total_duration": _ns(ending.total_s),
+            "total_duration": _ns(usage.total_s),
             "load_duration": 0,
-            "prompt_eval_count": ending.prompt_tokens,
-            "prompt_eval_duration": _ns(ending.prompt_s),
-            "eval_count": ending.completion_tokens,
-            "eval_duration": _ns(ending.answer_s),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _ns(usage.prompt_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _ns(usage.answer_s),
         }
 
 

@@ -29,30 +29,36 @@ from kvasir_runtime.server.json_response import body_schema, json_response
 from kvasir_runtime.server.tool_result_stream import ToolResultCollector
 
 
-def add(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, app_state: AppState) -> None:
     """Add all of them."""
-    _add_generation(app, pod)
-    _add_tokens(app, pod)
-    _add_models(app, pod)
+    _add_generation(app, app_state)
+    _add_tokens(app, app_state)
+    _add_models(app, app_state)
 
 
-def _add_generation(app: FastAPI, pod: AppState) -> None:
+def _add_generation(app: FastAPI, app_state: AppState) -> None:
     @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         return await respond(
-            request, pod, lambda raw, served: PreparedRequest(job=prepare.from_bytes(raw, served, chat=False))
+            request,
+            app_state,
+            lambda raw, profile: PreparedRequest(request=prepare.from_bytes(raw, profile, chat=False)),
         )
 
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat_completions(request: Request) -> Response:
         return await respond(
-            request, pod, lambda raw, served: PreparedRequest(job=prepare.from_bytes(raw, served, chat=True))
+            request,
+            app_state,
+            lambda raw, profile: PreparedRequest(request=prepare.from_bytes(raw, profile, chat=True)),
         )
 
     @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ToolResultsBody))
     async def tool_results(answer_id: str, request: Request) -> Response:
-        body = results.parse(await read_body(request, pod.options.max_body_bytes))
-        answer = next((one for one in pod.running.named(answer_id) if isinstance(one, ToolResultCollector)), None)
+        body = results.parse(await read_body(request, app_state.options.max_body_bytes))
+        answer = next(
+            (one for one in app_state.registry.named(answer_id) if isinstance(one, ToolResultCollector)), None
+        )
         if answer is None:
             raise Refused(openai_errors.answer_not_running(answer_id))
         accepted = await answer.add_results(body.results)
@@ -67,16 +73,16 @@ def _add_generation(app: FastAPI, pod: AppState) -> None:
         return await _abort(request, abort.of_sglang)
 
     async def _abort(request: Request, ids_of: Callable[[bytes], Sequence[str]]) -> Response:
-        raw = await read_body(request, pod.options.max_body_bytes)
-        return json_response({"num_aborted": sum(map(pod.running.abort, ids_of(raw)))})
+        raw = await read_body(request, app_state.options.max_body_bytes)
+        return json_response({"num_aborted": sum(map(app_state.registry.abort, ids_of(raw)))})
 
 
-def _add_tokens(app: FastAPI, pod: AppState) -> None:
+def _add_tokens(app: FastAPI, app_state: AppState) -> None:
     async def answer(request: Request, made: Callable[[bytes, ModelProfile], dict[str, Any]]) -> Response:
-        opened = pod.open_or_refuse()
-        raw = await read_body(request, pod.options.max_body_bytes)
+        served_model = app_state.open_or_refuse()
+        raw = await read_body(request, app_state.options.max_body_bytes)
         loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(pod.threads, made, raw, opened.served))
+        return json_response(await loop.run_in_executor(app_state.threads, made, raw, served_model.profile))
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
@@ -87,25 +93,25 @@ def _add_tokens(app: FastAPI, pod: AppState) -> None:
         return await answer(request, tokens.detokenize)
 
 
-def _add_models(app: FastAPI, pod: AppState) -> None:
+def _add_models(app: FastAPI, app_state: AppState) -> None:
     def document(name: str) -> dict[str, Any]:
-        limit = pod.opened.served.max_context if pod.opened is not None else None
+        limit = app_state.served_model.profile.max_context if app_state.served_model is not None else None
         return {
             "id": name,
             "object": "model",
-            "created": pod.created,
+            "created": app_state.created,
             "owned_by": "kvasir",
-            "root": pod.names[0],
+            "root": app_state.names[0],
             "parent": None,
             "max_model_len": limit,
         }
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [document(name) for name in pod.names]})
+        return json_response({"object": "list", "data": [document(name) for name in app_state.names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        if name not in pod.names:
+        if name not in app_state.names:
             raise Refused(openai_errors.model_not_found(name))
         return json_response(document(name))

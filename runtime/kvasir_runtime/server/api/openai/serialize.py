@@ -42,32 +42,32 @@ class OpenAiSerializer:
     stream_type = sse.STREAM_TYPE
     keep_alive = sse.COMMENT
 
-    def __init__(self, job: GenerationRequest, created: int, fingerprint: str, labels: TokenLabels) -> None:
-        self._job = job
+    def __init__(self, request: GenerationRequest, created: int, fingerprint: str, labels: TokenLabels) -> None:
+        self._request = request
         self._made = (created, fingerprint)
         self._labels = labels
-        self._chunks = ChunkWriter(job, created, fingerprint, labels)
+        self._chunks = ChunkWriter(request, created, fingerprint, labels)
 
     def begin(self, _so_far: RequestUsage) -> bytes:
         """The roles of a chat's choices."""
-        count = len(self._job.requests) if self._job.chat else 0
+        count = len(self._request.requests) if self._request.chat else 0
         return b"".join([self._chunks.role(index) for index in range(count)])
 
-    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
         """A chunk for each."""
-        return b"".join([self._chunks.piece(piece) for piece in pieces])
+        return b"".join([self._chunks.delta(delta) for delta in deltas])
 
-    def end(self, ending: RequestUsage) -> bytes:
+    def end(self, usage: RequestUsage) -> bytes:
         """Usage if asked for, and the mark of the end."""
-        return (self._chunks.usage(usage(ending)) if self._job.include_usage else b"") + DONE
+        return (self._chunks.usage(usage_document(usage)) if self._request.include_usage else b"") + DONE
 
     def broken(self, error: ApiError) -> bytes:
         """An error as an event, and no mark of the end."""
         return sse.unnamed(openai_errors.body(error))
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
+    def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """One document."""
-        return whole(self._job, *self._made, pieces, usage(ending), self._labels)
+        return whole(self._request, *self._made, deltas, usage_document(usage), self._labels)
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """OpenAI's error."""
@@ -77,44 +77,44 @@ class OpenAiSerializer:
 class ChunkWriter:
     """Writes the chunks of one stream. created: unix seconds; fingerprint: of the model and build that answer."""
 
-    __slots__ = ("_answer", "_begun", "_job", "_labels")
+    __slots__ = ("_answer", "_begun", "_labels", "_request")
 
-    def __init__(self, job: GenerationRequest, created: int, fingerprint: str, labels: TokenLabels) -> None:
-        self._job = job
+    def __init__(self, request: GenerationRequest, created: int, fingerprint: str, labels: TokenLabels) -> None:
+        self._request = request
         self._labels = labels
         self._begun: set[int] = set()
         self._answer = AnyCompletion(
-            id=job.answer_id,
-            object="chat.completion.chunk" if job.chat else "text_completion",
+            id=request.answer_id,
+            object="chat.completion.chunk" if request.chat else "text_completion",
             created=created,
-            model=job.model,
+            model=request.model,
             system_fingerprint=fingerprint,
             choices=[],
-            usage=None if job.include_usage else UNSET,
+            usage=None if request.include_usage else UNSET,
         )
 
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
         return self._frame([ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))])
 
-    def piece(self, piece: OutputDelta) -> bytes:
+    def delta(self, delta: OutputDelta) -> bytes:
         """Some text, or the end of a choice, or both."""
-        job = self._job
+        request = self._request
         prompt: tuple[int, ...] | UnsetType = UNSET
-        if job.token_ids and piece.index not in self._begun:
-            self._begun.add(piece.index)
-            prompt = job.requests[piece.index].prompt
-        if not job.chat:
-            return self._frame([_text_choice(job, piece, self._labels, prompt)])
-        if not (piece.parts or piece.reason or piece.said or piece.ids):
+        if request.token_ids and delta.index not in self._begun:
+            self._begun.add(delta.index)
+            prompt = request.requests[delta.index].prompt
+        if not request.chat:
+            return self._frame([_text_choice(request, delta, self._labels, prompt)])
+        if not (delta.parts or delta.reason or delta.tokens or delta.token_ids):
             return b""  # it may still become a call
         self._answer.prompt_token_ids = prompt
         made = ChatChunkChoice(
-            index=piece.index,
-            delta=delta(piece.parts),
-            logprobs=of_chat(piece.said, self._labels, job.logprobs) if piece.said else None,
-            finish_reason=finish_reason(piece),
-            token_ids=piece.ids if job.token_ids else UNSET,
+            index=delta.index,
+            delta=chat_delta(delta.parts),
+            logprobs=of_chat(delta.tokens, self._labels, request.logprobs) if delta.tokens else None,
+            finish_reason=finish_reason(delta),
+            token_ids=delta.token_ids if request.token_ids else UNSET,
         )
         return self._frame([made])
 
@@ -129,97 +129,95 @@ class ChunkWriter:
 
 
 def whole(
-    job: GenerationRequest,
+    request: GenerationRequest,
     created: int,
     fingerprint: str,
-    pieces: Sequence[OutputDelta],
+    deltas: Sequence[OutputDelta],
     usage: Usage,
     labels: TokenLabels,
 ) -> bytes:
     """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
-    request, first = job.requests[0], pieces[0]
+    engine_request, first = request.requests[0], deltas[0]
     return sse.encode(
         AnyCompletion(
-            id=job.answer_id,
-            object="chat.completion" if job.chat else "text_completion",
+            id=request.answer_id,
+            object="chat.completion" if request.chat else "text_completion",
             created=created,
-            model=job.model,
+            model=request.model,
             system_fingerprint=fingerprint,
-            choices=_whole_choices(job, pieces, labels),
+            choices=_whole_choices(request, deltas, labels),
             usage=usage,
-            prompt_token_ids=request.prompt if job.chat and job.token_ids else UNSET,
-            prompt_logprobs=_of_prompt(job, request, first, labels) if job.chat else UNSET,
+            prompt_token_ids=engine_request.prompt if request.chat and request.token_ids else UNSET,
+            prompt_logprobs=_of_prompt(request, engine_request, first, labels) if request.chat else UNSET,
         )
     )
 
 
 def _whole_choices(
-    job: GenerationRequest, pieces: Sequence[OutputDelta], labels: TokenLabels
+    request: GenerationRequest, deltas: Sequence[OutputDelta], labels: TokenLabels
 ) -> list[ChatChoice] | list[CompletionChoice]:
-    if not job.chat:
-        prompts = [job.requests[piece.index // job.num_choices * job.num_drawn] for piece in pieces]
+    if not request.chat:
+        prompts = [request.requests[delta.index // request.num_choices * request.num_drawn] for delta in deltas]
         return [
             _text_choice(
-                job,
-                piece,
+                request,
+                delta,
                 labels,
-                request.prompt if job.token_ids else UNSET,
-                _of_prompt(job, request, piece, labels),
+                engine_request.prompt if request.token_ids else UNSET,
+                _of_prompt(request, engine_request, delta, labels),
             )
-            for piece, request in zip(pieces, prompts, strict=True)
+            for delta, engine_request in zip(deltas, prompts, strict=True)
         ]
     return [
         ChatChoice(
-            index=piece.index,
-            message=message(piece.parts),
-            logprobs=of_chat(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
-            finish_reason=finish_reason(piece),
-            token_ids=piece.ids if job.token_ids else UNSET,
+            index=delta.index,
+            message=message(delta.parts),
+            logprobs=of_chat(delta.tokens, labels, request.logprobs) if request.logprobs >= 0 else None,
+            finish_reason=finish_reason(delta),
+            token_ids=delta.token_ids if request.token_ids else UNSET,
         )
-        for piece in pieces
+        for delta in deltas
     ]
 
 
 def _text_choice(
-    job: GenerationRequest,
-    piece: OutputDelta,
+    request: GenerationRequest,
+    delta: OutputDelta,
     labels: TokenLabels,
     prompt_token_ids: tuple[int, ...] | UnsetType,
     prompt_logprobs: list[Any] | UnsetType = UNSET,
 ) -> CompletionChoice:
     return CompletionChoice(
-        index=piece.index,
-        text=piece.text,
-        logprobs=of_text(piece.said, labels, job.logprobs) if job.logprobs >= 0 else None,
-        finish_reason=piece.reason,
-        token_ids=piece.ids if job.token_ids else UNSET,
+        index=delta.index,
+        text=delta.text,
+        logprobs=of_text(delta.tokens, labels, request.logprobs) if request.logprobs >= 0 else None,
+        finish_reason=delta.reason,
+        token_ids=delta.token_ids if request.token_ids else UNSET,
         prompt_token_ids=prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
     )
 
 
 def _of_prompt(
-    job: GenerationRequest, request: EngineRequest, piece: OutputDelta, labels: TokenLabels
+    request: GenerationRequest, engine_request: EngineRequest, delta: OutputDelta, labels: TokenLabels
 ) -> list[Any] | UnsetType:
-    if job.prompt_logprobs < 0:
+    if request.prompt_logprobs < 0:
         return UNSET
-    return of_prompt(request.prompt, piece.prompt_logprobs, labels, job.prompt_logprobs)
+    return of_prompt(engine_request.prompt, delta.prompt_logprobs, labels, request.prompt_logprobs)
 
 
-def usage(ending: RequestUsage) -> Usage:
+def usage_document(usage: RequestUsage) -> Usage:
     """Counts with their sum."""
     return Usage(
-        prompt_tokens=ending.prompt_tokens,
-        completion_tokens=ending.completion_tokens,
-        total_tokens=ending.prompt_tokens + ending.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(ending.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(ending.reasoning_tokens)
-        if ending.reasoning_tokens
-        else UNSET,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else UNSET,
     )
 
 
-def delta(parts: Iterable[Part]) -> ChatDelta:
+def chat_delta(parts: Iterable[Part]) -> ChatDelta:
     """All parts of one piece together. A call that broke stays as it was told: a stream takes nothing back."""
     content, thoughts = "", ""
     calls: dict[int, ToolCallDelta] = {}
@@ -255,6 +253,6 @@ def message(parts: Iterable[Part]) -> ChatMessage:
     )
 
 
-def finish_reason(piece: OutputDelta) -> str | None:
+def finish_reason(delta: OutputDelta) -> str | None:
     """OpenAI's finish reason: an answer that ended with calls asks to make them."""
-    return "tool_calls" if piece.called and piece.reason == "stop" else piece.reason
+    return "tool_calls" if delta.called and delta.reason == "stop" else delta.reason

@@ -53,15 +53,15 @@ class DetokenizeBody(StrictModel):
     tokens: list[TokenId] = Field(max_length=MAX_TOKENS)
 
 
-def tokenize(raw: bytes, served: ModelProfile) -> dict[str, Any]:
+def tokenize(raw: bytes, profile: ModelProfile) -> dict[str, Any]:
     """count, max_model_len, tokens, and token_strs where asked for (else null). Raises Refused."""
     body = validation.validated(raw, TokenizeBody, ignored_fields.TOKENIZE)
-    _check_model(body.model, served)
-    tokenizer = served.tokenizer
+    _check_model(body.model, profile)
+    tokenizer = profile.tokenizer
     try:
         if body.messages is not None:
             generation.check_turn(body)
-            text = chat_prompt(body, tokenizer, served.parsers.reasoning).text(tokenizer)
+            text = chat_prompt(body, tokenizer, profile.parsers.reasoning).text(tokenizer)
             ids = tokenizer.encode(text, special=bool(body.add_special_tokens), limit=MAX_TOKENS)
         else:
             ids = tokenizer.encode(body.prompt or "", special=body.add_special_tokens is not False, limit=MAX_TOKENS)
@@ -72,20 +72,20 @@ def tokenize(raw: bytes, served: ModelProfile) -> dict[str, Any]:
         raise Refused(openai_errors.invalid(message, param="prompt", code="invalid_value")) from error
     return {
         "count": len(ids),
-        "max_model_len": served.max_context,
+        "max_model_len": profile.max_context,
         "tokens": ids,
         "token_strs": [tokenizer.piece(token_id) for token_id in ids] if body.return_token_strs else None,
     }
 
 
-def detokenize(raw: bytes, served: ModelProfile) -> dict[str, Any]:
+def detokenize(raw: bytes, profile: ModelProfile) -> dict[str, Any]:
     """prompt: the text of the ids. Raises Refused."""
     body = validation.validated(raw, DetokenizeBody, {})
-    _check_model(body.model, served)
-    prepare.check_ids([], body.tokens, served.tokenizer.vocab_size, param="tokens")
-    return {"prompt": served.tokenizer.decode(body.tokens, special=True)}
+    _check_model(body.model, profile)
+    prepare.check_ids([], body.tokens, profile.tokenizer.vocab_size, param="tokens")
+    return {"prompt": profile.tokenizer.decode(body.tokens, special=True)}
 
 
-def _check_model(name: str | None, served: ModelProfile) -> None:
-    if name is not None and name not in served.names:
+def _check_model(name: str | None, profile: ModelProfile) -> None:
+    if name is not None and name not in profile.names:
         raise Refused(openai_errors.model_not_found(name))

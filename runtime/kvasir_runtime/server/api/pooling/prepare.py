@@ -38,10 +38,10 @@ def pooled_request(prefix: str, inputs: EmbeddingInputs | ScoringInputs, write: 
     return PooledRequest(answer_id=answer_id, requests=prepare.engine_requests(answer_id, inputs), write=write)
 
 
-def embeddings(raw: bytes, served: ModelProfile) -> PooledRequest:
+def embeddings(raw: bytes, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validated(raw, EmbeddingBody, HARMLESS)
-    inputs = prepare.embed(body, served)
+    inputs = prepare.embed(body, profile)
     return pooled_request(
         "embd-",
         inputs,
@@ -49,11 +49,11 @@ def embeddings(raw: bytes, served: ModelProfile) -> PooledRequest:
     )
 
 
-def ranking(raw: bytes, served: ModelProfile) -> PooledRequest:
+def ranking(raw: bytes, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validated(raw, RerankBody, HARMLESS)
-    inputs = prepare.rank(body, served)
-    name = body.model or served.names[0]
+    inputs = prepare.rank(body, profile)
+    name = body.model or profile.names[0]
     return pooled_request(
         "rerank-",
         inputs,
@@ -63,11 +63,11 @@ def ranking(raw: bytes, served: ModelProfile) -> PooledRequest:
     )
 
 
-def scores(raw: bytes, served: ModelProfile) -> PooledRequest:
+def scores(raw: bytes, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validated(raw, ScoreBody, HARMLESS)
-    inputs = prepare.score(body, served)
-    name = body.model or served.names[0]
+    inputs = prepare.score(body, profile)
+    name = body.model or profile.names[0]
     return pooled_request(
         "score-",
         inputs,

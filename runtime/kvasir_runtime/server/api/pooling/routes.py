@@ -21,18 +21,18 @@ from kvasir_runtime.server.json_response import body_schema
 from kvasir_runtime.wire import EngineOutput
 
 
-def add(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, app_state: AppState) -> None:
     """Add them to the http port."""
 
     @app.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
-        return await pooled(request, pod, prepare.embeddings)
+        return await pooled(request, app_state, prepare.embeddings)
 
     async def rerank(request: Request) -> Response:
-        return await pooled(request, pod, prepare.ranking)
+        return await pooled(request, app_state, prepare.ranking)
 
     async def score(request: Request) -> Response:
-        return await pooled(request, pod, prepare.scores)
+        return await pooled(request, app_state, prepare.scores)
 
     for path in RERANK_PATHS:
         app.post(path, openapi_extra=body_schema(RerankBody))(rerank)
@@ -41,40 +41,40 @@ def add(app: FastAPI, pod: AppState) -> None:
 
 
 async def pooled(
-    request: Request, pod: AppState, prepared_from: Callable[[bytes, ModelProfile], PooledRequest]
+    request: Request, app_state: AppState, prepared_from: Callable[[bytes, ModelProfile], PooledRequest]
 ) -> PooledResponse:
     """One answer, from the raw body on. Raises Refused."""
-    arrived = pod.clock()
-    opened = pod.open_or_refuse()
-    check_queue(pod, opened, 1)
-    raw = await read_body(request, pod.options.max_body_bytes)
+    arrived = app_state.clock()
+    served_model = app_state.open_or_refuse()
+    check_queue(app_state, served_model, 1)
+    raw = await read_body(request, app_state.options.max_body_bytes)
     loop = asyncio.get_running_loop()
-    pod.enter()
-    pod.num_preparing += 1
+    app_state.enter()
+    app_state.num_preparing += 1
     try:
         try:
-            prepared = await loop.run_in_executor(pod.threads, prepared_from, raw, opened.served)
+            prepared = await loop.run_in_executor(app_state.threads, prepared_from, raw, served_model.profile)
         finally:
-            pod.num_preparing -= 1
-        pod.open_or_refuse()
-        check_queue(pod, opened, min(len(prepared.requests), opened.max_sequences))
+            app_state.num_preparing -= 1
+        app_state.open_or_refuse()
+        check_queue(app_state, served_model, min(len(prepared.requests), served_model.max_sequences))
     except BaseException:
-        pod.leave()
+        app_state.leave()
         raise
 
     async def finish(events: Sequence[EngineOutput]) -> bytes:
-        return await loop.run_in_executor(pod.threads, prepared.finish, events, int(time.time()))
+        return await loop.run_in_executor(app_state.threads, prepared.finish, events, int(time.time()))
 
     return PooledResponse(
         prepared.requests,
-        opened.client,
+        served_model.client,
         finish,
         answer_id=prepared.answer_id,
-        model=pod.names[0],
-        window=opened.max_sequences,
-        meter=pod.metrics,
+        model=app_state.names[0],
+        window=served_model.max_sequences,
+        meter=app_state.metrics,
         arrived=arrived,
-        on_end=pod.leave,
-        running=pod.running,
-        clock=pod.clock,
+        on_end=app_state.leave,
+        running=app_state.registry,
+        clock=app_state.clock,
     )

@@ -25,39 +25,41 @@ class PreparedResponse:
     """A request for a response that can be served. items: of the whole conversation; size_bytes: of them, roughly."""
 
     body: ResponsesBody
-    job: GenerationRequest
+    request: GenerationRequest
     items: list[Item]
     size_bytes: int
     stored: bool
 
 
-def prepared_response(raw: bytes, served: ModelProfile, store: ResponseStore, instance: str) -> PreparedResponse:
+def prepared_response(raw: bytes, profile: ModelProfile, store: ResponseStore, instance: str) -> PreparedResponse:
     """Parse, find the conversation, translate, cut where asked. Raises Refused."""
     body = validation.validated(raw, ResponsesBody, HARMLESS, LABELS)
     stored = body.store is not False and store.keeps
     _check(body, stored=stored, keeps=store.keeps)
     before, size_bytes = _before(body, store)
-    job = _fitting(body, [*before, *body.input], lambda kept: _job(body, kept, served, PREFIX + instance))
+    generation_request = _fitting(
+        body, [*before, *body.input], lambda kept: _job(body, kept, profile, PREFIX + instance)
+    )
     return PreparedResponse(
         body=body,
-        job=job,
-        items=[*before, *identified(body.input, job.answer_id.removeprefix(PREFIX))],
+        request=generation_request,
+        items=[*before, *identified(body.input, generation_request.answer_id.removeprefix(PREFIX))],
         size_bytes=size_bytes + len(raw),
         stored=stored,
     )
 
 
-def counted(raw: bytes, served: ModelProfile, store: ResponseStore) -> dict[str, object]:
+def counted(raw: bytes, profile: ModelProfile, store: ResponseStore) -> dict[str, object]:
     """The answer of `/v1/responses/input_tokens`. Raises Refused."""
     body = validation.validated(raw, InputBody, HARMLESS, LABELS)
     before, _ = _before(body, store)
     chat = translation.chat_body(body.as_chat([*before, *body.input]), NAMES)
-    return {"object": "response.input_tokens", "input_tokens": translation.prompt_tokens(chat, served, NAMES)}
+    return {"object": "response.input_tokens", "input_tokens": translation.prompt_tokens(chat, profile, NAMES)}
 
 
-def _job(body: ResponsesBody, conversation: list[Item], served: ModelProfile, prefix: str) -> GenerationRequest:
+def _job(body: ResponsesBody, conversation: list[Item], profile: ModelProfile, prefix: str) -> GenerationRequest:
     return translation.generation_request(
-        translation.chat_body(body.as_chat(conversation), NAMES), served, prefix, NAMES
+        translation.chat_body(body.as_chat(conversation), NAMES), profile, prefix, NAMES
     )
 
 
@@ -93,14 +95,14 @@ def _before(body: InputBody, store: ResponseStore) -> tuple[list[Item], int]:
 
 
 def _fitting(
-    body: ResponsesBody, conversation: list[Item], job: Callable[[list[Item]], GenerationRequest]
+    body: ResponsesBody, conversation: list[Item], generation_request: Callable[[list[Item]], GenerationRequest]
 ) -> GenerationRequest:
     """The job with as much of the conversation as fits, where truncation is asked for.
 
     Only whole turns are left out, from the first on, so that no result of a call loses its call.
     """
     try:
-        return job(conversation)
+        return generation_request(conversation)
     except Refused as refused:
         cuts = [place for place, item in enumerate(conversation) if place and item.get("role") == "user"]
         if body.truncation != "auto" or refused.error.code != "context_length_exceeded" or not cuts:
@@ -110,9 +112,9 @@ def _fitting(
     while low <= high:
         middle = (low + high) // 2
         try:
-            found, high = job(conversation[cuts[middle] :]), middle - 1
+            found, high = generation_request(conversation[cuts[middle] :]), middle - 1
         except Refused as refused:
             if refused.error.code != "context_length_exceeded":
                 raise
             low = middle + 1
-    return found if found is not None else job(conversation[cuts[-1] :])
+    return found if found is not None else generation_request(conversation[cuts[-1] :])

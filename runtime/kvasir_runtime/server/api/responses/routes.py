@@ -42,10 +42,10 @@ class RunningResponse:
         self.made: PreparedResponse | None = None
         self.framing: ResponsesSerializer | None = None
 
-    def prepare(self, raw: bytes, served: ModelProfile) -> PreparedRequest:
+    def prepare(self, raw: bytes, profile: ModelProfile) -> PreparedRequest:
         """In a worker thread. Raises Refused."""
-        self.made = prepare.prepared_response(raw, served, self._store, self._instance)
-        return PreparedRequest(job=self.made.job, serializer=self._framed)
+        self.made = prepare.prepared_response(raw, profile, self._store, self._instance)
+        return PreparedRequest(request=self.made.request, serializer=self._framed)
 
     def begin(self) -> Document:
         """It is about to be sent to the engine: keep it from now on. What it is like now."""
@@ -63,11 +63,11 @@ class RunningResponse:
             self.framing.left()
 
     def _framed(
-        self, job: GenerationRequest, created: int, _fingerprint: str, labels: TokenLabels
+        self, generation_request: GenerationRequest, created: int, _fingerprint: str, labels: TokenLabels
     ) -> ResponsesSerializer:
         assert self.made is not None
-        repeated = self.made.body.repeated(job.requests[0].sampling) | {"store": self.made.stored}
-        self.framing = ResponsesSerializer(job, created, labels, repeated=repeated, keep=self._keep)
+        repeated = self.made.body.repeated(generation_request.requests[0].sampling) | {"store": self.made.stored}
+        self.framing = ResponsesSerializer(generation_request, created, labels, repeated=repeated, keep=self._keep)
         return self.framing
 
     def _keep(self, document: Document) -> None:
@@ -76,15 +76,15 @@ class RunningResponse:
             self._store.finish(document["id"], document, len(encode(document)))
 
 
-def add(app: FastAPI, pod: AppState) -> None:
+def add(app: FastAPI, app_state: AppState) -> None:
     """All routes."""
-    store = ResponseStore(StoreLimits(max_bytes=pod.options.stored_response_bytes), pod.clock)
+    store = ResponseStore(StoreLimits(max_bytes=app_state.options.stored_response_bytes), app_state.clock)
     background: set[asyncio.Task[None]] = set()
 
     @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
-        making = RunningResponse(store, pod.instance)
-        answer = await respond(request, pod, making.prepare, on_end=making.left)
+        making = RunningResponse(store, app_state.instance)
+        answer = await respond(request, app_state, making.prepare, on_end=making.left)
         document = making.begin()
         assert making.made is not None
         if not making.made.body.background:
@@ -96,10 +96,12 @@ def add(app: FastAPI, pod: AppState) -> None:
 
     @app.post(http_apis.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
     async def input_tokens(request: Request) -> Response:
-        opened = pod.open_or_refuse()
-        raw = await read_body(request, pod.options.max_body_bytes)
+        served_model = app_state.open_or_refuse()
+        raw = await read_body(request, app_state.options.max_body_bytes)
         loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(pod.threads, prepare.counted, raw, opened.served, store))
+        return json_response(
+            await loop.run_in_executor(app_state.threads, prepare.counted, raw, served_model.profile, store)
+        )
 
     @app.get(ONE)
     async def retrieve(request: Request, response_id: str) -> Response:
@@ -109,7 +111,7 @@ def add(app: FastAPI, pod: AppState) -> None:
     @app.delete(ONE)
     async def delete(response_id: str) -> Response:
         _found(store, response_id)
-        pod.running.abort(response_id)
+        app_state.registry.abort(response_id)
         store.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -117,7 +119,7 @@ def add(app: FastAPI, pod: AppState) -> None:
     async def cancel(response_id: str) -> Response:
         stored = _found(store, response_id)
         if stored.open:
-            pod.running.abort(response_id)
+            app_state.registry.abort(response_id)
             await _until_ended(stored)
         elif stored.document["status"] != "cancelled":
             message = f"The response {openai_errors.quoted(response_id)} is {stored.document['status']} already."

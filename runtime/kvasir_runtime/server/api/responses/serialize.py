@@ -28,19 +28,19 @@ class ResponsesSerializer:
 
     def __init__(
         self,
-        job: GenerationRequest,
+        request: GenerationRequest,
         created: int,
         labels: TokenLabels,
         *,
         repeated: Document,
         keep: Kept = lambda _: None,
     ) -> None:
-        self._job = job
+        self._request = request
         self._created = created
         self._labels = labels
         self._repeated = repeated
         self._keep = keep
-        self._output = OutputItems(job.answer_id.removeprefix("resp_"))
+        self._output = OutputItems(request.answer_id.removeprefix("resp_"))
         self._number = 0
         self._last = OutputDelta(index=0)
         self._ended = False
@@ -48,14 +48,14 @@ class ResponsesSerializer:
     def document(self, status: str = "in_progress", **fields: Any) -> Document:
         """The response as it is. The items of its output are complete once it ended."""
         return {
-            "id": self._job.answer_id,
+            "id": self._request.answer_id,
             "object": "response",
             "created_at": self._created,
             "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self._job.model,
+            "model": self._request.model,
             "output": list(self._output.items),
             "usage": None,
             **self._repeated,
@@ -67,23 +67,23 @@ class ResponsesSerializer:
         response = {"response": self.document()}
         return self._told([("response.created", response), ("response.in_progress", response)])
 
-    def pieces(self, pieces: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
         """Events of all parts."""
         frames = []
-        for piece in pieces:
-            frames.append(self._told(self._grown(piece)))
-            if piece.reason is not None:
-                self._last = piece
+        for delta in deltas:
+            frames.append(self._told(self._grown(delta)))
+            if delta.reason is not None:
+                self._last = delta
         return b"".join(frames)
 
-    def end(self, ending: RequestUsage) -> bytes:
+    def end(self, usage: RequestUsage) -> bytes:
         """The last item's end and the whole response."""
         cut = self._last.reason == "length"
-        opened: list[Event] = []
+        served_model: list[Event] = []
         if not self._output.items:  # a response has at least one item, also where the model said nothing
-            opened = list(self._output.take(Content(""), []))
-        closed = [*opened, *self._output.close("incomplete" if cut else "completed")]
-        document = self._finished(ending, cut=cut)
+            served_model = list(self._output.take(Content(""), []))
+        closed = [*served_model, *self._output.close("incomplete" if cut else "completed")]
+        document = self._finished(usage, cut=cut)
         return self._told([*closed, (f"response.{document['status']}", {"response": document})])
 
     def broken(self, error: ApiError) -> bytes:
@@ -94,15 +94,15 @@ class ResponsesSerializer:
         kind = "response.incomplete" if document["status"] == "cancelled" else "response.failed"
         return self._told([*closed, (kind, {"response": document})])
 
-    def whole(self, pieces: Sequence[OutputDelta], ending: RequestUsage) -> bytes:
+    def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """One document."""
-        (piece,) = pieces
-        logprobs = self._logprobs(piece)
-        for part in output_items.parts_of(join(answer_parts(piece, self._job))):
+        (delta,) = deltas
+        logprobs = self._logprobs(delta)
+        for part in output_items.parts_of(join(answer_parts(delta, self._request))):
             list(self._output.take(part, logprobs if isinstance(part, Content) else []))
-        cut = piece.reason == "length"
+        cut = delta.reason == "length"
         list(self._output.close("incomplete" if cut else "completed"))
-        return sse.encode(self._finished(ending, cut=cut))
+        return sse.encode(self._finished(usage, cut=cut))
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """OpenAI's error."""
@@ -115,22 +115,22 @@ class ResponsesSerializer:
             list(self._output.close("incomplete"))
             self._end(self.document("cancelled"))
 
-    def _grown(self, piece: OutputDelta) -> Iterable[Event]:
-        logprobs = self._logprobs(piece)
-        for part in answer_parts(piece, self._job):
+    def _grown(self, delta: OutputDelta) -> Iterable[Event]:
+        logprobs = self._logprobs(delta)
+        for part in answer_parts(delta, self._request):
             yield from self._output.take(part, logprobs)
             if isinstance(part, Content):
                 logprobs = []
 
-    def _logprobs(self, piece: OutputDelta) -> list[TokenLogprob]:
-        return of_chat(piece.said, self._labels, self._job.logprobs).content if piece.said else []
+    def _logprobs(self, delta: OutputDelta) -> list[TokenLogprob]:
+        return of_chat(delta.tokens, self._labels, self._request.logprobs).content if delta.tokens else []
 
-    def _finished(self, ending: RequestUsage, *, cut: bool) -> Document:
+    def _finished(self, usage: RequestUsage, *, cut: bool) -> Document:
         document = self.document(
             "incomplete" if cut else "completed",
-            completed_at=None if cut else int(self._created + ending.total_s),
+            completed_at=None if cut else int(self._created + usage.total_s),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            usage=_usage(ending),
+            usage=_usage(usage),
         )
         return self._end(document)
 
@@ -152,11 +152,11 @@ class ResponsesSerializer:
         return b"".join(frames)
 
 
-def _usage(ending: RequestUsage) -> Document:
+def _usage(usage: RequestUsage) -> Document:
     return {
-        "input_tokens": ending.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": ending.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": ending.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens},
-        "total_tokens": ending.prompt_tokens + ending.completion_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
