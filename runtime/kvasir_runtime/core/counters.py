@@ -1,9 +1,9 @@
-"""Counters since the start, and what one sequence adds to them when it ends."""
+"""Counters since the start, and what one request adds to them when it ends."""
 
 from dataclasses import dataclass
 
 from kvasir_api.state import RequestTotals
-from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.request_state import RequestState
 
 
 @dataclass(slots=True)
@@ -21,24 +21,24 @@ class Counters:
     preemptions: int = 0
     kv_token_seconds: float = 0.0
 
-    def arrived(self, sequence: SequenceState) -> None:
+    def arrived(self, request: RequestState) -> None:
         """Counted with what the prefix cache held at arrival."""
         self.arrivals += 1
-        self.prompt_tokens += sequence.prompt_tokens
-        self.uncached_prompt_tokens += sequence.uncached_estimate
+        self.prompt_tokens += request.prompt_tokens
+        self.uncached_prompt_tokens += request.uncached_estimate
 
-    def admitted(self, sequence: SequenceState, cached_tokens: int) -> None:
+    def admitted(self, request: RequestState, cached_tokens: int) -> None:
         """First admission: what was asked of the prefix cache and what it gave."""
-        self.prefix_query_tokens += sequence.prompt_tokens
+        self.prefix_query_tokens += request.prompt_tokens
         self.prefix_hit_tokens += cached_tokens
 
-    def ended(self, sequence: SequenceState, *, aborted: bool, block_size: int) -> None:
+    def ended(self, request: RequestState, *, aborted: bool, block_size: int) -> None:
         """Aborted requests leave no kv_token_seconds, so that the quotient by completions is a mean over answers."""
         if aborted:
             self.aborts += 1
             return
         self.completions += 1
-        self.kv_token_seconds += sequence.kv_block_seconds * block_size
+        self.kv_token_seconds += request.kv_block_seconds * block_size
 
     @property
     def totals(self) -> RequestTotals:

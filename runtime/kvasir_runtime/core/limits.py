@@ -2,8 +2,6 @@
 
 import msgspec
 
-from kvasir_runtime.wire import EngineRequest
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of tokens, sequences and blocks. A struct, since the trace stores it for the replay.
@@ -45,15 +43,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def max_pooled_tokens(self) -> int:
         """Longest prompt that nothing follows: its last token is computed too."""
         return min(self.max_model_len, self.capacity_tokens)
-
-    def longest(self, request: EngineRequest) -> int:
-        """Longest prompt and answer of a request; all its beams must fit beside one another."""
-        if request.pooling is not None:
-            return self.max_pooled_tokens
-        if request.beam is None:
-            return self.max_sequence_tokens
-        fits = request.beam.max_length(len(request.prompt), self.num_blocks, self.block_size)
-        return min(self.max_sequence_tokens, fits)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""

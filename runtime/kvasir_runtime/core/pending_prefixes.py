@@ -1,4 +1,4 @@
-"""Blocks of prompts that running sequences are about to compute, so that others with the same beginning wait for them.
+"""Blocks of prompts that running requests are about to compute, so that others with the same prefix wait for them.
 
 Used by the scheduler alone. Without it the choices of one request, or a burst behind one system prompt, would all be
 admitted in one step and compute the same prompt side by side.
@@ -13,35 +13,37 @@ LEAST_BLOCKS = 4
 
 
 class PendingPrefixes:
-    """Hashes of blocks by who will publish them. Every promise ends: it is kept, or its sequence gives up its row."""
+    """Hashes of blocks by the sequence that will publish them. Every entry ends: its block is published, or its
+    sequence gives up its row.
+    """
 
-    __slots__ = ("_makers",)
+    __slots__ = ("_publishers",)
 
     def __init__(self) -> None:
-        self._makers: dict[bytes, SequenceState] = {}
+        self._publishers: dict[bytes, SequenceState] = {}
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self._publishers)
 
-    def make(self, sequence: SequenceState) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """A sequence got a row: it will publish the full blocks of its tokens that it did not find."""
         for block_hash in sequence.hashes[sequence.published :]:
-            self._makers.setdefault(block_hash, sequence)
+            self._publishers.setdefault(block_hash, sequence)
 
-    def keep(self, hashes: Sequence[bytes]) -> None:
-        """These blocks are published, by whomever."""
+    def published(self, hashes: Sequence[bytes]) -> None:
+        """These blocks are published, by whichever sequence."""
         for block_hash in hashes:
-            self._makers.pop(block_hash, None)
+            self._publishers.pop(block_hash, None)
 
-    def drop(self, sequence: SequenceState) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """A sequence gives up its row."""
         for block_hash in sequence.hashes[sequence.published :]:
-            if self._makers.get(block_hash) is sequence:
-                del self._makers[block_hash]
+            if self._publishers.get(block_hash) is sequence:
+                del self._publishers[block_hash]
 
     def worth_waiting(self, sequence: SequenceState, num_hits: int, limit: int) -> bool:
-        """Whether enough of the blocks that it must compute are about to be there. limit: blocks it may use."""
+        """Whether enough of the blocks that it must compute are about to be published. limit: blocks it may use."""
         end = num_hits + LEAST_BLOCKS
         return end <= min(limit, len(sequence.hashes)) and all(
-            block_hash in self._makers for block_hash in sequence.hashes[num_hits:end]
+            block_hash in self._publishers for block_hash in sequence.hashes[num_hits:end]
         )

@@ -3,14 +3,19 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Fork, Grow, Insert, Join, StepPlan, StepResults
 from kvasir_runtime.core.sequence import SequenceState
 
+NOTHING = (0, 0)
+"""An empty range of positions."""
+
 
 class LaunchedChunk(NamedTuple):
-    """One chunk of a launched plan: it computes positions start .. end of the sequence; samples: a token follows.
+    """One chunk of a launched plan: it computes positions start .. end of the sequence.
 
-    scores: logprobs of the prompt follow. pools: the vector of its prompt follows.
+    samples: a token follows. scores: logprobs of the prompt follow. pools: the vector of the prompt follows.
     """
 
     sequence: SequenceState
@@ -23,48 +28,59 @@ class LaunchedChunk(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """budget: query tokens still to be given out. short: somebody waits for blocks, so nobody behind may take any."""
+    """budget: query tokens that no chunk has taken yet. out_of_blocks: a request waits for blocks, so none that arrived
+    later may take any. preempted: a request lost its row, so none is admitted.
+    """
 
     step: int
     budget: int
     preempted: bool = False
-    short: bool = False
+    out_of_blocks: bool = False
     joins: list[Join] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
     inserts: list[Insert] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
-    entries: list[LaunchedChunk] = field(default_factory=list)
+    launched: list[LaunchedChunk] = field(default_factory=list)
 
-    def add(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Compute the next num_tokens of a sequence; its projected lengths move at once."""
-        if sequence.undelivered:
-            place = len(sequence.tokens) - len(sequence.undelivered)
-            self.inserts.append(Insert(sequence.row, place, sequence.undelivered))
-            sequence.undelivered = ()
+    def grow(self, sequence: SequenceState, blocks: list[int]) -> None:
+        """Append blocks to the table of a sequence."""
+        sequence.blocks += blocks
+        self.grows.append(Grow(sequence.row, tuple(blocks)))
+
+    def compute(
+        self,
+        sequence: SequenceState,
+        end: int,
+        *,
+        samples: bool,
+        min_tokens_left: int = 0,
+        pools: tuple[int, int] = NOTHING,
+        completes_vector: bool = False,
+    ) -> None:
+        """Add the chunk that computes a sequence up to end; its projected lengths move at once."""
         start = sequence.computed
-        end = start + num_tokens
-        ends = end == sequence.known
-        samples = ends and sequence.request.pooling is None
-        scores = sequence.score(start, end)
-        self.chunks.append(
-            Chunk(
-                row=sequence.row,
-                start=start,
-                num_tokens=num_tokens,
-                samples=samples,
-                min_tokens_left=max(0, sequence.request.sampling.min_tokens - sequence.generated) if samples else 0,
-                scores=scores,
-                pools=sequence.pool(start, end),
-            )
+        chunk = Chunk(
+            row=sequence.row,
+            start=start,
+            num_tokens=end - start,
+            samples=samples,
+            min_tokens_left=min_tokens_left,
+            pools=pools,
         )
-        self.entries.append(LaunchedChunk(sequence, start, end, samples, scores[0] < scores[1], ends and not samples))
-        self.budget -= num_tokens
+        self.chunks.append(chunk)
+        self.launched.append(LaunchedChunk(sequence, start, end, samples, False, completes_vector))
+        self.budget -= end - start
         sequence.computed = end
         sequence.last_step = self.step
         if samples:
             sequence.in_flight += 1
+
+    def score(self, first: int, last: int) -> None:
+        """The chunk that was added last also gives the logprobs of tokens first .. last of its prompt."""
+        self.chunks[-1] = msgspec.structs.replace(self.chunks[-1], scores=(first, last))
+        self.launched[-1] = self.launched[-1]._replace(scores=True)
 
     def plan(self, leaves: list[int]) -> StepPlan:
         """The finished plan."""
@@ -80,12 +96,12 @@ class PlanBuilder:
         )
 
 
-def check_results(plan: StepPlan, chunks: list[LaunchedChunk], results: StepResults) -> None:
+def check_results(plan: StepPlan, launched: list[LaunchedChunk], results: StepResults) -> None:
     """Raises ValueError where results do not hold one entry for each chunk that gives it."""
     rows = [chunk.row for chunk in plan.chunks if chunk.samples]
     if rows != [sampled.row for sampled in results.sampled]:
         raise ValueError(f"results of step {results.step} are not one for each chunk that samples")
-    if sum(chunk.scores for chunk in chunks) != len(results.scored):
+    if sum([chunk.scores for chunk in launched]) != len(results.scored):
         raise ValueError(f"results of step {results.step} are not one for each chunk that scores")
-    if sum(chunk.pools for chunk in chunks) != len(results.pooled):
+    if sum([chunk.pools for chunk in launched]) != len(results.pooled):
         raise ValueError(f"results of step {results.step} are not one for each chunk that completes a vector")

@@ -6,8 +6,8 @@ import msgspec
 
 from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import Throughput
 from kvasir_runtime.core.waiting_queue import WaitingQueue
 
@@ -19,9 +19,9 @@ def filled(
     limits: Limits,
     pool: BlockPool,
     waiting: WaitingQueue,
-    running: Collection[SequenceState],
+    running: Collection[RequestKind],
     totals: RequestTotals,
-    speed: Throughput,
+    throughput: Throughput,
     prefix_digest: tuple[str, ...],
 ) -> RuntimeState:
     """state with the cache, the queue, the counters and the digest filled in; who and where it is stays as given."""
@@ -36,22 +36,22 @@ def filled(
             free_tokens=pool.num_free * size,
             block_size=size,
         ),
-        running=sum(sequence.num_rows for sequence in running),
+        running=sum(kind.num_rows for kind in running),
         waiting=len(waiting),
         waiting_uncached_tokens=waiting.uncached_tokens,
-        remaining_tokens=sum(sequence.remaining for sequence in running),
+        remaining_tokens=sum(kind.remaining for kind in running),
         expected_tokens=_expected_tokens(totals, waiting, running),
         reused_tokens=pool.num_reused * size,
         max_sequences=limits.max_sequences,
         max_model_len=limits.max_model_len,
         totals=totals,
-        rates=speed.rates,
-        decoded=speed.decoded,
+        rates=throughput.rates,
+        decoded=throughput.decoded,
         prefix_digest=prefix_digest,
     )
 
 
-def _expected_tokens(totals: RequestTotals, waiting: WaitingQueue, running: Collection[SequenceState]) -> int:
+def _expected_tokens(totals: RequestTotals, waiting: WaitingQueue, running: Collection[RequestKind]) -> int:
     """What running and waiting requests will probably still generate: the mean of those that ended, or less where their
     bound is near.
 
@@ -60,7 +60,7 @@ def _expected_tokens(totals: RequestTotals, waiting: WaitingQueue, running: Coll
     """
     ended = totals.completions + totals.aborts
     if not ended:
-        return sum(sequence.remaining for sequence in running)
-    given = totals.generation_tokens - sum(len(sequence.tokens) - sequence.prompt_tokens for sequence in running)
+        return sum(kind.remaining for kind in running)
+    given = totals.generation_tokens - sum(len(kind.sequence.tokens) - kind.request.prompt_tokens for kind in running)
     mean = max(1, -(-given // ended))
-    return sum(min(sequence.remaining, mean) for sequence in running) + mean * len(waiting)
+    return sum(min(kind.remaining, mean) for kind in running) + mean * len(waiting)

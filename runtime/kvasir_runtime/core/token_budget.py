@@ -45,10 +45,12 @@ class TokenBudget:
         """Those that have begun will not end."""
         self._began.clear()
 
-    def budget(self, running: Iterable[SequenceState]) -> int:
+    def tokens(self, running: Iterable[SequenceState]) -> int:
         """Query tokens of the next step. Only sequences that lack nothing but their last token's cache wait for it."""
+        if not self._target_s or not self._cost.value:
+            return self._max_tokens
         num_streams = sum(sequence.known - sequence.computed == 1 for sequence in running)
-        if not num_streams or not self._target_s or not self._cost.value:
+        if not num_streams:
             return self._max_tokens
         affordable = int(self._target_s / self._cost.value)
         return min(self._max_tokens, max(affordable, FEWEST_TOKENS + num_streams))

@@ -1,14 +1,14 @@
-"""The queue of sequences without a row, in order of arrival, and how much work waits in it.
+"""The queue of requests without a row, in order of arrival, and how much work waits in it.
 
-Preempted sequences return to the front. They arrived before everybody who waits and after everybody who still runs,
-because the latest arrival is preempted first, so running followed by waiting is always in order of arrival.
+Preempted requests return to the front. They arrived before all that wait and after all that still run, because the
+latest arrival is preempted first, so running followed by waiting is always in order of arrival.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.kinds.interface import RequestKind
 
 REFRESHED = 4
 """Estimates brought up to date per snapshot: the queue may be long, a snapshot may not take long."""
@@ -22,50 +22,51 @@ class WaitingQueue:
     __slots__ = ("_order", "uncached_tokens")
 
     def __init__(self) -> None:
-        self._order: OrderedDict[str, SequenceState] = OrderedDict()
+        self._order: OrderedDict[str, RequestKind] = OrderedDict()
         self.uncached_tokens = 0
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __iter__(self) -> Iterator[SequenceState]:
+    def __iter__(self) -> Iterator[RequestKind]:
         return iter(self._order.values())
 
     @property
-    def head(self) -> SequenceState:
-        """Who is next; the queue must not be empty."""
+    def head(self) -> RequestKind:
+        """The next request; the queue must not be empty."""
         return next(iter(self._order.values()))
 
-    def append(self, sequence: SequenceState) -> None:
+    def append(self, kind: RequestKind) -> None:
         """An arrival."""
-        self._order[sequence.request.request_id] = sequence
-        self.uncached_tokens += sequence.uncached_estimate
+        self._order[kind.request.request_id] = kind
+        self.uncached_tokens += kind.request.uncached_estimate
 
-    def put_back(self, sequence: SequenceState) -> None:
-        """A preempted sequence, before all others."""
-        self.append(sequence)
-        self._order.move_to_end(sequence.request.request_id, last=False)
+    def put_back(self, kind: RequestKind) -> None:
+        """A preempted request, before all others."""
+        self.append(kind)
+        self._order.move_to_end(kind.request.request_id, last=False)
 
-    def remove(self, sequence: SequenceState) -> None:
+    def remove(self, kind: RequestKind) -> None:
         """Take it out, wherever it is."""
-        del self._order[sequence.request.request_id]
-        self.uncached_tokens -= sequence.uncached_estimate
+        del self._order[kind.request.request_id]
+        self.uncached_tokens -= kind.request.uncached_estimate
 
     def refresh(self, pool: BlockPool, block_size: int) -> None:
-        """Bring the estimates of those who are next up to date with what the prefix cache holds now."""
-        for _, sequence in zip(range(REFRESHED), self, strict=False):
-            self.uncached_tokens -= sequence.uncached_estimate
-            sequence.uncached_estimate = uncached_estimate(sequence, pool, block_size)
-            self.uncached_tokens += sequence.uncached_estimate
+        """Bring the estimates of the next requests up to date with what the prefix cache holds now."""
+        for _, kind in zip(range(REFRESHED), self, strict=False):
+            self.uncached_tokens -= kind.request.uncached_estimate
+            kind.request.uncached_estimate = uncached_estimate(kind, pool, block_size)
+            self.uncached_tokens += kind.request.uncached_estimate
 
 
-def uncached_estimate(sequence: SequenceState, pool: BlockPool, block_size: int) -> int:
-    """Tokens of a waiting sequence that must be computed, from its last estimate and a bounded walk over its hashes."""
-    limit = min(len(sequence.hashes), sequence.reusable // block_size)
-    hit = min(limit, (len(sequence.tokens) - sequence.uncached_estimate) // block_size)
-    while hit and not pool.is_resident(sequence.hashes[hit - 1]):
+def uncached_estimate(kind: RequestKind, pool: BlockPool, block_size: int) -> int:
+    """Tokens of a waiting request that must be computed, from its last estimate and a bounded walk over its hashes."""
+    hashes, num_tokens = kind.sequence.hashes, len(kind.sequence.tokens)
+    limit = min(len(hashes), kind.reusable // block_size)
+    hit = min(limit, (num_tokens - kind.request.uncached_estimate) // block_size)
+    while hit and not pool.is_resident(hashes[hit - 1]):
         hit //= 2
     stop = min(limit, hit + WALKED_BLOCKS)
-    while hit < stop and pool.is_resident(sequence.hashes[hit]):
+    while hit < stop and pool.is_resident(hashes[hit]):
         hit += 1
-    return len(sequence.tokens) - hit * block_size
+    return num_tokens - hit * block_size

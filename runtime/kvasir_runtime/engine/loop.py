@@ -247,7 +247,7 @@ class Engine:
         now = self._clock()
         self._trace.add(ResultsRecord(now, results))
         self._post(self._scheduler.commit(results, now))
-        self._scheduler.speed.observe(plan, now - max(launched_at, self._collected_at))
+        self._scheduler.throughput.observe(plan, now - max(launched_at, self._collected_at))
         self._collected_at = now
         self._computed_tokens += plan.num_tokens
         self._failed_steps = 0

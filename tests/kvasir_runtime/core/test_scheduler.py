@@ -7,7 +7,6 @@ from fakes.runner import FakeRunner
 from fakes.serving import request, serving
 from kvasir_api.state import DecodeTotals, RuntimeState
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
-from kvasir_runtime.core.sequence import new_sequence
 
 NO_EOS = FakeModel(table=tuple(range(1, 61)))
 
@@ -311,7 +310,9 @@ def test_the_report_counts_tokens_requests_and_time():
 
 def test_the_report_has_what_was_decoded():
     served = endless()
-    served.scheduler.speed.observe(StepPlan(step=1, chunks=(Chunk(row=0, start=4, num_tokens=1, samples=True),)), 0.5)
+    served.scheduler.throughput.observe(
+        StepPlan(step=1, chunks=(Chunk(row=0, start=4, num_tokens=1, samples=True),)), 0.5
+    )
     state = served.scheduler.report(RuntimeState())
     assert state.decoded == DecodeTotals(steps=1, seconds=0.5, rows=1, kv_tokens=5)
     assert state.rates.decode_step_s == 0.5
@@ -335,41 +336,6 @@ def test_no_step_is_spent_beyond_the_known_end(depth):
     served.submit(request("a", [1, 2, 3], max_tokens=5))
     served.finish()
     assert len(served.plans) == 5
-
-
-def test_each_token_of_a_prompt_is_scored_once_also_where_a_step_failed():
-    served = serving(num_blocks=8, depth=2, max_batch_tokens=6)
-    for name in "ab":
-        served.submit(request(name, range(1, 11), prompt_logprobs=0, max_tokens=12))
-    seen = {"a": [], "b": []}
-    for now in range(60):
-        while len(served.flight) < 2 and (plan := served.scheduler.plan(now)) is not None:
-            served.flight.append((plan, served.runner.launch(plan)))
-        if not served.flight:
-            break
-        for event in served.scheduler.commit(served.runner.collect(served.flight.popleft()[1]), now):
-            seen[event.request_id] += [one.logprob for one in event.prompt_logprobs]
-    assert seen == {name: [-float(position) for position in range(1, 10)] for name in "ab"}
-
-
-def test_a_chunk_whose_step_failed_is_scored_again_by_who_waited():
-    sequence = new_sequence(request("a", range(1, 11), prompt_logprobs=0), root=b"", limit=20, eos=frozenset(), now=0.0)
-    assert sequence.reusable == 0
-    assert [sequence.score(0, 4), sequence.score(4, 10)] == [(1, 5), (5, 10)]
-    assert sequence.reusable == 9
-    sequence.scored = 5
-    assert (sequence.reusable, sequence.score(0, 10)) == (4, (5, 10))
-    plain = new_sequence(request("b", range(1, 11)), root=b"", limit=20, eos=frozenset(), now=0.0)
-    assert (plain.reusable, plain.score(0, 10)) == (9, (0, 0))
-
-
-def test_results_without_the_scores_of_the_plan_are_refused():
-    served = serving()
-    served.submit(request("a", [1, 2, 3], prompt_logprobs=0))
-    plan = served.scheduler.plan(1.0)
-    assert [chunk.scores for chunk in plan.chunks] == [(1, 3)]
-    with pytest.raises(ValueError, match="scores"):
-        served.scheduler.commit(StepResults(step=plan.step, sampled=(SampledTokens(0, (5,)),)), 1.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

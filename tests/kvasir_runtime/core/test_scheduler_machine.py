@@ -12,6 +12,7 @@ from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.kinds.factory import longest
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
@@ -183,11 +184,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             if answers[0].reason == "error":
                 assert (
                     made.beam.width > limits.max_sequences
-                    or len(made.prompt) >= limits.longest(made)
+                    or len(made.prompt) >= longest(made, limits)
                     or (made.beam.width > limits.max_batch_tokens or not made.prompt)
                 )
                 continue
-            room = limits.longest(made) - len(made.prompt)
+            room = longest(made, limits) - len(made.prompt)
             want = searched(
                 MODEL,
                 made.prompt,

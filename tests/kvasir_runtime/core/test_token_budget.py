@@ -4,8 +4,9 @@ import pytest
 
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import SampledTokens, StepResults
+from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.core.sequence import SequenceState, new_sequence
+from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.token_budget import TokenBudget
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
@@ -13,19 +14,20 @@ from kvasir_runtime.wire import EngineRequest, SamplingConfig
 def streams(number: int) -> list[SequenceState]:
     """So many answers on their way, and one prompt."""
     request = EngineRequest(request_id="r", prompt=(1, 2, 3), sampling=SamplingConfig(max_tokens=9))
-    made = [new_sequence(request, root=b"", limit=9, eos=frozenset(), now=0.0) for _ in range(number + 1)]
+    state = RequestState(request, billed_since=0.0)
+    made = [SequenceState(state, b"", [1, 2, 3]) for _ in range(number + 1)]
     for sequence in made[1:]:
         sequence.computed = 2
     return made
 
 
-def spent(pace: TokenBudget, num_tokens: int, elapsed_s: float) -> TokenBudget:
+def spent(budget: TokenBudget, num_tokens: int, elapsed_s: float) -> TokenBudget:
     """After one more step."""
-    pace.begin(0.0)
-    pace.end(num_tokens, elapsed_s)
-    pace.begin(100.0)
-    pace.end(0, 0.0)  # the clock stands at 0 again
-    return pace
+    budget.begin(0.0)
+    budget.end(num_tokens, elapsed_s)
+    budget.begin(100.0)
+    budget.end(0, 0.0)  # the clock stands at 0 again
+    return budget
 
 
 @pytest.mark.parametrize(
@@ -39,22 +41,22 @@ def spent(pace: TokenBudget, num_tokens: int, elapsed_s: float) -> TokenBudget:
     ],
 )
 def test_budget_is_what_fits_into_the_target(cost_s: float, num_streams: int, want: int) -> None:
-    pace = TokenBudget(target_s=0.1, max_tokens=512)
-    assert pace.budget(streams(num_streams)) == 512  # nothing is measured yet
-    spent(pace, 4, 1.0)  # too few tokens to tell their cost
-    assert spent(pace, 400, 400 * cost_s).budget(streams(num_streams)) == want
-    assert spent(TokenBudget(target_s=0.0, max_tokens=512), 400, 400 * cost_s).budget(streams(num_streams)) == 512
+    budget = TokenBudget(target_s=0.1, max_tokens=512)
+    assert budget.tokens(streams(num_streams)) == 512  # nothing is measured yet
+    spent(budget, 4, 1.0)  # too few tokens to tell their cost
+    assert spent(budget, 400, 400 * cost_s).tokens(streams(num_streams)) == want
+    assert spent(TokenBudget(target_s=0.0, max_tokens=512), 400, 400 * cost_s).tokens(streams(num_streams)) == 512
 
 
 def test_recent_steps_count_most_and_a_step_that_waited_is_not_dear() -> None:
-    pace, now = TokenBudget(target_s=0.1, max_tokens=10_000), 0.0
+    budget, now = TokenBudget(target_s=0.1, max_tokens=10_000), 0.0
     for took in (0.01,) * 100 + (0.1,) * 100:
-        pace.begin(now)
-        pace.begin(now)  # waits for the one before
+        budget.begin(now)
+        budget.begin(now)  # waits for the one before
         for _ in range(2):
             now += took
-            pace.end(100, now)
-    assert 95 < pace.budget(streams(1)) < 110
+            budget.end(100, now)
+    assert 95 < budget.tokens(streams(1)) < 110
 
 
 def test_prompts_wait_for_streams_and_not_the_other_way_round() -> None:

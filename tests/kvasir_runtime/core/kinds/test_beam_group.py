@@ -9,6 +9,7 @@ from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.kinds.factory import longest
 from kvasir_runtime.wire import BeamSearchConfig
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
@@ -243,6 +244,6 @@ def test_any_traffic_of_beams_and_others_is_answered_as_if_alone(limits, traffic
         if name == gone and not answer.reason:
             continue
         most = traffic[int(name[1:])][3]
-        room = served.scheduler.limits.longest(request("x", prompt, beam=beam("x", width))) - len(prompt)
+        room = longest(request("x", prompt, beam=beam("x", width)), served.scheduler.limits) - len(prompt)
         want = searched(MODEL, prompt, width=width, max_tokens=min(most, room), stops=frozenset({0}))
         assert [(t, r) for t, r, _ in found(served, names)] == [(t, r) for t, r, _ in want]

@@ -19,7 +19,7 @@ class BeamNode(NamedTuple):
 
     before: "BeamNode | None"
     token: int
-    said: Logprobs
+    logprobs: Logprobs
 
 
 class BeamContinuation(NamedTuple):
@@ -31,11 +31,11 @@ class BeamContinuation(NamedTuple):
 
 
 class BeamHypothesis(NamedTuple):
-    """A beam that ended. tokens, said: of the answer, without the id that ended it."""
+    """A beam that ended. tokens, logprobs: of the answer, without the id that ended it."""
 
     score: float
     tokens: tuple[int, ...]
-    said: tuple[Logprobs, ...]
+    logprobs: tuple[Logprobs, ...]
     reason: FinishReason
     stop_token_id: int | None
 
@@ -44,15 +44,15 @@ class BeamHypothesis(NamedTuple):
 class BeamSearch:
     """The state of one search. stops: ids that end a beam; min_tokens: before so many none does.
 
-    max_tokens: of an answer, at least 1. num_told: likeliest tokens kept beside each of an answer, -1 for no logprobs.
-    finished: best first. length: tokens of every running beam.
+    max_tokens: of an answer, at least 1. num_logprobs: likeliest tokens kept beside each of an answer, -1 for no
+    logprobs. finished: best first. length: tokens of every running beam.
     """
 
     beam: BeamSearchConfig
     stops: frozenset[int]
     min_tokens: int
     max_tokens: int
-    num_told: int
+    num_logprobs: int
     finished: list[BeamHypothesis] = field(default_factory=list)
     running: list[BeamContinuation] = field(default_factory=list)
     length: int = 0
@@ -93,9 +93,9 @@ class BeamSearch:
             for rank, (token, logprob) in enumerate(zip(one.top_ids, one.top, strict=True), 1):
                 if token in self.stops and self.length < self.min_tokens:
                     continue
-                top = max(self.num_told, 0)
-                said = Logprobs(logprob, rank, one.top_ids[:top], one.top[:top])
-                children.append(BeamContinuation(parent, score + logprob, BeamNode(before, token, said)))
+                top = max(self.num_logprobs, 0)
+                logprobs = Logprobs(logprob, rank, one.top_ids[:top], one.top[:top])
+                children.append(BeamContinuation(parent, score + logprob, BeamNode(before, token, logprobs)))
         return sorted(children, key=lambda child: (-child.score, child.parent, child.node.token))
 
     def _hypothesis(self, child: BeamContinuation, *, stops: bool) -> BeamHypothesis:
@@ -108,7 +108,7 @@ class BeamSearch:
         return BeamHypothesis(
             score=child.score / self.length**self.beam.length_penalty,
             tokens=tuple(node.token for node in nodes),
-            said=tuple(node.said for node in nodes) if self.num_told >= 0 else (),
+            logprobs=tuple(node.logprobs for node in nodes) if self.num_logprobs >= 0 else (),
             reason="stop" if stops else "length",
             stop_token_id=child.node.token if stops else None,
         )

@@ -5,6 +5,7 @@ import pytest
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
+from kvasir_api.state import RuntimeState
 
 MODEL = FakeModel(table=tuple(range(1, 61)))
 HANDED = (90, 91, 92)
@@ -65,7 +66,7 @@ def test_what_leaves_no_room_is_dropped():
 def test_a_preempted_request_has_it_when_it_comes_back():
     served = endless(2, num_blocks=6, block_size=4, max_model_len=24)
     served.submit(request("a", [1, 2, 3], max_tokens=16), request("b", [4, 5, 6], max_tokens=14))
-    while not served.scheduler._waiting or not any(s.preemptions for s in served.scheduler._sequences.values()):
+    while not ((state := served.scheduler.report(RuntimeState())).waiting and state.totals.preemptions):
         served.step()
     served.scheduler.inject("b", HANDED)
     served.finish()

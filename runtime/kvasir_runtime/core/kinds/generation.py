@@ -1,0 +1,195 @@
+"""A request that is continued token by token, until a stop, a length or its grammar ends it."""
+
+from dataclasses import dataclass, field
+
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import Insert, SampledTokens
+from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder
+from kvasir_runtime.core.request_state import RequestState
+from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logprobs, SamplingConfig
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """limit: length of prompt and answer at which it ends. stops: ids that end it.
+
+    discarded_samples: samples in flight that bring nothing, since a grammar forced tokens in their places.
+    pending_inject: ids that wait to be inserted behind its tokens. inserted: how many were; unreported: those that no
+    output has named; undelivered: the last of its tokens, which no plan has brought to the runner.
+    """
+
+    request: RequestState
+    sequence: SequenceState
+    limits: Limits
+    limit: int
+    stops: frozenset[int]
+    discarded_samples: int = field(init=False, default=0)
+    pending_inject: tuple[int, ...] = field(init=False, default=())
+    inserted: int = field(init=False, default=0)
+    unreported: int = field(init=False, default=0)
+    undelivered: tuple[int, ...] = field(init=False, default=())
+    sampling: SamplingConfig = field(init=False)
+    num_rows: int = field(init=False, default=1)
+    _block_size: int = field(init=False)
+    _max_in_flight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampling = self.request.request.sampling
+        self._block_size = self.limits.block_size
+        # The runner draws for a grammar once it has advanced it by the token before; it must know all but the last.
+        self._max_in_flight = self.limit if self.sampling.grammar is None else 1
+
+    @property
+    def reusable(self) -> int:
+        """All tokens but one."""
+        return len(self.sequence.tokens) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Up to its limit."""
+        return max(0, self.limit - self.sequence.known)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its last token is in flight."""
+        return self.sequence.known >= self.limit
+
+    def prepare(self) -> int:
+        """The whole of its tokens must fit. A plan that admits it names all of them."""
+        self._insert()
+        self.undelivered = ()
+        return self.limits.blocks_for(len(self.sequence.tokens))
+
+    def need(self, budget: int) -> int | None:
+        """None also while ids wait for a sample in flight that they go behind."""
+        sequence = self.sequence
+        if self.pending_inject:
+            self._insert()
+            if self.pending_inject:
+                return None
+        known = len(sequence.tokens) + sequence.in_flight
+        count = min(known - sequence.computed, budget)
+        # At its limit it ends when its last sample is collected, and the last token is never computed.
+        if count < 1 or known >= self.limit or sequence.in_flight > self._max_in_flight:
+            return None
+        return -(-(sequence.computed + count) // self._block_size) - len(sequence.blocks)
+
+    def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
+        """One chunk; it samples where it computes the last known token."""
+        sequence = self.sequence
+        if blocks:
+            builder.grow(sequence, blocks)
+        if self.undelivered:
+            place = len(sequence.tokens) - len(self.undelivered)
+            builder.inserts.append(Insert(sequence.row, place, self.undelivered))
+            self.undelivered = ()
+        known = len(sequence.tokens) + sequence.in_flight
+        end = min(known, sequence.computed + builder.budget)
+        early = self.sampling.min_tokens
+        if end < known:
+            builder.compute(sequence, end, samples=False)
+        elif early:
+            generated = known - self.request.prompt_tokens - self.inserted
+            builder.compute(sequence, end, samples=True, min_tokens_left=max(0, early - generated))
+        else:
+            builder.compute(sequence, end, samples=True)
+
+    def accept(
+        self,
+        chunk: LaunchedChunk,  # noqa: ARG002 - it has one sequence
+        sampled: SampledTokens | None,
+        scored: tuple[Logprobs, ...],  # noqa: ARG002
+        vector: bytes,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+    ) -> tuple[EngineOutput, ...]:
+        """Append the tokens; several at once are those that a grammar forces after the one that was drawn."""
+        sequence = self.sequence
+        if sampled is None:
+            return ()
+        if self.discarded_samples:
+            self.discarded_samples -= 1
+            return ()
+        if not (sampled.tokens or sampled.ended or sampled.error):
+            raise ValueError(f"no token sampled for row {sequence.row}")
+        sequence.in_flight -= 1
+        if len(sampled.tokens) > 1:
+            self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
+        return (self._append(sampled),)
+
+    def release(self) -> tuple[SequenceState, ...]:
+        """It keeps its tokens and computes them again."""
+        return (self.sequence,)
+
+    def inject(self, token_ids: tuple[int, ...]) -> None:
+        """They come behind its tokens as soon as none is in flight."""
+        self.pending_inject += token_ids
+
+    def drop_in_flight(self) -> None:
+        """Samples in flight are drawn again."""
+        self.sequence.in_flight = self.discarded_samples = 0
+
+    def _insert(self) -> None:
+        """Append what was injected, if nothing is in flight.
+
+        The answer may become as long as before. What leaves no room for a token is dropped.
+        """
+        sequence = self.sequence
+        if sequence.in_flight or not self.pending_inject:
+            return
+        tokens, self.pending_inject = self.pending_inject, ()
+        longest = self.limits.max_sequence_tokens
+        if len(sequence.tokens) + len(tokens) >= longest:
+            return
+        sequence.tokens += tokens
+        self.limit = min(longest, self.limit + len(tokens))
+        self.inserted += len(tokens)
+        self.unreported += len(tokens)
+        self.undelivered += tokens
+
+    def _append(self, sampled: SampledTokens) -> EngineOutput:
+        tokens = self.sequence.tokens
+        answered = len(tokens)
+        reason: FinishReason | None = None
+        stop_token_id = None
+        for token in sampled.tokens:
+            reason = self._ending(token)
+            if reason == "stop":
+                stop_token_id = token
+                break
+            tokens.append(token)
+            if reason is not None:
+                break
+        injected, self.unreported = self.unreported, 0
+        if stop_token_id is None and answered + len(sampled.tokens) == len(tokens):
+            reason = "error" if sampled.error else "stop" if sampled.ended else reason
+        return EngineOutput(
+            request_id=self.request.request_id,
+            token_ids=tuple(tokens[answered:]),
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            cached_tokens=self.request.cached_tokens or 0,
+            logprobs=sampled.logprobs[: len(tokens) - answered],
+            message=sampled.error if reason == "error" else "",
+            injected=injected,
+        )
+
+    def _ending(self, token: int) -> FinishReason | None:
+        """Whether a token, just collected and not yet appended, is the last one, and why.
+
+        "stop": EOS or a stop id, which does not become part of the answer. Before min_tokens the runner was forbidden
+        to draw one; if it did, it counts as text. "length": max_tokens, the model's length or the cache is reached.
+        """
+        length = len(self.sequence.tokens)
+        if token in self.stops and length - self.request.prompt_tokens - self.inserted >= self.sampling.min_tokens:
+            return "stop"
+        return "length" if length + 1 >= self.limit else None
+
+
+def refusal(request: EngineRequest, longest: int) -> str:
+    """Why it can never run; empty when it can. longest: prompt and answer together."""
+    if request.sampling.max_tokens < 1:
+        return f"max_tokens is {request.sampling.max_tokens}, expected at least 1"
+    if len(request.prompt) >= longest:
+        return f"the prompt has {len(request.prompt)} tokens, and prompt and answer together may have {longest} here"
+    return ""

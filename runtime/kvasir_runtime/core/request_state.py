@@ -1,0 +1,42 @@
+"""What the scheduler keeps of one request between its arrival and its end, whatever kind of request it is."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvasir_runtime.wire import EngineRequest
+
+Phase = Literal["waiting", "running", "ended"]
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """Mutable; never leaves the core. A sequence refers to the request that it belongs to.
+
+    rows: of the runner, held while it runs. cached_tokens: of the prompt, found in the prefix cache at first admission;
+    None before. uncached_estimate: tokens that must be computed when it is admitted, as far as is known.
+    billed_blocks: blocks that it took or revived, its share of the pinned blocks; kv_block_seconds: their integral.
+    """
+
+    request: EngineRequest
+    billed_since: float
+    request_id: str = field(init=False)
+    phase: Phase = "waiting"
+    rows: list[int] = field(default_factory=list)
+    cached_tokens: int | None = None
+    uncached_estimate: int = 0
+    billed_blocks: int = 0
+    kv_block_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt alone."""
+        return len(self.request.prompt)
+
+    def bill(self, blocks: int, now: float) -> None:
+        """Change its share of the pinned blocks, and carry the integral over time forward."""
+        self.kv_block_seconds += self.billed_blocks * max(0.0, now - self.billed_since)
+        self.billed_blocks = blocks
+        self.billed_since = now
