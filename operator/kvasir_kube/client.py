@@ -1,7 +1,7 @@
-"""The API server over HTTPS: the one place that knows the kubernetes client library.
+"""The API server through the `kubernetes` package's asynchronous client: the one place that knows this library.
 
-The library finds the configuration (kubeconfig or the pod's service account), keeps the token fresh and builds the TLS
-context; requests themselves are plain JSON over one aiohttp session with a deadline each.
+`ApiClient` finds and refreshes credentials, keeps the TLS connections and sends requests; `Watch` reads event streams.
+Objects stay plain JSON: `DynamicClient` wraps them at several times the processor time (docs/benchmarks/operator.md).
 """
 
 import asyncio
@@ -14,10 +14,13 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import aiohttp
+from kubernetes.aio.client import ApiClient, ApiException
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.watch import Watch
 
+from kvasir_api import __version__
 from kvasir_kube.cluster import Listing, WatchEvent, WatchVerb
 from kvasir_kube.errors import ConflictError, ExpiredError, KubeError, NotFoundError
 from kvasir_kube.kinds import Json, Kind
@@ -28,14 +31,19 @@ PAGE_SIZE: Final = 500
 WATCH_SERVER_TIMEOUT_S: Final = 240
 WATCH_SILENCE_S: Final = 75.0
 """Bookmarks come about once a minute, so a stream that is silent for longer is dead although TCP has not noticed."""
-MAX_LINE_BYTES: Final = 4 * 1024 * 1024
+REQUEST_TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=WATCH_SILENCE_S)
+SESSION: Final[dict[str, Any]] = {
+    "read_bufsize": 4 * 1024 * 1024,  # an event of a watch is one line
+    "trust_env": False,  # else aiohttp reads ~/.netrc and the proxy variables in a thread for each request
+}
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 WATCH_VERBS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
 
 async def configuration(kubeconfig: str = "") -> Configuration:
-    """Where the API server is and how to speak to it.
+    """The address of the API server and the credentials for it.
 
     Tried in this order: the argument, $KUBECONFIG, the pod's service account, ~/.kube/config. Raises KubeError when
     none is usable.
@@ -49,12 +57,13 @@ async def configuration(kubeconfig: str = "") -> Configuration:
             load_incluster_config(client_configuration=config)
     except Exception as error:  # whatever a bad file makes the library raise
         raise KubeError(f"no usable Kubernetes configuration: {error}") from error
+    config.client_session_kwargs = SESSION
     return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to reach the API server, for another client in the same process. Paths are empty where there is no file."""
+    """Address and credentials for another client in the same process. Paths are empty where there is no file."""
 
     server: str
     ca_path: str
@@ -65,8 +74,9 @@ class Access:
 
 
 async def access(config: Configuration) -> Access:
-    """What a configuration says now; the token is as fresh as its file."""
-    scheme, _, token = (await _bearer(config)).partition(" ")
+    """What a configuration holds now; the token is as fresh as its file."""
+    found = (await config.auth_settings()).get("BearerToken")
+    scheme, _, token = str(found["value"] or "" if found else "").partition(" ")
     return Access(
         server=config.host.rstrip("/"),
         ca_path=config.ssl_ca_cert or "",
@@ -77,34 +87,22 @@ async def access(config: Configuration) -> Access:
     )
 
 
-async def _bearer(config: Configuration) -> str:
-    """Value of the authorization header, empty when certificates speak."""
-    found = (await config.auth_settings()).get("BearerToken")
-    return str(found["value"] or "") if found else ""
-
-
 class Client:
     """The verbs of `Cluster` against a real API server. Use as an async context manager."""
 
     def __init__(self, config: Configuration) -> None:
-        self._config = config
-        self._base = config.host.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
+        self._api = ApiClient(config)
+        self._api.user_agent = f"kvasir/{__version__}"
 
     async def __aenter__(self) -> Self:
-        tls = RESTClientObject(self._config).ssl_context
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=64), read_bufsize=MAX_LINE_BYTES
-        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session:
-            await self._session.close()
-            # TLS transports end in later turns of the loop; without them they would be reported as never closed.
-            await asyncio.sleep(CLOSE_S)
+        await self._api.close()
+        # TLS transports end in later turns of the loop; without them they would be reported as never closed.
+        await asyncio.sleep(CLOSE_S)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """One object. NotFoundError when there is none."""
@@ -135,20 +133,19 @@ class Client:
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(WATCH_SERVER_TIMEOUT_S),
+            **({"labelSelector": selector} if selector else {}),
         }
-        if selector:
-            query["labelSelector"] = selector
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=WATCH_SILENCE_S)
+        stream = Watch().stream(self._open_watch, kind.path(namespace), query, timeout_seconds=WATCH_SERVER_TIMEOUT_S)
         try:
-            async with self._open.get(
-                self._base + kind.path(namespace), params=query, headers=await self._headers(), timeout=timeout
-            ) as response:
-                if response.status != 200:
-                    raise _error(response.status, await _decoded(response), response.headers)
-                async for line in response.content:
-                    if line.strip():
-                        yield _watch_event(json.loads(line))
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            async with stream as events:
+                async for event in events:
+                    yield _watch_event(event)
+        except KubeError:
+            raise
+        except ApiException as error:
+            reason, _, message = str(error.reason).partition(": ")
+            raise _error(int(error.status or 500), {"message": message, "reason": reason}, {}) from error
+        except Exception as error:  # whatever a broken stream makes the library raise
             raise KubeError(f"watch of {kind.plural} broke: {error!r}") from error
 
     async def create(self, kind: Kind, obj: Json) -> Json:
@@ -192,18 +189,6 @@ class Client:
         except NotFoundError:
             return
 
-    @property
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise RuntimeError("the client is used outside of its context")
-        return self._session
-
-    async def _headers(self) -> dict[str, str]:
-        headers = {"accept": "application/json"}
-        if bearer := await _bearer(self._config):
-            headers["authorization"] = bearer
-        return headers
-
     async def _call(
         self,
         method: str,
@@ -213,42 +198,57 @@ class Client:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        headers = await self._headers()
-        data = None
-        if body is not None:
-            headers["content-type"] = content_type
-            data = json.dumps(body)
         try:
-            async with (
-                asyncio.timeout(REQUEST_TIMEOUT_S),
-                self._open.request(method, self._base + path, params=query, data=data, headers=headers) as response,
-            ):
-                decoded = await _decoded(response)
-                if response.status >= 400:
-                    raise _error(response.status, decoded, response.headers)
-                return decoded
+            response = await self._send(method, path, query or {}, body, content_type, REQUEST_TIMEOUT)
+            decoded = _decoded(await response.read())
         except TimeoutError as error:
             raise KubeError(f"{method} {path}: no answer within {REQUEST_TIMEOUT_S:g} s") from error
         except aiohttp.ClientError as error:
             raise KubeError(f"{method} {path}: {error}") from error
+        if response.status >= 400:
+            raise _error(response.status, decoded, response.headers)
+        return decoded
+
+    async def _open_watch(self, path: str, query: dict[str, str], **_options: object) -> Any:
+        """The response that `Watch` reads; it passes options that the query holds already."""
+        response = await self._send("GET", path, query, None, "application/json", WATCH_TIMEOUT)
+        if response.status != 200:
+            raise _error(response.status, _decoded(await response.read()), response.headers)
+        return response.response
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Json | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> RESTResponse:
+        request = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        return await self._api.call_api(*request, _request_timeout=timeout)
 
 
-async def _decoded(response: aiohttp.ClientResponse) -> Json:
-    text = await response.text()
+def _decoded(content: bytes) -> Json:
     try:
-        decoded = json.loads(text) if text else {}
+        decoded = json.loads(content) if content else {}
     except ValueError:
-        decoded = {"message": text[:500]}
+        decoded = {"message": content[:500].decode(errors="replace")}
     return decoded if isinstance(decoded, dict) else {"message": str(decoded)[:500]}
 
 
-def _watch_event(line: Json) -> WatchEvent:
-    verb, obj = line.get("type"), line.get("object") or {}
-    if verb == "ERROR":
-        raise _error(int(obj.get("code") or 500), obj, {})
-    if verb not in WATCH_VERBS:
-        raise KubeError(f"a watch sent an event of type {verb!r}")
-    return WatchEvent(verb=cast("WatchVerb", verb), obj=obj)
+def _watch_event(event: Any) -> WatchEvent:
+    """`Watch` returns a line that is no JSON as text."""
+    if not isinstance(event, dict) or event["type"] not in WATCH_VERBS:
+        raise KubeError(f"a watch sent {str(event)[:200]!r}")
+    return WatchEvent(verb=cast("WatchVerb", event["type"]), obj=event["raw_object"])
 
 
 def _error(status: int, body: Json, headers: Any) -> KubeError:
