@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from kvasir_api import names, served_names
+from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.served_names import NameClaim
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import (
@@ -42,6 +41,11 @@ class Observer:
         self._claims: dict[Key, float] = {}
         self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
 
+    def service(self, name: Key) -> Json | None:
+        """The service as the watch brought it last; None when it is gone or about to go."""
+        service = self._store.get(INFERENCE_SERVICE, name)
+        return None if service is None or service["metadata"].get("deletionTimestamp") else service
+
     async def observe(self, service: Json) -> Observed:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)
@@ -56,7 +60,7 @@ class Observer:
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=claim_found,
             claim_bound=claim_bound,
-            holder=self._holder(service),
+            holder=self._store.names.holder(service),
             inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
             classes=self._accelerators(),
         )
@@ -99,14 +103,3 @@ class Observer:
             return True, False
         self._claims[claim] = now
         return True, True
-
-    def _holder(self, service: Json) -> NameClaim | None:
-        """Who holds one of the names that this service wants to serve, and which; nobody where it holds all of them."""
-        mine = served_names.name_claims(service)
-        alive = [s for s in self._store.all(INFERENCE_SERVICE) if not s["metadata"].get("deletionTimestamp")]
-        held = served_names.owners([*mine, *(claim for other in alive for claim in served_names.name_claims(other))])
-        for asked in mine:
-            found = held[asked.served_name]
-            if (found.namespace, found.name) != key(service):
-                return found
-        return None

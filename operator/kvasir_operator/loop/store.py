@@ -18,12 +18,14 @@ from kvasir_kube.kinds import (
     strip_managed_fields,
     uid,
 )
+from kvasir_operator.loop.name_index import NameIndex
 
 
 class Store:
-    """Objects by kind, indexed by (namespace, service)."""
+    """Objects by kind, indexed by (namespace, service). names: which services claim a model name."""
 
     def __init__(self) -> None:
+        self.names = NameIndex()
         self._objects: dict[str, dict[Key, Json]] = {}
         self._children: dict[str, dict[Key, set[Key]]] = {}
         self._gone: dict[tuple[str, Key], int] = {}
@@ -38,9 +40,11 @@ class Store:
         if resource_version(obj) <= max(gone, resource_version(known) if known else 0):
             return False
         if known is not None:
-            self._unlist(kind, known)
+            self._unindex(kind, known)
         objects[key(obj)] = strip_managed_fields(obj)
         self._children.setdefault(kind.plural, {}).setdefault(parent(obj), set()).add(key(obj))
+        if kind is INFERENCE_SERVICE:
+            self.names.add(objects[key(obj)])
         return True
 
     def drop(self, kind: Kind, name: Key, uid_: str = "", *, version: int = 0) -> bool:
@@ -52,7 +56,7 @@ class Store:
         if known is None or (uid_ and uid(known) != uid_):
             return False
         del self._objects[kind.plural][name]
-        self._unlist(kind, known)
+        self._unindex(kind, known)
         return True
 
     def age(self) -> None:
@@ -82,13 +86,15 @@ class Store:
         elif (service_key := parent(obj))[1]:
             yield service_key
 
-    def _unlist(self, kind: Kind, known: Json) -> None:
+    def _unindex(self, kind: Kind, known: Json) -> None:
         """Its label may change, so an object leaves the index of the service that it named last."""
         children = self._children[kind.plural]
         named = children[parent(known)]
         named.discard(key(known))
         if not named:
             del children[parent(known)]
+        if kind is INFERENCE_SERVICE:
+            self.names.remove(known)
 
 
 def parent(obj: Json) -> Key:

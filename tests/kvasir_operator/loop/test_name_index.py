@@ -1,0 +1,73 @@
+"""The index of model names: who holds one, and that the answer costs the same however many services there are."""
+
+from typing import Any
+
+import pytest
+
+from fakes.calls import calls
+from fakes.manifests import service
+from kvasir_kube.kinds import INFERENCE_SERVICE, Json
+from kvasir_operator.loop.store import Store
+
+
+def claimant(name: str, *, version: int = 1, created: int = 0, going: bool = False, **model: Any) -> Json:
+    obj = service(model={"uri": "pvc://models/a", **model})
+    time = f"2026-01-01T00:00:{created:02}Z"
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "creationTimestamp": time}
+    if going:
+        metadata["deletionTimestamp"] = time
+    return {**obj, "metadata": {**obj["metadata"], **metadata}}
+
+
+def filled(*services: Json) -> Store:
+    store = Store()
+    for one in services:
+        store.put(INFERENCE_SERVICE, one)
+    return store
+
+
+MINE = claimant("mine", created=5, servedName="m")
+
+
+@pytest.mark.parametrize(
+    ("others", "holder"),
+    [
+        ([], None),
+        ([claimant("old", created=1, servedName="m")], "old"),
+        ([claimant("old", created=1, aliases=["m"])], "old"),
+        ([claimant("m", created=1)], "m"),
+        ([claimant("new", created=9, servedName="m")], None),
+        ([claimant("twin", created=5, servedName="m")], None),  # of the same second the first by name
+        ([claimant("a", created=5, servedName="m")], "a"),
+        ([claimant("old", created=1, servedName="m", going=True)], None),
+        ([claimant("old", created=3, servedName="m"), claimant("older", created=1, servedName="m")], "older"),
+    ],
+)
+def test_a_name_is_held_by_the_oldest_service(others: list[Json], holder: str | None) -> None:
+    found = filled(MINE, *others).names.holder(MINE)
+    assert (found.name if found else None) == holder
+
+
+def test_a_name_is_free_when_its_service_renames_itself_goes_or_is_gone() -> None:
+    old = claimant("old", created=1, servedName="m")
+    store = filled(MINE, old)
+    assert store.put(INFERENCE_SERVICE, claimant("old", version=2, created=1, servedName="n"))
+    assert store.names.holder(MINE) is None
+    assert store.put(INFERENCE_SERVICE, claimant("old", version=3, created=1, aliases=["m"]))
+    assert store.names.holder(MINE) is not None
+    assert store.put(INFERENCE_SERVICE, claimant("old", version=4, created=1, aliases=["m"], going=True))
+    assert store.names.holder(MINE) is None
+    assert store.put(INFERENCE_SERVICE, claimant("old", version=5, created=1, servedName="m"))
+    assert store.names.holder(MINE) is not None
+    assert store.drop(INFERENCE_SERVICE, ("default", "old"))
+    assert store.names.holder(MINE) is None
+
+
+def test_it_costs_the_same_with_a_thousand_services() -> None:
+    counted = []
+    for number in (1, 1000):
+        store = filled(MINE, *(claimant(f"s{i}") for i in range(number)), claimant("old", created=1, aliases=["m"]))
+        with calls() as found:
+            assert store.names.holder(MINE) is not None
+        counted.append(found.total())
+    assert counted[0] == counted[1] <= 40
