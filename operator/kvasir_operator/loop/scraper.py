@@ -1,4 +1,7 @@
-"""Asks every runtime pod and gateway for its state, all under one deadline, and remembers what each said last."""
+"""Reads `/state` of every runtime pod and gateway under one deadline, and keeps the last reading of each.
+
+A document is decoded once per tick, and a pod is parsed again only when it or its reading has changed.
+"""
 
 import asyncio
 import math
@@ -16,16 +19,33 @@ from kvasir_operator.scaling.window import ScaledReplica
 
 DEADLINE_S: Final = 1.0
 STALE_S: Final = 6.0
-"""A pod that was silent for so long gives no reading: three ticks, since one may be lost to a long step."""
+"""A pod that was silent for so long has no reading: three ticks, since one may be lost to a long step."""
 GATEWAY_STATE_PORT: Final = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastReading:
-    """What a pod said last, and when, on the steady clock."""
+    """The last document of a pod, and when it was read, on the steady clock."""
 
     state: RuntimeState
     at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastDemand:
+    """The last document of a gateway, and when it was read, on the steady clock."""
+
+    services: tuple[ServiceDemand, ...] = ()
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedPod:
+    """A replica and what it was parsed from. The store keeps an object until a newer one comes."""
+
+    pod: Json
+    reading: RuntimeState | None
+    replica: Replica
 
 
 class Scraper:
@@ -33,15 +53,17 @@ class Scraper:
 
     def __init__(self, store: Store, reader: StateReader, *, clock: Clock) -> None:
         self._store, self._reader, self._clock = store, reader, clock
-        self._heard: dict[str, LastReading] = {}
-        self._gateways: dict[str, tuple[float, tuple[ServiceDemand, ...]]] = {}
+        self._readings: dict[str, LastReading] = {}
+        self._parsed: dict[str, ParsedPod] = {}
+        self._gateways: dict[str, LastDemand] = {}
+        self._demands: dict[Key, list[ServiceDemand]] = {}
         self._began = math.inf
         self.missing_gateways: tuple[str, ...] = ()
 
     async def scrape(self) -> None:
-        """One round. Whoever does not answer within the deadline keeps what it said before, growing stale."""
+        """One round. What does not answer within the deadline keeps its last reading, which grows stale."""
         pods = {uid(pod): pod for pod in self._store.all(POD)}
-        runtimes = {id_: base for id_, pod in pods.items() if (base := _ops_url(pod))}
+        runtimes = {id_: base for id_, pod in pods.items() if (base := self._ops_url(pod))}
         gateways = {key(pod)[1]: base for pod in pods.values() if (base := _gateway_url(pod))}
         states, demands = await asyncio.gather(
             self._reader.states(runtimes, deadline_s=DEADLINE_S),
@@ -49,71 +71,81 @@ class Scraper:
         )
         now = self._clock.steady()
         self._began = min(self._began, now)
-        self._heard.update({id_: LastReading(state=state, at=now) for id_, state in states.items()})
-        self._heard = {id_: heard for id_, heard in self._heard.items() if id_ in pods}
-        # A gateway that has just become ready counts as heard, and says nothing yet.
-        self._gateways = {name: self._gateways.get(name, (now, ())) for name in gateways}
-        self._gateways.update({name: (now, state.services) for name, state in demands.items()})
-        self.missing_gateways = tuple(sorted(name for name, (at, _) in self._gateways.items() if now - at > STALE_S))
+        self._readings.update({id_: LastReading(state=state, at=now) for id_, state in states.items()})
+        self._readings = {id_: reading for id_, reading in self._readings.items() if id_ in pods}
+        self._parsed = {id_: parsed for id_, parsed in self._parsed.items() if id_ in pods}
+        # A gateway that has just become ready counts as read, without demand.
+        self._gateways = {name: self._gateways.get(name, LastDemand(at=now)) for name in gateways}
+        self._gateways.update({name: LastDemand(services=s.services, at=now) for name, s in demands.items()})
+        self.missing_gateways = tuple(sorted(n for n, demand in self._gateways.items() if now - demand.at > STALE_S))
+        self._demands = {}
+        for gateway in self._gateways.values():
+            for demand in gateway.services:
+                self._demands.setdefault((demand.namespace, demand.name), []).append(demand)
 
     def replicas(self, service: Key) -> tuple[Replica, ...]:
         """The replicas of a service with their last readings, without inspection pods and quarantined pods."""
-        return tuple(replica(pod, self.reading(uid(pod))) for pod in self._pods(service, quarantined=False))
+        return tuple(self._replica(pod, self.reading(uid(pod))) for pod in self._pods(service, quarantined=False))
 
     def quarantined(self, service: Key) -> tuple[Replica, ...]:
         """Pods that are quarantined because their device failed."""
-        return tuple(replica(pod, None) for pod in self._pods(service, quarantined=True))
+        return tuple(self._replica(pod, None) for pod in self._pods(service, quarantined=True))
 
     def _pods(self, service: Key, *, quarantined: bool) -> list[Json]:
         pods = [pod for pod in self._store.of(POD, service) if names.LABEL_SERVICE in labels(pod)]
         return [pod for pod in pods if (labels(pod).get(names.LABEL_ROLE) == names.ROLE_QUARANTINE) is quarantined]
 
-    def incomplete(self, service: Key) -> bool:
-        """Whether a ready pod of the service has said nothing since this operator began, and is not silent for it yet.
+    def _replica(self, pod: Json, reading: RuntimeState | None) -> Replica:
+        known = self._parsed.get(uid(pod))
+        if known is None or known.pod is not pod or known.reading is not reading:
+            known = self._parsed[uid(pod)] = ParsedPod(pod=pod, reading=reading, replica=replica(pod, reading))
+        return known.replica
 
-        What it said to the operator before is not known, so nothing may be decided that depends on it.
+    def incomplete(self, service: Key) -> bool:
+        """Whether a ready pod of the service was not read since this operator started and is not yet counted as silent.
+
+        What the operator before read of it is not known, so nothing may be decided that depends on it.
         """
         if self._clock.steady() - self._began > STALE_S:
             return False
-        return any(r.phase == "ready" and r.uid not in self._heard for r in self.replicas(service))
+        return any(r.phase == "ready" and r.uid not in self._readings for r in self.replicas(service))
 
     def reading(self, uid_: str) -> RuntimeState | None:
-        """What a pod said within STALE_S."""
-        heard = self._heard.get(uid_)
-        return heard.state if heard and self._clock.steady() - heard.at <= STALE_S else None
+        """The last document of a pod that is not older than STALE_S."""
+        last = self._readings.get(uid_)
+        return last.state if last and self._clock.steady() - last.at <= STALE_S else None
 
     def members(self, replicas: tuple[Replica, ...]) -> list[ScaledReplica]:
-        """Replicas as the autoscaler counts them. One that has just become ready may not have been asked yet."""
+        """Replicas as the autoscaler counts them. One that has just become ready may not have been read yet."""
         return [self._member(r) for r in replicas if r.phase in ("ready", "draining") and not self._new(r)]
 
     def demands(self, service: Key) -> list[ServiceDemand]:
-        """What gateways hold for a service."""
-        said = [demand for _, services in self._gateways.values() for demand in services]
-        return [demand for demand in said if (demand.namespace, demand.name) == service]
+        """Requests that gateways hold for a service."""
+        return self._demands.get(service, [])
 
     def _member(self, r: Replica) -> ScaledReplica:
-        heard = self._heard.get(r.uid)
+        last = self._readings.get(r.uid)
         return ScaledReplica(
             uid=r.uid,
             name=r.name,
             serving=r.phase == "ready",
-            reading=heard.state if heard else None,
+            reading=last.state if last else None,
             fresh=r.reading is not None,
         )
 
+    def _ops_url(self, pod: Json) -> str:
+        """Base URL of a runtime pod's ops port; empty for other pods, those without an address and those that leave."""
+        runtime = labels(pod).get(names.LABEL_COMPONENT) == names.COMPONENT_RUNTIME
+        if not runtime or pod["metadata"].get("deletionTimestamp"):
+            return ""
+        return self._replica(pod, self.reading(uid(pod))).ops_url
+
     def _new(self, r: Replica) -> bool:
-        return r.uid not in self._heard and r.ready_at is not None and self._clock.wall() - r.ready_at < STALE_S
-
-
-def _ops_url(pod: Json) -> str:
-    """Where a runtime pod is asked; empty for other pods, for those without an address and for those that leave."""
-    if labels(pod).get(names.LABEL_COMPONENT) != names.COMPONENT_RUNTIME or pod["metadata"].get("deletionTimestamp"):
-        return ""
-    return replica(pod, None).ops_url
+        return r.uid not in self._readings and r.ready_at is not None and self._clock.wall() - r.ready_at < STALE_S
 
 
 def _gateway_url(pod: Json) -> str:
-    """Where a ready gateway pod is asked; empty for other pods."""
+    """Base URL of a ready gateway pod's state port; empty for other pods."""
     if labels(pod).get(names.LABEL_NAME) != names.GATEWAY or pod["metadata"].get("deletionTimestamp"):
         return ""
     status = pod.get("status") or {}
