@@ -6,9 +6,9 @@ from decimal import Decimal
 from typing import Any, Final, Literal
 
 from kvasir_api.quantity import parse
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.service import Observed
 
-Json = dict[str, Any]
 QUANTITY_PARENTS: Final = ("requests", "limits")
 
 

@@ -5,14 +5,12 @@ Names are derived here and nowhere else. Labels and annotations of the parent ar
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from kvasir_api import names
+from kvasir_kube.kinds import Json
 from kvasir_operator.desired.template import owner, pod_labels, selector
 from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.observed.settings import OperatorSettings
-
-Json = dict[str, Any]
 
 
 def child_name(service: str, revision: str) -> str:

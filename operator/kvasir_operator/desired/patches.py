@@ -7,15 +7,14 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import jsonpatch
 from jsonpointer import JsonPointerException
 
 from kvasir_api.accelerator import PodPatch
+from kvasir_kube.kinds import Json
 from kvasir_operator.desired.protected_fields import breach
-
-Json = dict[str, Any]
 
 MAX_VALUE: Final = 8192
 """Characters of one value as JSON: the schema cannot bound what may be anything."""

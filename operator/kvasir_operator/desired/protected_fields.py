@@ -5,11 +5,10 @@ spec has said. Called for a pod template before and after an administrator's pat
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from kvasir_api import names
-
-Json = dict[str, Any]
+from kvasir_kube.kinds import Json
 
 VARIABLES: Final = ("POD_IP", names.ENV_MEMORY_LIMIT, names.ENV_MODEL_URI)
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")

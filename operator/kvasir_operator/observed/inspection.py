@@ -4,12 +4,10 @@ Called by the loop when it observes; knows the shape of a pod, no client and no 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from kvasir_api import names
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.replica import epoch
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

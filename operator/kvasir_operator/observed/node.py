@@ -4,9 +4,9 @@ Called by the loop; knows the labels and taints by which clouds and autoscalers 
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-Json = dict[str, Any]
+from kvasir_kube.kinds import Json
 
 SPOT_LABELS: Final = {
     "karpenter.sh/capacity-type": "spot",

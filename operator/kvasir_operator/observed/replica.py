@@ -6,12 +6,12 @@ Called by the loop when it observes, never by a decision; knows the shape of a p
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
+from kvasir_kube.kinds import Json
 
-Json = dict[str, Any]
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
 
 FAILED_WAITS: Final = frozenset(
