@@ -27,7 +27,7 @@ MAX_KERNEL_LINES = 90
 MAX_TEST_SLEEP_S = 0.05
 
 PURE_ROOMS = {
-    "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "election"),
+    "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "stages", "election"),
     "kvasir_gateway": ("choose", "ring", "prefix"),
     "kvasir_local": ("node/rules",),
     "kvasir_runtime": ("core", "runner/graphs/cudagraph_sizes", "frontend/parsing"),

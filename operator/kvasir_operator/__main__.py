@@ -25,9 +25,8 @@ from kvasir_operator.loop.clock import SystemClock
 from kvasir_operator.loop.http import health_app, metrics_app, serve
 from kvasir_operator.loop.leader import Leader
 from kvasir_operator.loop.operator import Operator
-from kvasir_operator.loop.resync import INTERVAL_S
 from kvasir_operator.loop.watches import Watches
-from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_operator.observed.settings import RESYNC_S, OperatorSettings
 
 LOG: Final = logging.getLogger("kvasir_operator")
 STOP_S: Final = 5.0
@@ -83,7 +82,7 @@ STOP_S: Final = 5.0
 )
 @click.option(
     "--resync",
-    default=INTERVAL_S,
+    default=RESYNC_S,
     show_default=True,
     type=click.FloatRange(0.2, 3600.0),
     help="Seconds between two lists of everything, which find what no watch told.",
@@ -155,6 +154,9 @@ async def _run(
         otlp_traces_endpoint=otlp_traces_endpoint,
         system_namespace=lease_namespace or names.SYSTEM_NAMESPACE,
         speed_window_s=speed_window,
+        namespace=namespace,
+        interval_s=interval,
+        resync_s=resync,
     )
     async with contextlib.AsyncExitStack() as stack:
         config = await configuration(kubeconfig)
@@ -166,12 +168,9 @@ async def _run(
             cluster,
             StateReader(session),
             settings=settings,
-            namespace=namespace,
-            interval_s=interval,
             instance=host_name,
             clock=clock,
             leader=leader,
-            resync_s=resync,
             bucket=TokenBucket(qps=kube_api_qps, burst=kube_api_burst),
         )
         health, port = await serve(health_app(live=parts.live, ready=parts.ready), host=host, port=health_port)

@@ -12,9 +12,9 @@ import pytest
 from fakes.fields import CASES, with_value
 from fakes.manifests import service
 from fakes.operator_rig import kubectl
+from fakes.stages import pod_template
 from kvasir_api import names
 from kvasir_kube.kinds import DEPLOYMENT
-from kvasir_operator.desired.template import template
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -28,7 +28,7 @@ OF_CLASSES = ("resources.accelerator.classes", "resources.accelerator.minMemory"
 
 def rendered(spec: dict[str, Any]) -> dict[str, Any]:
     found = observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None)
-    return template(found, "rev", SETTINGS)
+    return pod_template(found, "rev", SETTINGS)
 
 
 def spec_of(path: str, value: Any) -> dict[str, Any]:

@@ -28,8 +28,6 @@ class Bench:
             self.cluster,
             self.reader,  # type: ignore[arg-type]  # what the operator asks of one
             settings=OperatorSettings(model_dirs=("/srv",), gateway_url="http://gw"),
-            namespace="",
-            interval_s=2.0,
             instance="test",
             clock=self.clock,
         )

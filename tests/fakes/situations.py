@@ -5,12 +5,22 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fakes.manifests import service
+from kvasir_api.accelerator import AcceleratorClassSpec, Compute
 from kvasir_api.inspection import Prediction
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.rollout_target import RolloutTarget
-from kvasir_operator.observed.service import observed
+from kvasir_operator.observed.service import Observed, Revision, observed
+from kvasir_operator.stages import (
+    Applied,
+    ClassChoice,
+    Placement,
+    Resolved,
+    RolloutPlan,
+    RolloutTarget,
+    ScalerResult,
+    Violation,
+)
 from kvasir_operator.status.compose import compose, document
 from kvasir_operator.status.inputs import StatusInputs
 
@@ -46,10 +56,58 @@ def replica(phase: Any, *, revision: str = "new", name: str = "pod", **fields: A
     return Replica(name=name, revision=revision, phase=phase, **fields)
 
 
-def findings(*replicas: Replica, obj: Any = None, now: str = NOW, **fields: Any) -> StatusInputs:
-    """A service of generation 3 with these pods, of which one is wanted."""
-    seen = observed(obj or service(generation=3), revisions=(), deployments=(), replicas=replicas, svc=None)
-    return StatusInputs(**{"seen": seen, "now": now, "current": "new", "wanted": 1, **fields})
+def findings(
+    *replicas: Replica,
+    obj: Any = None,
+    now: str = NOW,
+    seen: Observed | None = None,
+    current: str = "new",
+    rollout: RolloutTarget | None = None,
+    wanted: int = 1,
+    overdue: bool = False,
+    waiting: str = "",
+    gateway_url: str = "",
+    **fields: Any,
+) -> StatusInputs:
+    """A service of generation 3 with these pods, of which one is wanted. fields: parts of the stages by name."""
+    obj = obj or service(generation=3)
+    seen = seen or observed(obj, revisions=(), deployments=(), replicas=replicas, svc=None)
+    asked, broken, why = (fields.pop(name, "") for name in ("asked", "fault_reason", "fault_message"))
+    resolved = Resolved(
+        observed=seen,
+        placement=_placement(fields),
+        violation=Violation(reason=broken, message=why) if broken else None,
+        revision=Revision(id=asked, number=1, inputs={}, template={}) if asked else None,
+    )
+    scaler = ScalerResult(
+        wanted=wanted,
+        status=fields.pop("autoscaling", None),
+        missing=fields.pop("missing", ()),
+        decode_rates=fields.pop("decode_rates", {}),
+    )
+    target = rollout or (RolloutTarget(revision=current) if current else None)
+    return StatusInputs(
+        resolved=resolved,
+        scaler=scaler,
+        waiting=waiting,
+        plan=RolloutPlan(target=target, counts={}, actions=()) if target else None,
+        applied=Applied(**fields),
+        overdue=overdue,
+        now=now,
+        gateway_url=gateway_url,
+    )
+
+
+def _placement(fields: dict[str, Any]) -> Placement:
+    """On the class h100, of which slow_below_percent is declared."""
+    compute = Compute(degraded_below_percent=fields.pop("slow_below_percent", 0))
+    return Placement(
+        choice=ClassChoice(name="h100"),
+        accelerator=AcceleratorClassSpec(memory="80Gi", compute=compute),
+        forecast=fields.pop("forecast", None),
+        forecasts=fields.pop("forecasts", ()),
+        roofline=fields.pop("roofline", None),
+    )
 
 
 def again(found: StatusInputs, *replicas: Replica, now: str = LATER, **fields: Any) -> StatusInputs:
@@ -82,11 +140,11 @@ def situations(draw: Any) -> StatusInputs:
         fault_reason=fault,
         fault_message=fault and "spec.model.uri cannot be",
         rollout=None if fault else draw(st.sampled_from(COURSES)),
-        trouble=draw(st.sampled_from(["", "", "the API server refused: quota"])),
+        refused=draw(st.sampled_from(["", "", "the API server refused: quota"])),
         waiting=draw(st.sampled_from(["", "", "a pod reads the model's config"])),
         forecast=draw(st.sampled_from(FORECASTS)),
         forecasts=(ClassForecast(name="l4", fit="Fits", kv_tokens=64, requests=1),) if draw(st.booleans()) else (),
-        blocked=draw(st.sampled_from([(), ("Service/x",)])),
+        foreign=draw(st.sampled_from([(), ("Service/x",)])),
         overdue=draw(st.booleans()),
         autoscaling=draw(st.sampled_from(SCALINGS)),
         missing=draw(st.sampled_from([(), ("p0",)])),

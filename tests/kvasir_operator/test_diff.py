@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from fakes.manifests import service
+from fakes.stages import resolved
 from kvasir_operator.desired.children import children
-from kvasir_operator.desired.current import current_revision
 from kvasir_operator.diff import contains, diff, removals
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import observed
@@ -33,7 +33,7 @@ def world(obj=None, made=()):
 
 
 def wanted(seen, count=1):
-    current = current_revision(seen, OperatorSettings())
+    current = resolved(seen, OperatorSettings()).revision
     return children(seen, current, {current.id: count}, OperatorSettings())
 
 

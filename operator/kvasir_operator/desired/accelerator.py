@@ -1,33 +1,21 @@
-"""Which accelerator class a service gets: the first of its list that is there and fits, or the cheapest that fits."""
+"""Which accelerator class a service gets: the first of its list that exists and fits, or the cheapest that fits.
+
+`placement` is called once per reconcile, by `desired/resolve.py`; all others read its result.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.inspection import Prediction
+from kvasir_api.inspection import ModelFacts, Prediction
 from kvasir_api.quantity import parse
-from kvasir_api.roofline import Roofline
 from kvasir_api.service import Accelerator
 from kvasir_api.status import ClassForecast, two_digits
 from kvasir_operator.desired import fallback, fit
 from kvasir_operator.desired.capability import MissingCapability, missing_capability
 from kvasir_operator.observed.service import Observed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassChoice:
-    """name: the class, empty when none was asked for or none fits. why: a sentence; empty when none was asked for.
-
-    too_small: a class was passed over since the model does not fit it. lacking: path of the field that asked for more
-    than a class that was passed over can do. considered: names in order of preference.
-    """
-
-    name: str = ""
-    why: str = ""
-    too_small: bool = False
-    lacking: str = ""
-    considered: tuple[str, ...] = ()
+from kvasir_operator.stages import ClassChoice, Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,65 +37,66 @@ class UnsuitableClasses:
         return replace(found, too_small=len(fields) < len(passed), lacking=fields[0] if fields else "")
 
 
-def chosen(seen: Observed) -> AcceleratorClassSpec | None:
-    """What the administrator says of the service's class; None without one."""
-    return seen.classes.get(choice(seen).name)
-
-
-def choice(seen: Observed) -> ClassChoice:
-    """The class of a service, given what is known of its model, and which classes found no node for it."""
-    wished, full = seen.spec.resources.accelerator, fallback.passed(seen)
-    barred = UnsuitableClasses(too_small=fit.too_small(seen), lacking=_lacking(seen))
-    first = choose(wished, seen.classes, barred)
-    if not full:
-        return first
-    rest = choose(wished, {name: spec for name, spec in seen.classes.items() if name not in full}, barred)
-    if not rest.name:
-        return first  # all were tried: it begins anew
-    return replace(rest, why=f"{', '.join(full)} found no node; {rest.why}", considered=first.considered)
-
-
-def forecast(seen: Observed) -> Prediction | None:
-    """What one replica would hold where the service gets; None where nobody looked."""
-    if not fit.on_accelerator(seen.spec):
-        return fit.on_processor(seen) or fit.unknown(seen)
-    found = choice(seen)
-    name = found.name or next((name for name in found.considered if name in seen.classes), "")
-    known = seen.classes.get(name)
-    if known is not None:
-        return fit.on_class(seen, known) or fit.unknown(seen)
-    if fit.facts(seen) is not None:
-        return Prediction(verdict="Unknown", message="no AcceleratorClass says how much memory a device has")
-    return fit.unknown(seen)
-
-
-def speed(seen: Observed) -> tuple[Roofline | None, int]:
-    """How fast replicas could decode on the class that the service gets, None where that is not known, and the share of
-    it in percent below which they are too slow."""
-    found = chosen(seen)
-    return (None, 0) if found is None else (fit.speed_on(seen, found), found.compute.degraded_below_percent)
-
-
-def forecasts(seen: Observed) -> tuple[ClassForecast, ...]:
-    """What one replica would hold, and how fast it could be, on each class that the service may get."""
-    found = [(name, fit.on_class(seen, seen.classes[name])) for name in choice(seen).considered if name in seen.classes]
-    return tuple(
-        ClassForecast(
-            name=name,
-            fit=judged.verdict,
-            kv_tokens=judged.kv_tokens if judged.known else None,
-            requests=judged.requests if judged.known else None,
-            stream_tokens_per_second=two_digits(judged.stream_tokens_per_s) or None,
-            batch_tokens_per_second=two_digits(judged.batch_tokens_per_s) or None,
-        )
-        for name, judged in found
-        if judged is not None
+def placement(seen: Observed) -> Placement:
+    """The class, forecasts and roofline of a service, given what is known of its model and of classes without nodes."""
+    hash_ = fallback.pod_hash(seen.spec)
+    unavailable, facts = fallback.unavailable(seen, hash_), fit.facts(seen)
+    choice = _choice(seen, facts, unavailable)
+    chosen = seen.classes.get(choice.name)
+    judged = {}
+    if facts is not None:
+        known = [name for name in choice.considered if name in seen.classes]
+        judged = {name: fit.on_class(facts, seen.spec.runtime, seen.classes[name]) for name in known}
+    return Placement(
+        choice=choice,
+        accelerator=chosen,
+        forecast=_forecast(seen, facts, choice, judged),
+        forecasts=tuple(_class_forecast(name, prediction) for name, prediction in judged.items()),
+        roofline=None if chosen is None or facts is None else fit.speed_on(facts, seen.spec.runtime, chosen),
+        unavailable=unavailable,
+        pod_hash=hash_,
     )
 
 
-def _lacking(seen: Observed) -> dict[str, MissingCapability]:
-    found = {name: missing_capability(seen, spec) for name, spec in seen.classes.items()}
-    return {name: said for name, said in found.items() if said is not None}
+def _choice(seen: Observed, facts: ModelFacts | None, unavailable: tuple[str, ...]) -> ClassChoice:
+    asked, runtime = seen.spec.resources.accelerator, seen.spec.runtime
+    lacking = {name: missing_capability(runtime, facts, spec) for name, spec in seen.classes.items()}
+    unsuitable = UnsuitableClasses(
+        too_small=fit.too_small(facts, runtime, seen.classes) if facts is not None else {},
+        lacking={name: lack for name, lack in lacking.items() if lack is not None},
+    )
+    first = choose(asked, seen.classes, unsuitable)
+    if not unavailable:
+        return first
+    rest = choose(asked, {name: spec for name, spec in seen.classes.items() if name not in unavailable}, unsuitable)
+    if not rest.name:
+        return first  # all were tried: the list starts again
+    return replace(rest, why=f"{', '.join(unavailable)} found no node; {rest.why}", considered=first.considered)
+
+
+def _forecast(
+    seen: Observed, facts: ModelFacts | None, choice: ClassChoice, judged: Mapping[str, Prediction]
+) -> Prediction | None:
+    """What one replica holds on the chosen class, or else on the first that was considered."""
+    if facts is None:
+        return fit.unknown(seen)
+    if not fit.on_accelerator(seen.spec):
+        return fit.on_processor(facts, seen.spec)
+    name = choice.name or next(iter(judged), "")
+    if name in judged:
+        return judged[name]
+    return Prediction(verdict="Unknown", message="no AcceleratorClass says how much memory a device has")
+
+
+def _class_forecast(name: str, prediction: Prediction) -> ClassForecast:
+    return ClassForecast(
+        name=name,
+        fit=prediction.verdict,
+        kv_tokens=prediction.kv_tokens if prediction.known else None,
+        requests=prediction.requests if prediction.known else None,
+        stream_tokens_per_second=two_digits(prediction.stream_tokens_per_s) or None,
+        batch_tokens_per_second=two_digits(prediction.batch_tokens_per_s) or None,
+    )
 
 
 def choose(

@@ -1,14 +1,15 @@
-"""Does the model fit where the service may get to? Forecasts from what an inspection read, class by class.
+"""Does the model fit where the replicas run? Forecasts from the facts that an inspection read, for one class at a time.
 
-Called wherever a class is chosen, by the faults and by the status.
+Called when a class is chosen, and by `accelerator.placement` for the forecast of the class that was chosen.
 """
 
 from collections.abc import Mapping
 
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import ModelFacts, Prediction, decode, predicted, roofline
+from kvasir_api.options import RuntimeOptions
 from kvasir_api.quantity import parse
-from kvasir_api.roofline import Card, Roofline
+from kvasir_api.roofline import Roofline
 from kvasir_api.service import InferenceServiceSpec
 from kvasir_api.status import MOST
 from kvasir_operator.observed.service import Observed
@@ -20,13 +21,13 @@ def on_accelerator(spec: InferenceServiceSpec) -> bool:
 
 
 def inspected(spec: InferenceServiceSpec) -> bool:
-    """Whether the spec wants the model to be looked at before replicas start."""
+    """Whether the spec asks for an inspection of the model before replicas start."""
     wish = spec.model.inspect
     return wish == "Always" or (wish == "Auto" and on_accelerator(spec))
 
 
 def facts(seen: Observed) -> ModelFacts | None:
-    """What was read of the model that the spec names; None when nothing was, or when the spec wants no forecast."""
+    """What was read of the model that the spec names; None without an inspection, or when the spec wants none."""
     found = seen.model
     if found is None or not found.facts or found.uri != seen.spec.model.uri or not inspected(seen.spec):
         return None
@@ -36,47 +37,40 @@ def facts(seen: Observed) -> ModelFacts | None:
         return None
 
 
-def on_class(seen: Observed, spec: AcceleratorClassSpec) -> Prediction | None:
-    """What one replica would hold on a device of that class; None without facts."""
-    return _on_class(seen, spec, spec.compute.card())
+def on_class(known: ModelFacts, runtime: RuntimeOptions, accelerator: AcceleratorClassSpec) -> Prediction:
+    """What one replica would hold on a device of that class, and how fast it could be."""
+    card = accelerator.compute.card()
+    return predicted(known, runtime, device="cuda", memory_bytes=_bytes(accelerator.memory), card=card)
 
 
-def speed_on(seen: Observed, spec: AcceleratorClassSpec) -> Roofline | None:
-    """How fast a device of that class could decode; None without facts, or where the class does not say what it can."""
-    known, card = facts(seen), spec.compute.card()
-    return None if known is None or card is None else roofline(known, seen.spec.runtime, card)
+def speed_on(known: ModelFacts, runtime: RuntimeOptions, accelerator: AcceleratorClassSpec) -> Roofline | None:
+    """How fast a device of that class could decode; None where the class does not declare what it can."""
+    card = accelerator.compute.card()
+    return None if card is None else roofline(known, runtime, card)
 
 
-def on_processor(seen: Observed) -> Prediction | None:
-    """What one replica would hold in the memory that it asks for; None without facts."""
-    known = facts(seen)
-    if known is None:
-        return None
-    return predicted(known, seen.spec.runtime, device="cpu", memory_bytes=_bytes(seen.spec.resources.memory))
+def on_processor(known: ModelFacts, spec: InferenceServiceSpec) -> Prediction:
+    """What one replica would hold in the memory that it asks for."""
+    return predicted(known, spec.runtime, device="cpu", memory_bytes=_bytes(spec.resources.memory))
 
 
-def too_small(seen: Observed) -> Mapping[str, str]:
+def too_small(
+    known: ModelFacts, runtime: RuntimeOptions, classes: Mapping[str, AcceleratorClassSpec]
+) -> Mapping[str, str]:
     """Classes that the model does not fit, with the numbers."""
-    if facts(seen) is None:
-        return {}
-    found = {name: _on_class(seen, spec, None) for name, spec in seen.classes.items()}
-    return {name: fit.message for name, fit in found.items() if fit is not None and fit.verdict == "TooSmall"}
+    found = {
+        name: predicted(known, runtime, device="cuda", memory_bytes=_bytes(accelerator.memory))
+        for name, accelerator in classes.items()
+    }
+    return {name: fit.message for name, fit in found.items() if fit.verdict == "TooSmall"}
 
 
 def unknown(seen: Observed) -> Prediction | None:
-    """Why there is no forecast, where one was wanted and an inspection has had its say."""
+    """Why there is no forecast although the spec asks for one and an inspection has ended; None otherwise."""
     found = seen.model
-    if found is None or not inspected(seen.spec) or facts(seen) is not None or found.uri != seen.spec.model.uri:
+    if found is None or not inspected(seen.spec) or found.uri != seen.spec.model.uri:
         return None
     return Prediction(verdict="Unknown", message=found.message or "what was read of the model cannot be understood")
-
-
-def _on_class(seen: Observed, spec: AcceleratorClassSpec, card: Card | None) -> Prediction | None:
-    """card: what tells of speed, None where nobody asks: a class is chosen many times in one reconcile."""
-    known = facts(seen)
-    if known is None:
-        return None
-    return predicted(known, seen.spec.runtime, device="cuda", memory_bytes=_bytes(spec.memory), card=card)
 
 
 def _bytes(quantity: str) -> int:

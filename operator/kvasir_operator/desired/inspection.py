@@ -6,12 +6,13 @@ up: a pod that fails, stays silent or is refused ends as a forecast of Unknown.
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kvasir_api import names
-from kvasir_api.inspection import MAX_BYTES, decode
+from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_api.inspection import MAX_BYTES, Prediction, decode
 from kvasir_api.status import ModelStatus
-from kvasir_operator.desired.accelerator import chosen, forecast
+from kvasir_kube.kinds import Json
 from kvasir_operator.desired.fit import inspected
 from kvasir_operator.desired.source import ModelSource, model_source, variable
 from kvasir_operator.desired.template import SCRATCH, container_security, owner, pod_security, volume
@@ -19,8 +20,7 @@ from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.replica import epoch
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
-
-Json = dict[str, Any]
+from kvasir_operator.stages import Resolved
 
 DEADLINE_S: Final = 60
 """A pod that has found its node may take so long, image included."""
@@ -53,16 +53,17 @@ class InspectionPlan:
 
 
 def inspection_plan(
-    seen: Observed, settings: OperatorSettings, *, wanted: int, waited_s: float, now: float, time: str
+    resolved: Resolved, settings: OperatorSettings, *, wanted: int, waited_s: float, now: float, time: str
 ) -> InspectionPlan:
     """The next step. wanted: replicas. waited_s: since it was first held up. now: epoch seconds; time: RFC 3339."""
+    seen = resolved.observed
     spec, known = seen.spec, seen.model
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     if not inspected(spec):
         return InspectionPlan(delete=everything)
     if known is not None and known.uri != spec.model.uri:
         known = None
-    if known is not None and not _to_be_looked_at_again(seen, now):
+    if known is not None and not _to_be_looked_at_again(known, resolved.placement.forecast, now):
         return InspectionPlan(found=known, delete=everything)
     if not wanted or _served(seen):
         return InspectionPlan(found=known, delete=everything)
@@ -75,7 +76,7 @@ def inspection_plan(
     if why:
         return InspectionPlan(found=_unknown(seen, known, why, time), delete=everything)
     held = "" if known else _held(seen, mine)
-    create = _pod(seen, name, settings) if mine is None and seen.claim_bound else None
+    create = _pod(resolved, name, settings) if mine is None and seen.claim_bound else None
     return InspectionPlan(found=known, create=create, delete=others, waiting=held)
 
 
@@ -90,12 +91,10 @@ def pod_name(seen: Observed) -> str:
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
 
 
-def _to_be_looked_at_again(seen: Observed, now: float) -> bool:
-    """Whether the model was too small, by what was read a while ago."""
-    known = seen.model
-    if known is None or not known.facts:
+def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float) -> bool:
+    """Whether the model was too large for the memory, by what was read a while ago."""
+    if not known.facts:
         return False
-    judged = forecast(seen)
     at = epoch(known.inspected_at)
     return judged is not None and judged.verdict == "TooSmall" and (at is None or now - at > AGAIN_S)
 
@@ -150,7 +149,8 @@ def _unknown(seen: Observed, known: ModelStatus | None, why: str, time: str) -> 
     return ModelStatus(uri=seen.spec.model.uri, inspected_at=time, message=why[:1024])
 
 
-def _pod(seen: Observed, name: str, settings: OperatorSettings) -> Json:
+def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
+    seen = resolved.observed
     where = model_source(seen.spec.model.uri)
     pod: Json = {
         "restartPolicy": "Never",
@@ -168,7 +168,7 @@ def _pod(seen: Observed, name: str, settings: OperatorSettings) -> Json:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": _metadata(seen, name),
-        "spec": {**pod, **_place(seen, where)},
+        "spec": {**pod, **_place(seen, resolved.placement.accelerator, where)},
     }
 
 
@@ -191,12 +191,11 @@ def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -
     }
 
 
-def _place(seen: Observed, where: ModelSource) -> Json:
+def _place(seen: Observed, found: AcceleratorClassSpec | None, where: ModelSource) -> Json:
     """Where the model is: a directory lies on the class's nodes, while a claim's volume draws the pod to itself.
 
     Taints are borne, so that it may run there; for a claim no node with an accelerator is asked for.
     """
-    found = chosen(seen)
     of_class = found.pod.node_selector if found and where.kind == "file" else {}
     borne = [*seen.spec.pod.tolerations, *(found.pod.tolerations if found else ())]
     place: Json = {}

@@ -3,14 +3,13 @@
 How long a start may take follows from the model's size, since reading the weights is what takes long.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from kvasir_api import names
 from kvasir_api.quantity import parse
-from kvasir_operator.desired.accelerator import chosen, forecast
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.service import Observed
-
-Json = dict[str, Any]
+from kvasir_operator.stages import Placement
 
 STARTUP_BASE_S: Final = 900
 """What does not depend on the size: processes, compilation of kernels, graphs, the first steps."""
@@ -38,16 +37,14 @@ def startup_s(model_bytes: int) -> int:
     return min(STARTUP_MOST_S, STARTUP_BASE_S + model_bytes // SLOWEST_READ)
 
 
-def model_bytes(seen: Observed) -> int:
+def model_bytes(seen: Observed, placed: Placement) -> int:
     """What one replica reads at its start: as forecast, or at most the memory that must hold it; 0 for unknown."""
-    judged = forecast(seen)
-    if judged is not None and judged.weights_bytes:
-        return judged.weights_bytes
+    if placed.forecast is not None and placed.forecast.weights_bytes:
+        return placed.forecast.weights_bytes
     asked = seen.spec.resources
     if not asked.accelerator.count:
         return int(parse(asked.memory))
-    found = chosen(seen)
-    return int(parse(found.memory)) * asked.accelerator.count if found else 0
+    return int(parse(placed.accelerator.memory)) * asked.accelerator.count if placed.accelerator else 0
 
 
 def _probe(path: str, *, period_s: int, timeout_s: int, failures: int) -> Json:

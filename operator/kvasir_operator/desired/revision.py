@@ -7,13 +7,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Final
 
-from kvasir_api.accelerator import OF_PODS, PodPatch
-from kvasir_operator.desired.accelerator import chosen
+from kvasir_api.accelerator import OF_PODS, AcceleratorClassSpec, PodPatch
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.service import Observed
 
-Json = dict[str, Any]
 PARTS: Final = {"model", "resources", "runtime", "drain", "auth", "observability", "pod"}
 """Parts of the spec that shape a pod. Replicas, autoscaling and rollout do not."""
 OF_A_CHOICE: Final = ("classes", "minMemory", "spot", "fallbackSeconds")
@@ -22,7 +21,7 @@ KEPT_REVISIONS: Final = 5
 """Old revisions that stay for going back."""
 
 
-def inputs(seen: Observed, patches: Sequence[PodPatch] = ()) -> Json:
+def inputs(seen: Observed, accelerator: AcceleratorClassSpec | None, patches: Sequence[PodPatch] = ()) -> Json:
     """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name; so is
     the accelerator class: what it says of pods counts, and not how it was chosen.
 
@@ -31,9 +30,8 @@ def inputs(seen: Observed, patches: Sequence[PodPatch] = ()) -> Json:
     parts = seen.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
     for name in ("servedName", "inspect"):
         parts["model"].pop(name, None)
-    found = chosen(seen)
-    if found is not None:
-        said = found.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_PODS)
+    if accelerator is not None:
+        said = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_PODS)
         parts["acceleratorClass"] = said
         if patches:
             said["podPatches"] = [patch.model_dump(mode="json", exclude_defaults=True) for patch in patches]

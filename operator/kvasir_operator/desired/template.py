@@ -5,22 +5,23 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
 from kvasir_api import names
-from kvasir_api.accelerator import ClassPod
+from kvasir_api.accelerator import AcceleratorClassSpec, ClassPod
 from kvasir_api.options import arguments, flag
 from kvasir_api.service import TopologySpread
-from kvasir_operator.desired.accelerator import chosen
+from kvasir_kube.kinds import Json
 from kvasir_operator.desired.fit import on_accelerator
 from kvasir_operator.desired.patches import PatchedTemplate, patched
 from kvasir_operator.desired.probes import model_bytes, probes
 from kvasir_operator.desired.source import ModelSource, model_source, variable
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
-
-Json = dict[str, Any]
+from kvasir_operator.stages import Placement
 
 USER_ID: Final = 65532
 GRACE_EXTRA_S: Final = 30
 """Added to the drain timeout, so that the runtime ends by itself before it is killed."""
+UNNAMED: Final = "\0revision"
+"""Stands for the revision until its name is known; no value of a spec or a class can equal it."""
 SCRATCH: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 
 
@@ -41,32 +42,28 @@ def selector(service: str, revision: str) -> dict[str, str]:
     return {names.LABEL_SERVICE: service, names.LABEL_REVISION: revision, names.LABEL_ROLE: names.ROLE_SERVE}
 
 
-def template(seen: Observed, revision: str, settings: OperatorSettings) -> Json:
-    """The whole PodTemplateSpec; fits Pod Security `restricted`, except that a file:// model needs a hostPath, and
-    unless the class's patches say otherwise.
+def rendered(seen: Observed, placed: Placement, settings: OperatorSettings) -> PatchedTemplate:
+    """The whole PodTemplateSpec, patched once, with UNNAMED wherever the revision belongs.
 
-    Raises ValueError for patches that must not be used: faults come before templates.
+    The revision's name is a hash that includes the patches with an effect, so it is known only afterwards. The template
+    fits Pod Security `restricted`, except that a file:// model needs a hostPath, and unless the class's patches say
+    otherwise.
     """
-    found = _patched(seen, revision, settings)
-    if found is not None and found.trouble:
-        raise ValueError(found.trouble)
-    return found.template if found is not None else _plain(seen, revision, settings)
+    plain = _plain(seen, placed, settings)
+    patches = placed.accelerator.pod_patches if placed.accelerator is not None else ()
+    return patched(plain, patches) if patches else PatchedTemplate(template=plain)
 
 
-def patches(seen: Observed, settings: OperatorSettings) -> PatchedTemplate:
-    """What comes of the patches of the service's class, whatever the revision will be called."""
-    return _patched(seen, "", settings) or PatchedTemplate(template={})
+def named(template: Any, revision: str) -> Any:
+    """A rendered template with the name of its revision."""
+    if isinstance(template, dict):
+        return {name: named(value, revision) for name, value in template.items()}
+    if isinstance(template, list):
+        return [named(value, revision) for value in template]
+    return revision if template == UNNAMED else template
 
 
-def _patched(seen: Observed, revision: str, settings: OperatorSettings) -> PatchedTemplate | None:
-    """None where there are none."""
-    of_class = chosen(seen)
-    if of_class is None or not of_class.pod_patches:
-        return None
-    return patched(_plain(seen, revision, settings), of_class.pod_patches)
-
-
-def _plain(seen: Observed, revision: str, settings: OperatorSettings) -> Json:
+def _plain(seen: Observed, placed: Placement, settings: OperatorSettings) -> Json:
     spec = seen.spec
     where = model_source(spec.model.uri)
     pod: Json = {
@@ -74,17 +71,17 @@ def _plain(seen: Observed, revision: str, settings: OperatorSettings) -> Json:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain.timeout_seconds + GRACE_EXTRA_S,
         "securityContext": pod_security(),
-        "containers": [_container(seen, revision, where, settings)],
+        "containers": [_container(seen, placed, where, settings)],
         "volumes": [volume(where), {"name": "scratch", "emptyDir": {}}, *_keys(seen)],
     }
     if spec.pod.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret.name} for secret in spec.pod.image_pull_secrets]
-    metadata: Json = {"labels": {**_of_user(spec.pod.labels), **pod_labels(seen.name, revision)}}
+    metadata: Json = {"labels": {**_of_user(spec.pod.labels), **pod_labels(seen.name, UNNAMED)}}
     if spread := spec.pod.topology_spread:
-        pod["topologySpreadConstraints"] = [_spread(one, selector(seen.name, revision)) for one in spread]
+        pod["topologySpreadConstraints"] = [_spread(one, selector(seen.name, UNNAMED)) for one in spread]
     if claimed := spec.resources.resource_claims:
         pod["resourceClaims"] = [claim.model_dump(by_alias=True, exclude_defaults=True) for claim in claimed]
-    of_class = found.pod if (found := chosen(seen)) else ClassPod()
+    of_class = placed.accelerator.pod if placed.accelerator else ClassPod()
     if selected := {**spec.pod.node_selector, **of_class.node_selector}:
         pod["nodeSelector"] = selected
     if borne := [*spec.pod.tolerations, *of_class.tolerations]:
@@ -98,18 +95,18 @@ def _plain(seen: Observed, revision: str, settings: OperatorSettings) -> Json:
     return {"metadata": metadata, "spec": pod}
 
 
-def _container(seen: Observed, revision: str, where: ModelSource, settings: OperatorSettings) -> Json:
+def _container(seen: Observed, placed: Placement, where: ModelSource, settings: OperatorSettings) -> Json:
     return {
         "name": names.CONTAINER_RUNTIME,
-        "image": _image(seen, settings),
-        "args": list(_args(seen, revision, where, settings)),
-        "env": _env(seen),
+        "image": _image(seen, placed.accelerator, settings),
+        "args": list(_args(seen, where, settings)),
+        "env": _env(seen, placed.accelerator),
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": names.PORT_OPS_NAME, "containerPort": names.PORT_OPS, "protocol": "TCP"},
         ],
-        "resources": _resources(seen),
-        **probes(model_bytes(seen)),
+        "resources": _resources(seen, placed.accelerator),
+        **probes(model_bytes(seen, placed)),
         "volumeMounts": [
             {"name": "model", "mountPath": names.MODEL_MOUNT, "readOnly": True},
             {"name": "scratch", "mountPath": SCRATCH},
@@ -121,14 +118,13 @@ def _container(seen: Observed, revision: str, where: ModelSource, settings: Oper
     }
 
 
-def _image(seen: Observed, settings: OperatorSettings) -> str:
+def _image(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: OperatorSettings) -> str:
     if not on_accelerator(seen.spec):
         return settings.runtime_image_cpu
-    found = chosen(seen)
-    return (found and found.runtime_image) or settings.runtime_image
+    return (accelerator and accelerator.runtime_image) or settings.runtime_image
 
 
-def _args(seen: Observed, revision: str, where: ModelSource, settings: OperatorSettings) -> tuple[str, ...]:
+def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tuple[str, ...]:
     """Arguments behind the image's entry point `kvasir serve`; everything the pod relies on is said, not defaulted."""
     device = "cuda" if on_accelerator(seen.spec) else "cpu"
     given = {
@@ -139,7 +135,7 @@ def _args(seen: Observed, revision: str, where: ModelSource, settings: OperatorS
         "device": device,
         "drain_timeout": seen.spec.drain.timeout_seconds,
         "log_format": "json",
-        "pod_revision": revision,
+        "pod_revision": UNNAMED,
     }
     if seen.spec.auth.secret_name:
         given["api_key_file"] = names.KEYS_MOUNT
@@ -157,7 +153,7 @@ def _tracing(seen: Observed, settings: OperatorSettings) -> tuple[str, ...]:
     return (*endpoint, flag("otlp_sample_percent"), str(percent))
 
 
-def _env(seen: Observed) -> list[Json]:
+def _env(seen: Observed, accelerator: AcceleratorClassSpec | None) -> list[Json]:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": SCRATCH},  # the root file system is read-only; compilers cache at home
@@ -168,16 +164,15 @@ def _env(seen: Observed) -> list[Json]:
         env.append({"name": names.ENV_MEMORY_LIMIT, "valueFrom": limit})
         env.append({"name": "OMP_NUM_THREADS", "value": str(cores(seen.spec.resources.cpu))})
     ours = {variable["name"] for variable in env}
-    of_class = found.pod.env if (found := chosen(seen)) else ()
+    of_class = accelerator.pod.env if accelerator else ()
     return [*env, *(v.model_dump() for v in of_class if v.name not in ours)]
 
 
-def _resources(seen: Observed) -> Json:
+def _resources(seen: Observed, accelerator: AcceleratorClassSpec | None) -> Json:
     asked = seen.spec.resources
     limits: Json = {"memory": asked.memory}
     if asked.accelerator.count:
-        found = chosen(seen)
-        name = found.resource_name if found else asked.accelerator.resource_name
+        name = accelerator.resource_name if accelerator else asked.accelerator.resource_name
         limits[name] = str(asked.accelerator.count)
     given: Json = {"requests": {"cpu": asked.cpu, "memory": asked.memory}, "limits": limits}
     if asked.resource_claims:

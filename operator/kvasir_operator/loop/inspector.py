@@ -11,14 +11,15 @@ from kvasir_api.status import ModelStatus
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
 from kvasir_kube.kinds import POD, Json, Key
-from kvasir_operator.desired.accelerator import forecast
 from kvasir_operator.desired.inspection import InspectionPlan, inspection_plan, refused
+from kvasir_operator.desired.resolve import resolve
 from kvasir_operator.loop.clock import Clock, rfc3339
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_operator.stages import Resolved
 from kvasir_operator.status.refusals import without_pod_name
 
 GRACE_S: Final = 0
@@ -51,14 +52,15 @@ class Inspector:
         self._telemetry, self._settings, self._clock = telemetry, settings, clock
         self._held: dict[Key, InspectionWait] = {}
 
-    async def inspect(self, seen: Observed, service: Json, *, wanted: int) -> tuple[Observed, str]:
-        """What is seen with what is known of the model now, and why no replica may start yet, empty when one may.
+    async def inspect(self, resolved: Resolved, service: Json, *, wanted: int) -> tuple[Resolved, str]:
+        """Resolved, again where the model has just been read, and why no replica may start yet, empty when one may.
 
         Raises KubeError that a retry may cure.
         """
+        seen = resolved.observed
         time = rfc3339(self._clock.wall())
         step = inspection_plan(
-            seen, self._settings, wanted=wanted, waited_s=self._waited(seen), now=self._clock.wall(), time=time
+            resolved, self._settings, wanted=wanted, waited_s=self._waited(seen), now=self._clock.wall(), time=time
         )
         step = await self._create(seen, step, time)
         for pod in step.delete:
@@ -67,9 +69,10 @@ class Inspector:
             self._store.drop(POD, (seen.namespace, pod.name), pod.uid)
         if not step.waiting:
             self._held.pop((seen.namespace, seen.name), None)
-        after = replace(seen, model=step.found)
-        await self._say(seen.model, after, service)
-        return after, step.waiting
+        if step.found != seen.model:
+            resolved = resolve(replace(seen, model=step.found), self._settings, now=self._clock.wall())
+            await self._report(seen.model, resolved, service)
+        return resolved, step.waiting
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
@@ -99,14 +102,14 @@ class Inspector:
         self._telemetry.wrote(POD.kind)
         return step
 
-    async def _say(self, before: ModelStatus | None, after: Observed, service: Json) -> None:
-        found = after.model
+    async def _report(self, before: ModelStatus | None, resolved: Resolved, service: Json) -> None:
+        found = resolved.observed.model
         if found is None or (before is not None and _same(before, found)):
             return
         if not found.facts:
             await self._recorder.event(service, "ForecastUnknown", found.message, kind="Warning")
             return
-        judged = forecast(after)
+        judged = resolved.placement.forecast
         note = f"{found.architecture}, {found.parameters} parameters"
         await self._recorder.event(service, "ModelInspected", f"{note}; {judged.message}" if judged else note)
 

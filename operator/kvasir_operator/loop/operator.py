@@ -8,6 +8,7 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import Key
 from kvasir_kube.rate_limiter import RateLimitedCluster, TokenBucket
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.clock import Clock
@@ -17,9 +18,10 @@ from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.reconciler import Reconciler
 from kvasir_operator.loop.recorder import Recorder
-from kvasir_operator.loop.resync import INTERVAL_S, Resync
+from kvasir_operator.loop.resync import Resync
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.scraper import Scraper
+from kvasir_operator.loop.status_reporter import StatusReporter
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.workqueue import Workqueue
@@ -45,12 +47,9 @@ class Operator:
         reader: StateReader,
         *,
         settings: OperatorSettings,
-        namespace: str,
-        interval_s: float,
         instance: str,
         clock: Clock,
         leader: Leader | None = None,
-        resync_s: float = INTERVAL_S,
         bucket: TokenBucket | None = None,
     ) -> None:
         """leader: lets one of several operators act; without it this one acts at once. bucket: the pace of requests;
@@ -61,7 +60,14 @@ class Operator:
         self._leader, self._acting = leader, leader is None
         self.store, self.telemetry = Store(), Telemetry()
         self.workqueue = Workqueue(clock.steady)
-        self.resync = Resync(cluster, self.store, self.workqueue, namespace=namespace, clock=clock, interval_s=resync_s)
+        self.resync = Resync(
+            cluster,
+            self.store,
+            self.workqueue,
+            namespace=settings.namespace,
+            clock=clock,
+            interval_s=settings.resync_s,
+        )
         recorder = Recorder(cluster, instance=instance, clock=clock)
         scraper = Scraper(self.store, reader, clock=clock)
         self.scaler = Scaler(
@@ -70,23 +76,30 @@ class Operator:
             self.workqueue,
             recorder,
             self.telemetry,
-            clock=clock,
-            interval_s=interval_s,
-            speed_window_s=settings.speed_window_s,
-        )
-        self.reconciler = Reconciler(
-            self.store,
-            Observer(cluster, self.store, scraper, clock=clock),
-            self.scaler,
-            Inspector(cluster, self.store, recorder, self.telemetry, settings=settings, clock=clock),
-            Writer(cluster, self.store, reader, recorder, self.telemetry, workqueue=self.workqueue, clock=clock),
-            EventEmitter(recorder),
-            self.workqueue,
-            self.telemetry,
             settings=settings,
             clock=clock,
         )
-        self._clock, self._unlisted_s = clock, max(UNLISTED_S, 3 * resync_s)
+        writer = Writer(cluster, self.store, reader, recorder, self.telemetry, workqueue=self.workqueue, clock=clock)
+        reporter = StatusReporter(
+            writer,
+            EventEmitter(recorder),
+            self.scaler,
+            self.workqueue,
+            self.telemetry,
+            gateway_url=settings.gateway_url,
+            clock=clock,
+        )
+        self.reconciler = Reconciler(
+            Observer(cluster, self.store, scraper, clock=clock),
+            self.scaler,
+            Inspector(cluster, self.store, recorder, self.telemetry, settings=settings, clock=clock),
+            writer,
+            reporter,
+            self.workqueue,
+            settings=settings,
+            clock=clock,
+        )
+        self._clock, self._unlisted_s = clock, max(UNLISTED_S, 3 * settings.resync_s)
         self.telemetry.listed(self.resync.age_s)
 
     async def fill(self) -> None:
@@ -116,10 +129,19 @@ class Operator:
                 self._acting = True
                 self.telemetry.leading(True)
                 await self.scaler.tick()
-                group.create_task(self.workqueue.run(self.reconciler.reconcile))
+                group.create_task(self.workqueue.run(self._reconcile))
                 group.create_task(self.scaler.run())
         except* LeaseLostError as lost:
             raise lost.exceptions[0] from None
+
+    async def _reconcile(self, name: Key) -> None:
+        started = self._clock.steady()
+        try:
+            await self.reconciler.reconcile(name)
+        except BaseException:
+            self.telemetry.reconciled("error", self._clock.steady() - started)
+            raise
+        self.telemetry.reconciled("ok", self._clock.steady() - started)
 
     async def release(self) -> None:
         """Let the next one lead. To be called when `run` has ended."""

@@ -32,6 +32,7 @@ from kvasir_kube.kinds import (
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.workqueue import Workqueue
+from kvasir_operator.observed.settings import RESYNC_S
 
 LOG: Final = logging.getLogger(__name__)
 SELECTOR: Final = f"{names.LABEL_PART_OF}={names.PART_OF}"
@@ -46,7 +47,6 @@ WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
     (POD, SELECTOR),
 )
 """What the operator watches, and the label selector of each."""
-INTERVAL_S: Final = 60.0
 STALE_WATCH_S: Final = 60.0
 AFTER_S: Final = 3.0
 """So long after the watches have listed everything anew it is listed here too: of what was deleted while there was no
@@ -74,7 +74,7 @@ class Resync:
         *,
         namespace: str = "",
         clock: Clock,
-        interval_s: float = INTERVAL_S,
+        interval_s: float = RESYNC_S,
         after_s: float = AFTER_S,
     ) -> None:
         self.synced = False

@@ -6,7 +6,6 @@ What it wants is read by the reconcile; after a restart it goes on from what sta
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,10 +21,12 @@ from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.observed.decode_rate import DecodeRate, followed
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.service import parsed_spec, parsed_status
+from kvasir_operator.observed.service import Observed, parsed_spec, parsed_status
+from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState, decide
 from kvasir_operator.scaling.policy import policy
 from kvasir_operator.scaling.window import EMPTY, LoadWindow, extended
+from kvasir_operator.stages import ScalerResult
 
 LOG: Final = logging.getLogger(__name__)
 KEPT_DECISIONS: Final = 10
@@ -57,15 +58,14 @@ class Scaler:
         recorder: Recorder,
         telemetry: Telemetry,
         *,
+        settings: OperatorSettings,
         clock: Clock,
-        interval_s: float,
-        speed_window_s: float,
     ) -> None:
         self.attention: set[Key] = set()
         self.ticked_at = clock.steady()
         self._store, self._scraper, self._workqueue, self._recorder = store, scraper, workqueue, recorder
-        self._telemetry, self._clock, self._interval_s = telemetry, clock, interval_s
-        self._speed_window_s = speed_window_s
+        self._telemetry, self._clock, self._interval_s = telemetry, clock, settings.interval_s
+        self._speed_window_s = settings.speed_window_s
         self._memory: dict[Key, ScalerMemory] = {}
 
     async def run(self) -> None:
@@ -93,14 +93,30 @@ class Scaler:
             self._workqueue.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
 
-    def wanted(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
-        """Replicas wanted now: what was decided last, or spec.replicas without autoscaling."""
+    def result(self, seen: Observed) -> ScalerResult:
+        """What is wanted now, and what the last tick read. A spec that cannot be read leaves the numbers as they
+        were."""
+        name = (seen.namespace, seen.name)
+        service = (name, seen.uid, seen.spec, seen.status)
+        wanted = seen.status.desired_replicas if seen.invalid else self._wanted(*service)
+        status = seen.status.autoscaling if seen.invalid else self._status(*service)
+        memory = self._memory.get(name)
+        last = memory.window.last if memory else None
+        return ScalerResult(
+            wanted=wanted,
+            status=status,
+            missing=last.missing if last else (),
+            decode_rates=memory.decode_rates if memory else {},
+        )
+
+    def _wanted(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
+        """What was decided last, or spec.replicas without autoscaling."""
         if spec.autoscaling is None:
             return spec.replicas
         wanted = self._remembered(name, uid, spec, status).state.wanted
         return min(max(wanted, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
 
-    def status(
+    def _status(
         self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
     ) -> AutoscalingStatus | None:
         """What status says of autoscaling; None while it is off."""
@@ -110,7 +126,7 @@ class Scaler:
         decision = memory.decision
         if decision is None:
             before = status.autoscaling or AutoscalingStatus()
-            return before.model_copy(update={"desired_replicas": self.wanted(name, uid, spec, status)})
+            return before.model_copy(update={"desired_replicas": self._wanted(name, uid, spec, status)})
         return AutoscalingStatus(
             desired_replicas=decision.replicas,
             raw_replicas=min(decision.raw, MOST_REPLICAS),
@@ -123,17 +139,6 @@ class Scaler:
     def incomplete(self, name: Key) -> bool:
         """Whether to wait for the first words of a pod of the service: soon after the operator's start only."""
         return self._scraper.incomplete(name)
-
-    def missing(self, name: Key) -> tuple[str, ...]:
-        """Pods and gateways that should have answered and did not."""
-        memory = self._memory.get(name)
-        last = memory.window.last if memory else None
-        return last.missing if last else ()
-
-    def decode_rates(self, name: Key) -> Mapping[str, DecodeRate]:
-        """How fast its replicas decode, by uid."""
-        memory = self._memory.get(name)
-        return memory.decode_rates if memory else {}
 
     def forget(self, name: Key) -> None:
         """The service is gone."""

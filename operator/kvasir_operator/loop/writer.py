@@ -36,7 +36,7 @@ from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.write_conflicts import PAUSE_S, Where, WriteConflicts, other_managers
 from kvasir_operator.observed.replica import DRAINED_COST, DRAINING_COST, Replica
 from kvasir_operator.observed.service import Observed, owned
-from kvasir_operator.rollout.drain import PodAction
+from kvasir_operator.stages import PodAction
 
 KINDS: Final = {
     kind.kind: kind for kind in (CONTROLLER_REVISION, DEPLOYMENT, SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY)

@@ -3,7 +3,6 @@ decision."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -12,10 +11,9 @@ from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.served_names import NameClaim, served_name
 from kvasir_api.service import InferenceServiceSpec, ModelSpec
 from kvasir_api.status import InferenceServiceStatus, ModelStatus
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.inspection import Inspection, inspection
 from kvasir_operator.observed.replica import Replica
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +89,14 @@ class Observed:
     def revision(self, id_: str) -> Revision | None:
         """The revision of that hash."""
         return next((revision for revision in self.revisions if revision.id == id_), None)
+
+    def ready(self, revision: str) -> int:
+        """Live pods of one revision that take requests."""
+        return sum(r.phase == "ready" for r in self.of(revision))
+
+    def outdated(self, current: str) -> int:
+        """Live pods of other revisions than the current one that do not leave yet."""
+        return sum(r.live and r.phase != "draining" and r.revision != current for r in self.replicas)
 
     def of(self, revision: str) -> tuple[Replica, ...]:
         """Live pods of one revision."""

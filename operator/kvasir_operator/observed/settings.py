@@ -1,8 +1,11 @@
 """What the installation decides, from the operator's flags: images, allowed directories, the gateway's address."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvasir_api import names
+
+RESYNC_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,7 +13,9 @@ class OperatorSettings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
     otlp_traces_endpoint: the collector of services that want their requests traced, empty without one.
-    system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged."""
+    system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
+    namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
+    resync_s: mean time between two lists of everything."""
 
     runtime_image: str = names.IMAGE_RUNTIME
     runtime_image_cpu: str = names.IMAGE_RUNTIME_CPU
@@ -19,3 +24,6 @@ class OperatorSettings:
     otlp_traces_endpoint: str = ""
     system_namespace: str = names.SYSTEM_NAMESPACE
     speed_window_s: float = 60.0
+    namespace: str = ""
+    interval_s: float = 2.0
+    resync_s: float = RESYNC_S

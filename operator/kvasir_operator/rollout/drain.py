@@ -8,10 +8,11 @@ for pods whose mark has come back to us in a watch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from kvasir_api.state import RuntimeState
 from kvasir_operator.observed.replica import Replica
+from kvasir_operator.stages import PodAction
 
 SETTLE_S: Final = 3.0
 """An idle pod waits this long after the drain began, since gateways learn of it with their next reading."""
@@ -22,23 +23,6 @@ deleted."""
 GUESSED_STEP_S: Final = 0.05
 GUESSED_PREFILL: Final = 1000.0
 """Speed of a replica that has measured none: seconds of a step, tokens per second of a prompt."""
-
-Verb = Literal["drain", "ask", "finish", "release", "cut", "quarantine", "return", "free"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodAction:
-    """One thing to do to one pod.
-
-    drain: ask its runtime to drain and mark it. ask: ask again, the mark is there. finish: mark it as the next to go.
-    release: take both back. cut: delete it with a short grace, it has had its time. quarantine: make it no replica any
-    more, so that another takes its place while it keeps its device; return: make it one again; free: delete it. why:
-    one sentence.
-    """
-
-    verb: Verb
-    replica: Replica
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,16 @@
 """The whole rollout of a service at one moment: counts that may be applied now, and actions on pods that leave."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.observed.service import Observed
-from kvasir_operator.rollout.drain import PodAction, drain_plan
+from kvasir_operator.rollout import quarantine
+from kvasir_operator.rollout.drain import drain_plan
 from kvasir_operator.rollout.planner import RevisionCounts, RolloutBounds, next_counts
+from kvasir_operator.rollout.target import rollout_target
+from kvasir_operator.stages import PodAction, RolloutPlan, RolloutTarget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPlan:
-    """counts: replicas to apply by revision; a workload that is absent here is finished. actions: in no order."""
-
-    counts: Mapping[str, int]
-    actions: tuple[PodAction, ...]
-
-
-def plan(seen: Observed, *, target: RolloutTarget, wanted: int, now: float) -> RolloutPlan:
-    """What to do next. now: epoch seconds."""
+def plan(seen: Observed, asked: str, *, wanted: int, now: float) -> RolloutPlan:
+    """The third stage. asked: the revision of the spec. wanted: replicas of the service. now: epoch seconds."""
+    target = rollout_target(seen, current=asked, wanted=wanted, now=now)
     current = target.revision
     counted = {workload.revision: workload.replicas for workload in seen.workloads}
     order = [revision.id for revision in seen.revisions]
@@ -45,7 +37,8 @@ def plan(seen: Observed, *, target: RolloutTarget, wanted: int, now: float) -> R
         # A finished workload stays until its last pod is gone, so that nothing is orphaned in a hurry.
         if id_ == current or drained.count or counted[id_] or replicas:
             counts[id_] = drained.count
-    return RolloutPlan(counts=counts, actions=tuple(actions))
+    actions += quarantine.actions(seen, wanted=wanted, now=now)
+    return RolloutPlan(target=target, counts=counts, actions=tuple(actions))
 
 
 def _bounds(seen: Observed, target: RolloutTarget) -> RolloutBounds:

@@ -11,7 +11,7 @@ from typing import Final
 from kvasir_api import device_faults
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed
-from kvasir_operator.rollout.drain import PodAction
+from kvasir_operator.stages import PodAction
 
 MAX_QUARANTINED: Final = 2
 """Of one service: a fault of a driver everywhere must not take every device of a cluster out of use."""

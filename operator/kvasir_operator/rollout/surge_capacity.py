@@ -1,4 +1,4 @@
-"""Whether a surge finds an accelerator beside the old replicas, and what it does without one. Called by the course.
+"""Whether a surge finds an accelerator beside the old replicas, and what it does without one. Called by `target.py`.
 
 Without one old replicas leave first, as in place, until there is room again. That is done without being asked, so it
 is done with care: at most maxUnavailable of them, never the last one, and only where what leaves is what is missing.
@@ -6,17 +6,20 @@ is done with care: at most maxUnavailable of them, never the last one, and only 
 
 from typing import Final
 
+from kvasir_kube.kinds import Json
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.rollout_target import Strategy
-from kvasir_operator.observed.service import Json, Observed, Revision
+from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.rollout.planner import RolloutBounds, least
+from kvasir_operator.stages import RolloutStrategy
 
 NO_DEVICE: Final = "cannot allocate all claims"
 """The scheduler's words where dynamic resource allocation finds no device."""
 ORDINARY: Final = frozenset({"cpu", "memory"})
 
 
-def replacement_strategy(seen: Observed, *, asked: str, target: str, wanted: int, now: float) -> tuple[Strategy, str]:
+def replacement_strategy(
+    seen: Observed, *, asked: str, target: str, wanted: int, now: float
+) -> tuple[RolloutStrategy, str]:
     """How replicas of target take the place of others now, and why not as the spec says, or why not at all.
 
     asked: the revision of the spec. wanted: replicas of the service. now: epoch seconds.

@@ -9,9 +9,9 @@ from typing import Final
 
 from kvasir_api.rollout import Analysis, CanaryStep
 from kvasir_operator.observed.replica import Replica, epoch
-from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.rollout.surge_capacity import replacement_strategy
+from kvasir_operator.stages import RolloutTarget
 
 MOVING: Final = ("Progressing", "Canary", "RolledBack")
 """Phases in which replicas are replaced; in the others they stay as they are."""

@@ -6,15 +6,14 @@ from typing import Any, Final
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
-from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_kube.kinds import Json
+from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status import decode_speed
 from kvasir_operator.status.cold_start import cold_start
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.history import history
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.summary import Summary, summary
-
-Json = dict[str, Any]
 
 COUNTERS: Final = ("counts", "capacity", "autoscaling")
 """Parts that move with the load; decisions in them are written at once, the rest at most every COUNTERS_S."""
@@ -44,7 +43,7 @@ def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
         model=seen.model,
         capacity=_capacity(found),
         cold_start=cold_start(found),
-        autoscaling=found.autoscaling,
+        autoscaling=found.scaler.status,
         rollout=_rollout(found, answer),
         address=Address(url=f"{found.gateway_url.rstrip('/')}/v1" if found.gateway_url else ""),
     )
@@ -89,18 +88,20 @@ def _settled(part: Json) -> Json:
 
 
 def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
-    before, head = found.seen.status.rollout, found.rollout
+    before, planned = found.seen.status.rollout, found.plan
+    full = found.resolved.unavailable_classes
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
-        accelerator_class=found.accelerator_class,
-        unavailable_classes=list(found.unavailable_classes[-MAX_CLASSES:]),
-        pod_hash=found.pod_hash if found.unavailable_classes else "",
+        accelerator_class=found.resolved.placement.choice.name if planned else "",
+        unavailable_classes=list(full[-MAX_CLASSES:]),
+        pod_hash=found.resolved.placement.pod_hash if full else "",
         updated_replicas=len(found.updated),
-        history=history(found.seen, found.revision),
+        history=history(found.seen, found.resolved.revision if planned else None),
         last_good_revision=_last_good(found, answer),
     )
-    if head is None:
+    if planned is None:
         return status
+    head = planned.target
     return status.model_copy(
         update={
             "rolled_back_revision": head.rolled_back,
@@ -135,7 +136,7 @@ def _counts(found: StatusInputs) -> ReplicaCounts:
 def _capacity(found: StatusInputs) -> Capacity:
     """What one replica was measured to hold, as known before while none that is ready speaks; and what was forecast."""
     measured = _measured(found).model_copy(update=decode_speed.measured(found))
-    judged = found.forecast
+    judged = found.resolved.placement.forecast
     if judged is None:
         return measured
     tokens, held = judged.kv_tokens, measured.kv_tokens
@@ -150,7 +151,7 @@ def _capacity(found: StatusInputs) -> Capacity:
             "predicted_stream_tokens_per_second": two_digits(judged.stream_tokens_per_s) or None,
             "predicted_batch_tokens_per_second": two_digits(judged.batch_tokens_per_s) or None,
             "measured_percent": _counted(100 * held / tokens) if tokens and held else None,
-            "classes": list(found.forecasts[:MAX_CLASSES]),
+            "classes": list(found.resolved.placement.forecasts[:MAX_CLASSES]),
         }
     )
 

@@ -29,8 +29,9 @@ def conditions(found: StatusInputs, answer: Summary) -> list[Condition]:
 
 def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
     """Type, reason and message of each fault that is there now."""
-    if found.fault_reason == "NameConflict":
-        yield names.CONDITION_NAME_CONFLICT, "NameConflict", found.fault_message
+    broken = found.resolved.violation
+    if broken is not None and broken.reason == "NameConflict":
+        yield names.CONDITION_NAME_CONFLICT, "NameConflict", broken.message
     if unplaced := found.first("unschedulable"):
         yield names.CONDITION_CAPACITY_LIMITED, "Unschedulable", f"{unplaced.name}: {unplaced.last_words}"
     elif reason := refusal(found.refused_pods):
@@ -43,8 +44,8 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
             "raise maxReplicas to serve it"
         )
         yield names.CONDITION_SCALING_AT_MAX, "MaximumReached", message
-    if found.missing:
-        yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(found.missing)}"
+    if missing := found.scaler.missing:
+        yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(missing)}"
 
 
 def _at_max(found: StatusInputs) -> int:
@@ -52,7 +53,7 @@ def _at_max(found: StatusInputs) -> int:
 
     Once said it holds until less than the maximum would do, or a load at the edge would write with every reading.
     """
-    rules, now = found.seen.spec.autoscaling, found.autoscaling
+    rules, now = found.seen.spec.autoscaling, found.scaler.status
     if rules is None or now is None or now.desired_replicas < rules.max_replicas:
         return 0
     said = any(c.type == names.CONDITION_SCALING_AT_MAX for c in found.seen.status.conditions)

@@ -29,7 +29,8 @@ class SlowReplica:
 
 def slow(found: StatusInputs) -> tuple[SlowReplica, ...]:
     """Replicas of the spec's own revision that are too slow, by name; those of others may be on another device."""
-    if found.roofline is None or not found.slow_below_percent:
+    placed = found.resolved.placement
+    if placed.roofline is None or not placed.slow_below_percent:
         return ()
     known = found.seen.status.capacity.slow_replicas
     ready = sorted(found.serving, key=lambda r: r.name)
@@ -39,9 +40,10 @@ def slow(found: StatusInputs) -> tuple[SlowReplica, ...]:
 
 def message(found: StatusInputs, slowed: tuple[SlowReplica, ...], serving: int) -> str:
     """The sentence of the condition."""
-    where = f"AcceleratorClass {found.accelerator_class} allows" if found.accelerator_class else "their class allows"
+    placed = found.resolved.placement
+    where = f"AcceleratorClass {placed.choice.name} allows"
     how_many = f"{len(slowed)} of {serving} ready replicas decode"
-    said = f"{how_many} slower than {found.slow_below_percent} percent of what {where}"
+    said = f"{how_many} slower than {placed.slow_below_percent} percent of what {where}"
     return f"{said}: {slowed[0].name}, {slowed[0].how}"
 
 
@@ -54,40 +56,43 @@ def measured(found: StatusInputs) -> dict[str, Any]:
         kept = ("stream_tokens_per_second", "batch_tokens_per_second", "decode_percent")
         return {**told, **{name: getattr(before, name) for name in kept}}
     share = median(_percent(found, e) for e in latest)
+    known = found.resolved.placement.roofline is not None
     return {
         **told,
         "stream_tokens_per_second": two_digits(median(1 / e.step_s for e in latest)),
         "batch_tokens_per_second": two_digits(median(e.rows / e.step_s for e in latest)),
-        "decode_percent": two_digits(STEP_PERCENT * round(share / STEP_PERCENT)) if found.roofline else None,
+        "decode_percent": two_digits(STEP_PERCENT * round(share / STEP_PERCENT)) if known else None,
     }
 
 
 def _judged(found: StatusInputs, r: Replica, *, was: bool) -> SlowReplica | None:
     """Slow after KEPT stretches below the share, until one is clearly above it. Without evidence it stays as it was."""
-    rate = found.decode_rates.get(r.uid)
+    rate = found.scaler.decode_rates.get(r.uid)
     evidence = rate.evidence if rate else ()
     if not evidence:
         return SlowReplica(name=r.name, how="as it was when it last had enough to do") if was else None
     shares = [_percent(found, e) for e in evidence]
-    floor = found.slow_below_percent
+    floor = found.resolved.placement.slow_below_percent
     still = shares[-1] < min(100.0, floor * RELEASE) if was else False
     falls = len(shares) == KEPT and max(shares) < floor
     return SlowReplica(name=r.name, how=_numbers(found, evidence[-1])) if still or falls else None
 
 
 def _latest(found: StatusInputs, r: Replica) -> MeanStep | None:
-    rate = found.decode_rates.get(r.uid)
+    rate = found.scaler.decode_rates.get(r.uid)
     return rate.evidence[-1] if rate and rate.evidence else None
 
 
 def _percent(found: StatusInputs, e: MeanStep) -> float:
     """Speed against the roofline; 0 without one."""
-    return 100 * found.roofline.step_s(e.rows, e.kv_tokens) / e.step_s if found.roofline else 0.0
+    roofline = found.resolved.placement.roofline
+    return 100 * roofline.step_s(e.rows, e.kv_tokens) / e.step_s if roofline else 0.0
 
 
 def _numbers(found: StatusInputs, e: MeanStep) -> str:
-    assert found.roofline is not None
-    allowed = 1 / found.roofline.step_s(e.rows, e.kv_tokens)
+    roofline = found.resolved.placement.roofline
+    assert roofline is not None
+    allowed = 1 / roofline.step_s(e.rows, e.kv_tokens)
     each = f"{two_digits(1 / e.step_s)} tokens/s for each of {two_digits(e.rows)} requests"
     return (
         f"{_percent(found, e):.0f} percent: {each} "

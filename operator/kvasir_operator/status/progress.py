@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from kvasir_api import names
-from kvasir_operator.status.inputs import StatusInputs
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.stages import RolloutPlan
+from kvasir_operator.status.inputs import minimum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,24 +17,29 @@ class Progress:
     first: bool = False
 
 
-def progress(before: Progress | None, found: StatusInputs, now: float) -> Progress:
-    """The state of progress now. A service that is as it should be makes progress all the time."""
-    step = (found.current, found.seen.generation, found.updated_ready, found.outdated)
-    arrived = found.updated_ready >= found.minimum and not found.outdated
+def progress(before: Progress | None, seen: Observed, plan: RolloutPlan | None, *, wanted: int, now: float) -> Progress:
+    """The state of progress now. A service that is as it should be makes progress all the time.
+
+    plan: None when the spec has a violation or replicas wait. now: seconds of a steady clock.
+    """
+    current = plan.target.revision if plan is not None else ""
+    ready, outdated = seen.ready(current), seen.outdated(current)
+    step = (current, seen.generation, ready, outdated)
+    arrived = ready >= minimum(seen, wanted) and not outdated
     if before is None:
         return Progress(step=step, since=now, first=not arrived)
-    if arrived or before.step != step or (found.rollout is not None and found.rollout.holding):
+    if arrived or before.step != step or (plan is not None and plan.target.holding):
         return Progress(step=step, since=now)
     return before
 
 
-def overdue(state: Progress, found: StatusInputs, now: float) -> bool:
+def overdue(state: Progress, seen: Observed, now: float) -> bool:
     """Whether the deadline passed. What was overdue before the operator's restart still is, until a step is seen."""
-    if now - state.since >= found.seen.spec.rollout.progress_deadline_seconds:
+    if now - state.since >= seen.spec.rollout.progress_deadline_seconds:
         return True
     return state.first and any(
         c.type == names.CONDITION_STALLED
         and c.reason == "ProgressDeadlineExceeded"
-        and c.observed_generation == found.seen.generation
-        for c in found.seen.status.conditions
+        and c.observed_generation == seen.generation
+        for c in seen.status.conditions
     )

@@ -28,9 +28,8 @@ def summary(found: StatusInputs) -> Summary:
 
 
 def _fault(found: StatusInputs) -> Summary | None:
-    if not found.fault_reason:
-        return None
-    return Summary(mode="stalled", reason=found.fault_reason, message=found.fault_message)
+    broken = found.resolved.violation
+    return Summary(mode="stalled", reason=broken.reason, message=broken.message) if broken is not None else None
 
 
 def _waiting(found: StatusInputs) -> Summary | None:
@@ -38,32 +37,33 @@ def _waiting(found: StatusInputs) -> Summary | None:
 
 
 def _blocked(found: StatusInputs) -> Summary | None:
-    if not found.blocked:
+    if not found.applied.foreign:
         return None
-    what = ", ".join(found.blocked)
+    what = ", ".join(found.applied.foreign)
     return _reconciling("Progressing", f"{what} exists and does not belong to this service; waiting until it is gone")
 
 
 def _trouble(found: StatusInputs) -> Summary | None:
-    if not found.trouble:
+    refused = found.applied.refused
+    if not refused:
         return None
-    if found.trouble_reason:
-        return Summary(mode="stalled", reason=found.trouble_reason, message=found.trouble)
-    return _reconciling("Progressing", found.trouble)
+    if found.applied.refused_reason:
+        return Summary(mode="stalled", reason=found.applied.refused_reason, message=refused)
+    return _reconciling("Progressing", refused)
 
 
 def _rolled_back(found: StatusInputs) -> Summary | None:
-    if found.rollout is None or not found.rollout.rolled_back:
+    if found.plan is None or not found.plan.target.rolled_back:
         return None
-    head = found.rollout
+    head = found.plan.target
     message = f"revision {head.rolled_back} was given up for {head.revision}: {head.why}"
     return Summary(mode="stalled", reason="RolledBack", message=message)
 
 
 def _held(found: StatusInputs) -> Summary | None:
-    if found.rollout is None or found.rollout.phase not in HELD:
+    if found.plan is None or found.plan.target.phase not in HELD:
         return None
-    head = found.rollout
+    head = found.plan.target
     how_far = f"{found.updated_ready} of {_replicas(found.wanted)} ready in revision {found.current}"
     return _reconciling(HELD[head.phase], f"{how_far}; {head.why}")
 
@@ -138,7 +138,7 @@ def _rolling_out(found: StatusInputs) -> Summary | None:
 
 def _way(found: StatusInputs) -> str:
     """Why the rollout does not go as the spec says, if it does not."""
-    return f"; {found.rollout.why}" if found.rollout is not None and found.rollout.why else ""
+    return f"; {found.plan.target.why}" if found.plan is not None and found.plan.target.why else ""
 
 
 def _detail(found: StatusInputs) -> str:

@@ -3,12 +3,10 @@
 import pytest
 
 from fakes.manifests import service
+from fakes.stages import pod_template, resolved, revision_of
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.service import Accelerator
 from kvasir_operator.desired.accelerator import choose
-from kvasir_operator.desired.revision import inputs, revision_id
-from kvasir_operator.desired.template import template
-from kvasir_operator.desired.validation import violation
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -69,7 +67,7 @@ POD = {
 
 def test_the_class_shapes_the_pod():
     world = seen({"resourceName": "nvidia.com/h100", "runtimeImage": "gpu:h100", "pod": POD}, classes=["h100"])
-    made = template(world, "rev", SETTINGS)
+    made = pod_template(world, "rev", SETTINGS)
     pod, (container,) = made["spec"], made["spec"]["containers"]
     assert container["image"] == "gpu:h100"
     assert container["resources"]["limits"]["nvidia.com/h100"] == "1"
@@ -81,11 +79,11 @@ def test_the_class_shapes_the_pod():
 
 
 def test_what_shapes_no_pod_makes_no_revision():
-    first = revision_id(inputs(seen({"pod": POD}, classes=["h100"])))
-    assert revision_id(inputs(seen({"pod": POD, "pricePerHour": 1}, classes=["h100"]))) == first
-    assert revision_id(inputs(seen({"pod": POD}, classes=["gone", "h100"]))) == first
-    assert revision_id(inputs(seen({"pod": POD}, minMemory="1Gi"))) == first
-    assert revision_id(inputs(seen({"pod": {**POD, "runtimeClassName": "other"}}, classes=["h100"]))) != first
+    first = revision_of(seen({"pod": POD}, classes=["h100"]))
+    assert revision_of(seen({"pod": POD, "pricePerHour": 1}, classes=["h100"])) == first
+    assert revision_of(seen({"pod": POD}, classes=["gone", "h100"])) == first
+    assert revision_of(seen({"pod": POD}, minMemory="1Gi")) == first
+    assert revision_of(seen({"pod": {**POD, "runtimeClassName": "other"}}, classes=["h100"])) != first
 
 
 @pytest.mark.parametrize(
@@ -100,5 +98,5 @@ def test_what_shapes_no_pod_makes_no_revision():
     ],
 )
 def test_a_class_that_cannot_be_had_is_a_fault_of_its_field(fields, message):
-    found = violation(seen({}, **fields), SETTINGS)
+    found = resolved(seen({}, **fields), SETTINGS).violation
     assert (found is None) if message is None else found.message.startswith(message)

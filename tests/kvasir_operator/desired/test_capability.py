@@ -6,9 +6,9 @@ import pytest
 
 from fakes.manifests import service
 from fakes.models import words
+from fakes.stages import resolved
 from kvasir_api.status import ModelStatus
-from kvasir_operator.desired.accelerator import choice
-from kvasir_operator.desired.validation import violation
+from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.observed.service import Observed, observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -42,7 +42,7 @@ def seen(classes: dict[str, Any], *, inspected: bool = False, accelerator: Any =
     ],
 )
 def test_what_a_card_cannot_do(compute: Any, inspected: bool, runtime: Any, field: str, why: str) -> None:
-    found = violation(seen({"card": compute}, inspected=inspected, **runtime), OperatorSettings())
+    found = resolved(seen({"card": compute}, inspected=inspected, **runtime), OperatorSettings()).violation
     if not field:
         assert found is None
         return
@@ -53,16 +53,16 @@ def test_what_a_card_cannot_do(compute: Any, inspected: bool, runtime: Any, fiel
 
 def test_the_next_class_that_can_is_taken() -> None:
     world = seen({"old": AMPERE, "new": ADA}, quantization="fp8")
-    assert (choice(world).name, violation(world, OperatorSettings())) == ("new", None)
-    assert choice(world).why == (
+    assert (placement(world).choice.name, resolved(world, OperatorSettings()).violation) == ("new", None)
+    assert placement(world).choice.why == (
         "old: fp8 needs compute capability 8.9, it has 8.0; int8 takes as little memory; new is there"
     )
     cheapest = seen({"a": AMPERE, "b": ADA}, accelerator={"minMemory": "1Gi"}, quantization="fp8")
-    assert choice(cheapest).name == "b"
+    assert placement(cheapest).choice.name == "b"
 
 
 def test_a_class_that_does_not_exist_is_told_beside_one_that_cannot() -> None:
     world = seen({"old": AMPERE}, accelerator={"classes": ["gone", "old"]}, quantization="fp8")
-    found = violation(world, OperatorSettings())
+    found = resolved(world, OperatorSettings()).violation
     assert found is not None
     assert found.message.startswith("spec.runtime.quantization: gone does not exist; old: fp8 needs")

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 from fakes.manifests import service
+from fakes.stages import pod_template, resolved, revision_of
 from kvasir_api import names
 from kvasir_api.served_names import NameClaim
 from kvasir_operator.desired.children import children
-from kvasir_operator.desired.current import current_revision
-from kvasir_operator.desired.revision import inputs, revision_id, surplus
+from kvasir_operator.desired.revision import revision_id, surplus
 from kvasir_operator.desired.source import allowed, model_source
-from kvasir_operator.desired.template import cores, template
-from kvasir_operator.desired.validation import violation
+from kvasir_operator.desired.template import cores
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Revision, observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -25,7 +24,7 @@ def seen(obj=None, **fields):
 
 
 def container(obj):
-    return template(seen(obj), "rev", SETTINGS)["spec"]["containers"][0]
+    return pod_template(seen(obj), "rev", SETTINGS)["spec"]["containers"][0]
 
 
 @pytest.mark.parametrize(
@@ -80,12 +79,12 @@ def test_only_directories_below_a_root_are_allowed(directory, roots, answer):
     ],
 )
 def test_what_cannot_be_honoured_names_the_field(obj, fields, message):
-    found = violation(seen(obj, **fields), SETTINGS)
+    found = resolved(seen(obj, **fields), SETTINGS).violation
     assert (found and found.message) == message
 
 
 def test_revision_follows_what_shapes_a_pod_and_nothing_else():
-    first = revision_id(inputs(seen()))
+    first = revision_of(seen())
     same = [
         service(replicas=7, autoscaling={"maxReplicas": 9}, rollout={"maxSurge": 2}, generation=4),
         service(runtime={"dtype": "auto"}, drain={"timeoutSeconds": 600}),
@@ -98,8 +97,8 @@ def test_revision_follows_what_shapes_a_pod_and_nothing_else():
         service(pod={"nodeSelector": {"a": "b"}}),
         service(drain={"timeoutSeconds": 60}),
     ]
-    assert {revision_id(inputs(seen(obj))) for obj in same} == {first}
-    assert len({first, *(revision_id(inputs(seen(obj))) for obj in other)}) == 1 + len(other)
+    assert {revision_of(seen(obj)) for obj in same} == {first}
+    assert len({first, *(revision_of(seen(obj)) for obj in other)}) == 1 + len(other)
 
 
 def test_revision_identity_is_pinned():
@@ -108,21 +107,21 @@ def test_revision_identity_is_pinned():
 
 
 def test_an_existing_revision_keeps_its_template_whatever_the_operator_renders():
-    id_ = revision_id(inputs(seen()))
+    id_ = revision_of(seen())
     kept = Revision(id=id_, number=3, inputs={}, template={"kept": True}, name="tiny-x")
     world = seen()
     world = type(world)(**{f: getattr(world, f) for f in world.__slots__} | {"revisions": (kept,)})
-    assert current_revision(world, SETTINGS).template == {"kept": True}
-    assert current_revision(world, SETTINGS).number == 3
+    assert resolved(world, SETTINGS).revision.template == {"kept": True}
+    assert resolved(world, SETTINGS).revision.number == 3
 
 
 def test_going_back_makes_an_old_revision_the_newest():
-    id_ = revision_id(inputs(seen()))
+    id_ = revision_of(seen())
     old = Revision(id=id_, number=1, inputs={}, template={}, name="a")
     newer = Revision(id="other", number=2, inputs={}, template={}, name="b")
     world = seen()
     world = type(world)(**{f: getattr(world, f) for f in world.__slots__} | {"revisions": (old, newer)})
-    assert current_revision(world, SETTINGS).number == 3
+    assert resolved(world, SETTINGS).revision.number == 3
 
 
 def test_old_revisions_without_pods_are_bounded():
@@ -169,7 +168,7 @@ def test_pod_is_restricted_and_passes_placement_through():
         },
         drain={"timeoutSeconds": 60},
     )
-    spec = template(seen(obj), "rev", SETTINGS)["spec"]
+    spec = pod_template(seen(obj), "rev", SETTINGS)["spec"]
     runtime = spec["containers"][0]
     assert spec["nodeSelector"] == {"zone": "a"}
     assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -200,7 +199,7 @@ def with_pod(found):
 
 def test_a_budget_waits_for_the_first_pod():
     world = seen()
-    current = current_revision(world, SETTINGS)
+    current = resolved(world, SETTINGS).revision
     kinds = [[m["kind"] for m in children(w, current, {}, SETTINGS)] for w in (world, with_pod(world))]
     assert kinds[0] == ["Service", "NetworkPolicy", "ControllerRevision"]
     assert kinds[1] == ["Service", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision"]
@@ -208,7 +207,7 @@ def test_a_budget_waits_for_the_first_pod():
 
 def test_children_belong_to_the_service_and_to_nobody_else():
     world = with_pod(seen(service(name="a" * 52)))
-    current = current_revision(world, SETTINGS)
+    current = resolved(world, SETTINGS).revision
     made = children(world, current, {current.id: 2}, SETTINGS)
     assert [m["kind"] for m in made] == [
         "Service",
@@ -230,7 +229,7 @@ def test_children_belong_to_the_service_and_to_nobody_else():
 
 def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
     world = with_pod(seen())
-    current = current_revision(world, SETTINGS)
+    current = resolved(world, SETTINGS).revision
     found = children(world, current, {}, replace(SETTINGS, system_namespace="home"))
     made = {manifest["kind"]: manifest.get("spec", {}) for manifest in found}
     labels = current.template["metadata"]["labels"]
@@ -249,12 +248,14 @@ def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
 
 
 def pods(**spec):
-    return template(seen(service(**spec)), "rev", SETTINGS)
+    return pod_template(seen(service(**spec)), "rev", SETTINGS)
 
 
 def test_an_alias_that_is_served_by_another_is_a_conflict():
     held = NameClaim(served_name="small", namespace="other", name="first", created="")
-    found = violation(seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS)
+    found = resolved(
+        seen(service(model={"uri": "pvc://models/a", "aliases": ["small"]}), holder=held), SETTINGS
+    ).violation
     assert found.reason == "NameConflict"
     assert found.message == "spec.model.aliases: small is served by the older InferenceService other/first"
 
@@ -305,6 +306,6 @@ def test_replicas_of_one_revision_are_spread():
 def test_spans_need_a_share_and_a_collector(percent, endpoint, wanted):
     settings = replace(SETTINGS, otlp_traces_endpoint=endpoint)
     spec = service(observability={"traceSamplePercent": percent})
-    args = template(seen(spec), "rev", settings)["spec"]["containers"][0]["args"]
+    args = pod_template(seen(spec), "rev", settings)["spec"]["containers"][0]["args"]
     assert [args[i + 1] for i, arg in enumerate(args) if arg == "--otlp-sample-percent"] == wanted
     assert ("--otlp-traces-endpoint" in args) is bool(wanted)

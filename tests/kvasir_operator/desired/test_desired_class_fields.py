@@ -7,11 +7,11 @@ import pytest
 from fakes.class_fields import CASES, with_value
 from fakes.manifests import service
 from fakes.models import words
+from fakes.stages import pod_template, resolved
 from kvasir_api import crd
 from kvasir_api.status import ModelStatus
-from kvasir_operator.desired.accelerator import choice, forecast, speed
+from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.inspection import inspection_plan
-from kvasir_operator.desired.template import template
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -45,8 +45,14 @@ def effects(path: str, value: Any) -> tuple[Any, ...]:
     seen = observed(
         obj | {"status": {"model": status}}, revisions=(), deployments=(), replicas=(), svc=None, classes=classes
     )
-    looked = inspection_plan(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now")
-    return template(seen, "rev", SETTINGS), choice(seen).name, forecast(seen), speed(seen)[1], looked
+    looked = inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now")
+    return (
+        pod_template(seen, "rev", SETTINGS),
+        placement(seen).choice.name,
+        placement(seen).forecast,
+        placement(seen).slow_below_percent,
+        looked,
+    )
 
 
 def test_every_field_has_a_case() -> None:

@@ -13,17 +13,15 @@ import pytest
 from fakes.effects import EFFECTS, ELSEWHERE
 from fakes.fields import CASES, with_value
 from fakes.manifests import service
+from fakes.stages import pod_template, resolved
 from kvasir_api import crd, names
 from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_operator.desired.inspection import inspection_plan
-from kvasir_operator.desired.template import template
 from kvasir_operator.observed.replica import Replica, epoch
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.rollout.plan import plan
-from kvasir_operator.rollout.target import rollout_target
 from kvasir_operator.scaling.policy import policy
-from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.progress import Progress, overdue
 
 SETTINGS = OperatorSettings(
@@ -81,8 +79,7 @@ def _rollout(spec: dict[str, Any], *, new: list[dict[str, Any]], step: int) -> A
     seen = observed(
         obj, revisions=[_revision("old", 1), _revision("new", 2)], deployments=workloads, replicas=pods, svc=None
     )
-    head = rollout_target(seen, current="new", wanted=4, now=epoch("2026-01-01T00:00:30Z") or 0.0)
-    return head, plan(seen, target=head, wanted=4, now=0.0)
+    return plan(seen, "new", wanted=4, now=epoch("2026-01-01T00:00:30Z") or 0.0)
 
 
 def _owned(revision: str) -> dict[str, Any]:
@@ -104,11 +101,11 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
     waited = Progress(step=("new", 1, 0, 4), since=0.0)
     assert seen.spec.autoscaling is not None
     return (
-        template(seen, "rev", SETTINGS),
-        inspection_plan(seen, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now"),
+        pod_template(seen, "rev", SETTINGS),
+        inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="now"),
         policy(seen.spec.autoscaling),
         *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
-        overdue(waited, StatusInputs(seen=seen, now="2026-01-01T00:00:00Z"), 100.0),
+        overdue(waited, seen, 100.0),
     )
 
 
@@ -133,7 +130,7 @@ def test_every_field_is_changed_on_a_cluster() -> None:
 
     def made(path: str, value: Any) -> Any:
         seen = observed(service(**with_value(path, value)), revisions=(), deployments=(), replicas=(), svc=None)
-        return template(seen, "rev", SETTINGS)
+        return pod_template(seen, "rev", SETTINGS)
 
     shaping = {path for path, (one, other) in CASES.items() if made(path, one) != made(path, other)}
     assert leaves() - shaping - set(EFFECTS) - set(ELSEWHERE) == set()

@@ -3,9 +3,9 @@
 import pytest
 
 from fakes.manifests import service
+from fakes.stages import revision_of
 from kvasir_operator.desired import fallback
-from kvasir_operator.desired.accelerator import choice
-from kvasir_operator.desired.revision import inputs, revision_id
+from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import observed
 
@@ -24,7 +24,7 @@ def world(*replicas, full=(), pod_hash=None, classes=("h100", "a100", "l4"), sha
         for n in ("h100", "a100", "l4")
     ]
     made = observed(obj, revisions=(), deployments=(), replicas=replicas, svc=None, classes=found)
-    said = {"unavailableClasses": list(full), "podHash": fallback.asked(made) if pod_hash is None else pod_hash}
+    said = {"unavailableClasses": list(full), "podHash": fallback.pod_hash(made.spec) if pod_hash is None else pod_hash}
     obj = obj | {"status": {"rollout": said}}
     return observed(obj, revisions=(), deployments=(), replicas=replicas, svc=None, classes=found)
 
@@ -34,8 +34,7 @@ def waiting(*, seconds, name="p", revision="r"):
 
 
 def passed(seen):
-    found = choice(seen)
-    return fallback.passed_now(seen, revision="r", name=found.name, considered=found.considered, now=NOW)
+    return fallback.unavailable_now(seen, placement(seen), revision="r", now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +78,14 @@ def test_a_class_is_passed_over_when_it_gave_no_pod_a_node(seen, full):
     ],
 )
 def test_the_next_class_is_taken(full, name, why):
-    found = choice(world(full=full))
+    found = placement(world(full=full)).choice
     assert (found.name, found.considered) == (name, ("h100", "a100", "l4"))
     assert found.why.startswith(why.split("; ")[0])
 
 
 def test_another_class_is_another_revision_and_patience_is_none():
-    ids = [revision_id(inputs(world(full=full))) for full in ((), ("h100",))]
+    ids = [revision_of(world(full=full)) for full in ((), ("h100",))]
     assert len(set(ids)) == 2
-    assert revision_id(inputs(world(fallbackSeconds=60))) == ids[0]
-    assert fallback.asked(world(fallbackSeconds=60)) == fallback.asked(world())
-    assert fallback.asked(world(classes=("a100", "h100"))) != fallback.asked(world())
+    assert revision_of(world(fallbackSeconds=60)) == ids[0]
+    assert fallback.pod_hash(world(fallbackSeconds=60).spec) == fallback.pod_hash(world().spec)
+    assert fallback.pod_hash(world(classes=("a100", "h100")).spec) != fallback.pod_hash(world().spec)

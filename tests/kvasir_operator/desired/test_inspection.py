@@ -6,11 +6,11 @@ import pytest
 
 from fakes.manifests import service
 from fakes.models import words
+from fakes.stages import resolved
 from kvasir_api import names
 from kvasir_api.status import ModelStatus
-from kvasir_operator.desired.accelerator import choice, forecast, forecasts
+from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.inspection import AGAIN_S, PATIENCE_S, UNBOUND_S, UNPLACED_S, inspection_plan, pod_name
-from kvasir_operator.desired.validation import violation
 from kvasir_operator.observed.inspection import Inspection
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
@@ -52,7 +52,7 @@ def world(*, model=None, pods=(), bound=True, uri=URI, inspect="Auto", serving="
 
 
 def step(seen, *, wanted=1, waited_s=0.0, now=NOW):
-    return inspection_plan(seen, SETTINGS, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
+    return inspection_plan(resolved(seen, SETTINGS), SETTINGS, wanted=wanted, waited_s=waited_s, now=now, time=TIME)
 
 
 def pod(**fields):
@@ -152,9 +152,9 @@ def test_what_is_not_known_holds_nothing_up(seen, waited_s, message):
     assert found.waiting == ""
     assert message in found.found.message
     after = replace(seen, model=found.found)
-    assert violation(after, SETTINGS) is None
-    assert forecast(after).verdict == "Unknown"
-    assert message in forecast(after).message
+    assert resolved(after, SETTINGS).violation is None
+    assert placement(after).forecast.verdict == "Unknown"
+    assert message in placement(after).forecast.message
 
 
 def test_a_pod_that_looks_does_not_decide_where_a_claim_gets_its_volume():
@@ -170,7 +170,7 @@ def test_pods_that_leave_are_waited_for():
 
 def test_what_is_too_small_is_refused_with_numbers_and_looked_at_again_later():
     seen = world(model=READ, resources=gpu(classes=["t4"]))
-    broken = violation(seen, SETTINGS)
+    broken = resolved(seen, SETTINGS).violation
     assert broken.reason == "TooSmall"
     assert broken.message == (
         "spec.resources.accelerator.classes: t4 is too small: weights 14.96 GiB + activations 0.00 GiB + KV cache of "
@@ -185,7 +185,7 @@ def test_what_is_too_small_is_refused_with_numbers_and_looked_at_again_later():
 
 
 def test_a_service_of_its_own_will_is_not_refused():
-    assert violation(world(model=READ, inspect="Never", resources=gpu(classes=["t4"])), SETTINGS) is None
+    assert resolved(world(model=READ, inspect="Never", resources=gpu(classes=["t4"])), SETTINGS).violation is None
 
 
 @pytest.mark.parametrize(
@@ -197,25 +197,25 @@ def test_a_service_of_its_own_will_is_not_refused():
     ],
 )
 def test_the_class_is_one_that_the_model_fits(resources, name, why):
-    found = choice(world(model=READ, resources=resources))
+    found = placement(world(model=READ, resources=resources)).choice
     assert found.name == name
     assert why in found.why
 
 
 def test_forecasts_are_told_class_by_class():
     seen = world(model=READ, resources=gpu(classes=["t4", "absent", "l4"]))
-    told = [(f.name, f.fit, f.kv_tokens, f.requests) for f in forecasts(seen)]
+    told = [(f.name, f.fit, f.kv_tokens, f.requests) for f in placement(seen).forecasts]
     assert told == [("t4", "TooSmall", 0, 0), ("l4", "Fits", 27776, 1)]
-    assert forecast(seen).kv_tokens == 27776
+    assert placement(seen).forecast.kv_tokens == 27776
 
 
 def test_without_a_class_nobody_knows_the_memory():
-    found = forecast(world(model=READ, resources=gpu()))
+    found = placement(world(model=READ, resources=gpu())).forecast
     assert (found.verdict, found.message) == ("Unknown", "no AcceleratorClass says how much memory a device has")
 
 
 def test_on_a_processor_the_memory_is_what_was_asked_for():
     small = world(model=READ, inspect="Always", resources={"memory": "16Gi"})
-    assert violation(small, SETTINGS).reason == "TooSmall"
-    assert violation(small, SETTINGS).message.startswith("spec.resources.memory: weights 29.92 GiB")
-    assert violation(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS) is None
+    assert resolved(small, SETTINGS).violation.reason == "TooSmall"
+    assert resolved(small, SETTINGS).violation.message.startswith("spec.resources.memory: weights 29.92 GiB")
+    assert resolved(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS).violation is None

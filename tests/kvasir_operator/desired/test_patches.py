@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from fakes.manifests import service
+from fakes.stages import pod_template, resolved
 from kvasir_api import names
 from kvasir_api.accelerator import PodPatch
-from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.patches import MAX_VALUE, patched
-from kvasir_operator.desired.template import template
-from kvasir_operator.desired.validation import violation
 from kvasir_operator.observed.service import Observed, observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -32,11 +30,11 @@ def seen(*patches: Patch, pod: Any = None, **spec: Any) -> Observed:
 
 
 def made(*patches: Patch, **spec: Any) -> Any:
-    return template(seen(*patches, **spec), "rev", SETTINGS)
+    return pod_template(seen(*patches, **spec), "rev", SETTINGS)
 
 
 def said(*patches: Patch) -> str:
-    found = violation(seen(*patches), SETTINGS)
+    found = resolved(seen(*patches), SETTINGS).violation
     assert found is None or found.reason == "BadPatch"
     return found.message if found else ""
 
@@ -176,14 +174,13 @@ def test_what_the_operator_lives_by_is_refused_by_the_patchs_number(op: str, pat
     message = said(fine, patch(op, path, value))
     assert message.startswith(f"spec.podPatches[1] of AcceleratorClass h100 ({op} {path}): ")
     assert why in message
-    with pytest.raises(ValueError, match="podPatches"):
-        made(fine, patch(op, path, value))
+    assert resolved(seen(fine, patch(op, path, value)), SETTINGS).revision is None
 
 
 def test_claims_of_the_service_stay() -> None:
     spec = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}
     found = observed(service(resources=spec), revisions=(), deployments=(), replicas=(), svc=None)
-    plain = template(found, "rev", SETTINGS)
+    plain = pod_template(found, "rev", SETTINGS)
     for path in (f"{RUNTIME}/resources/claims", "/spec/resourceClaims"):
         assert "gpu" in patched(plain, [PodPatch(op="remove", path=path)]).trouble
 
@@ -205,7 +202,7 @@ def test_the_class_and_its_patches_stay_as_they_are() -> None:
 
 
 def revision(*patches: Patch, **spec: Any) -> str:
-    return current_revision(seen(*patches, **spec), SETTINGS).id
+    return resolved(seen(*patches, **spec), SETTINGS).revision.id
 
 
 NOTHING: list[list[Patch]] = [
@@ -228,7 +225,7 @@ def test_every_change_of_the_pod_makes_a_revision() -> None:
 
 
 def test_a_revision_keeps_the_patched_pod() -> None:
-    kept = current_revision(seen(patch("add", "/spec/hostIPC", True)), SETTINGS)
+    kept = resolved(seen(patch("add", "/spec/hostIPC", True)), SETTINGS).revision
     assert kept.template["spec"]["hostIPC"] is True
     assert kept.template["metadata"]["labels"][names.LABEL_REVISION] == kept.id
     assert kept.inputs["acceleratorClass"]["podPatches"] == [{"op": "add", "path": "/spec/hostIPC", "value": True}]

@@ -3,8 +3,9 @@
 import pytest
 
 from fakes.manifests import service
+from fakes.stages import pod_template
+from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.probes import model_bytes, startup_s
-from kvasir_operator.desired.template import template
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -33,19 +34,19 @@ def seen(classes=(), **spec):
     ],
 )
 def test_what_is_not_forecast_is_bounded_by_the_memory_that_holds_it(found, size):
-    assert model_bytes(found) == size
+    assert model_bytes(found, placement(found)) == size
 
 
 @pytest.mark.parametrize(("timeout_s", "grace_s"), [(0, 30), (45, 75), (600, 630), (86_400, 86_430)])
 def test_one_field_rules_the_end_of_a_pod(timeout_s, grace_s):
-    spec = template(seen(drain={"timeoutSeconds": timeout_s}), "rev", OperatorSettings())["spec"]
+    spec = pod_template(seen(drain={"timeoutSeconds": timeout_s}), "rev", OperatorSettings())["spec"]
     args = spec["containers"][0]["args"]
     assert spec["terminationGracePeriodSeconds"] == grace_s
     assert args[args.index("--drain-timeout") + 1] == str(timeout_s)
 
 
 def test_the_probes_of_a_pod():
-    container = template(seen(resources={"memory": "8G"}), "rev", OperatorSettings())["spec"]["containers"][0]
+    container = pod_template(seen(resources={"memory": "8G"}), "rev", OperatorSettings())["spec"]["containers"][0]
     found = {
         name: (
             container[name]["httpGet"]["path"],

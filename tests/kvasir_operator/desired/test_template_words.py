@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from fakes.manifests import service
 from fakes.random_specs import FIELDS, ODD, SPEC, changed, changes
+from fakes.stages import pod_template, resolved
 from kvasir_api.options import ServeOptions
 from kvasir_operator.desired.inspection import inspection_plan
-from kvasir_operator.desired.template import template
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -29,7 +29,7 @@ def test_whatever_a_spec_says_stays_one_argument(fields, uri):
     found = seen(changed(BASIC, {**fields, "model.uri": uri}))
     if found.invalid:
         return  # the API server lets it in, but we do not
-    pod = template(found, "rev", SETTINGS)["spec"]
+    pod = pod_template(found, "rev", SETTINGS)["spec"]
     (container,) = pod["containers"]
     assert "command" not in container, "the image's entry point is all that is ever started"
     arguments = container["args"]
@@ -45,7 +45,9 @@ def test_whatever_a_spec_says_stays_one_argument(fields, uri):
 
 def test_the_pod_that_looks_at_a_model_starts_no_shell_either():
     found = seen({"model": {"uri": "file:///srv/a;$(id)", "inspect": "Always"}})
-    asked = inspection_plan(found, SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z").create
+    asked = inspection_plan(
+        resolved(found, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z"
+    ).create
     assert asked is not None
     (container,) = asked["spec"]["containers"]
     assert not any("$(" in argument for argument in container["args"])

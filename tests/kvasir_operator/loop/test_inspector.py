@@ -27,8 +27,6 @@ class Bench:
             self.cluster,
             FakeReader(),
             settings=OperatorSettings(),
-            namespace="",
-            interval_s=2.0,
             instance="test",
             clock=self.clock,
         )

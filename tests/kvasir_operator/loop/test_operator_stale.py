@@ -18,8 +18,8 @@ from kvasir_operator.loop.telemetry import Telemetry
 from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.replica import Replica
-from kvasir_operator.observed.service import observed, parsed_spec, parsed_status
-from kvasir_operator.rollout.drain import PodAction
+from kvasir_operator.observed.service import observed
+from kvasir_operator.stages import PodAction
 
 OLD = Replica(name="p0", uid="uid-of-before", phase="ready", ip="10.0.0.1", drain_since=1.0)
 
@@ -82,8 +82,8 @@ async def test_a_service_that_was_made_again_under_its_name_begins_anew(late):
     if late:
         await bench.turn()
         await bench.operator.reconciler.reconcile(KEY)
-        spec, status = parsed_spec(before)[0], parsed_status(before)
-        assert bench.operator.scaler.wanted(KEY, before["metadata"]["uid"], spec, status) == 3
+        seen = observed(before, revisions=(), deployments=(), replicas=(), svc=None)
+        assert bench.operator.scaler.result(seen).wanted == 3
     again = service(**FILE, autoscaling={"maxReplicas": 4})
     again["metadata"] |= {"uid": "uid-again", "creationTimestamp": "2026-01-01T00:00:09Z"}
     await bench.cluster.put(INFERENCE_SERVICE, again)

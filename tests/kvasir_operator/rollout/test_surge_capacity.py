@@ -96,9 +96,8 @@ def test_when_a_surge_goes_in_place(seen, strategy):
 )
 def test_how_far_it_yields_and_what_it_says(rollout, wanted, counts, words):
     seen = world(waiting(), old=wanted, **rollout)
-    head = rollout_target(seen, current="new", wanted=wanted, now=NOW)
-    assert words in head.why
-    planned = plan(seen, target=head, wanted=wanted, now=NOW)
+    planned = plan(seen, "new", wanted=wanted, now=NOW)
+    assert words in planned.target.why
     assert {step.verb for step in planned.actions} <= {"drain"}
     leaving = [step.replica.revision for step in planned.actions]
     assert {id_: count - leaving.count(id_) for id_, count in planned.counts.items()} == counts
@@ -106,9 +105,10 @@ def test_how_far_it_yields_and_what_it_says(rollout, wanted, counts, words):
 
 def test_a_canary_yields_within_its_step():
     seen = world(waiting(), steps=[{"replicaPercent": 30}])
-    head = rollout_target(seen, current="new", wanted=3, now=NOW)
+    planned = plan(seen, "new", wanted=3, now=NOW)
+    head = planned.target
     assert (head.strategy, head.cap, head.phase) == ("InPlace", 1, "Progressing")
-    assert len(plan(seen, target=head, wanted=3, now=NOW).actions) == 1
+    assert len(planned.actions) == 1
 
 
 def test_the_way_back_yields_too_and_keeps_its_reason():
@@ -189,9 +189,8 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def step(self):
         seen, before = self.seen(), self.serving()
-        head = rollout_target(seen, current="new", wanted=self.wanted, now=self.now)
-        planned = plan(seen, target=head, wanted=self.wanted, now=self.now)
-        self.status = {"currentRevision": "new", "strategy": head.strategy}
+        planned = plan(seen, "new", wanted=self.wanted, now=self.now)
+        self.status = {"currentRevision": "new", "strategy": planned.target.strategy}
         for one in planned.actions:
             p = next(p for p in self.pods if p["name"] == one.replica.name)
             if one.verb == "drain":

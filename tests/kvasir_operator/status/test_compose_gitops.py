@@ -14,7 +14,7 @@ from lupa.lua51 import LuaRuntime
 from fakes.manifests import service
 from fakes.situations import ELASTIC, findings, replica, situations
 from kvasir_api import names
-from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.compose import compose, document
 
 GITOPS = Path(__file__).parents[3] / "manifests" / "gitops"

@@ -28,7 +28,7 @@ def at(percent: float, *, rows: float = 8.0, kv_tokens: float = 8192.0) -> MeanS
 def found(*evidence: MeanStep, was: bool = False, **fields: Any) -> StatusInputs:
     """One ready replica with these stretches, the service having been told slow before or not."""
     obj = service(generation=3) | {"status": {"capacity": {"slowReplicas": ["p"]}}} if was else None
-    given = {"asked": "new", "roofline": POSSIBLE, "slow_below_percent": 40, "accelerator_class": "h100", **fields}
+    given = {"asked": "new", "roofline": POSSIBLE, "slow_below_percent": 40, **fields}
     decode_rates = {"u": DecodeRate(since=0.0, evidence=evidence)}
     return findings(replica("ready", name="p", uid="u"), obj=obj, decode_rates=decode_rates, **given)
 

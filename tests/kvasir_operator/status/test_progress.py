@@ -1,29 +1,34 @@
 """When a rollout that makes no progress is overdue, and when its clock starts again."""
 
 from fakes.situations import again, findings, replica
-from kvasir_operator.observed.rollout_target import RolloutTarget
+from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.progress import overdue, progress
 
 READY, OLD = replica("ready"), replica("ready", revision="old", name="old")
 
 
+def progressed(before, found, now):
+    """The progress that these findings show."""
+    return progress(before, found.seen, found.plan, wanted=found.wanted, now=now)
+
+
 def test_no_deadline_runs_while_a_rollout_stands_still_on_purpose():
     waiting = findings(OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Paused"))
-    state = progress(progress(None, waiting, 0.0), waiting, 5000.0)
-    assert overdue(state, waiting, 5000.0) is False
+    state = progressed(progressed(None, waiting, 0.0), waiting, 5000.0)
+    assert overdue(state, waiting.seen, 5000.0) is False
 
 
 def test_deadline_starts_anew_with_each_step():
     loading, better = findings(replica("loading"), wanted=2), findings(READY, wanted=2)
-    state = progress(None, loading, 0.0)
-    assert overdue(progress(state, loading, 1799.0), loading, 1799.0) is False
-    assert overdue(progress(state, loading, 1800.0), loading, 1800.0) is True
-    assert overdue(progress(state, better, 1800.0), better, 1800.0) is False
+    state = progressed(None, loading, 0.0)
+    assert overdue(progressed(state, loading, 1799.0), loading.seen, 1799.0) is False
+    assert overdue(progressed(state, loading, 1800.0), loading.seen, 1800.0) is True
+    assert overdue(progressed(state, better, 1800.0), better.seen, 1800.0) is False
 
 
 def test_overdue_survives_the_operators_restart():
     stuck = again(findings(replica("loading"), overdue=True), replica("loading"))
-    state = progress(None, stuck, 0.0)
-    assert overdue(progress(state, stuck, 5.0), stuck, 5.0) is True
+    state = progressed(None, stuck, 0.0)
+    assert overdue(progressed(state, stuck, 5.0), stuck.seen, 5.0) is True
     moved = again(findings(replica("loading"), overdue=True), READY, wanted=2)
-    assert overdue(progress(state, moved, 6.0), moved, 6.0) is False
+    assert overdue(progressed(state, moved, 6.0), moved.seen, 6.0) is False

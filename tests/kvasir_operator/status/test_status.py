@@ -13,8 +13,8 @@ from fakes.situations import ELASTIC, LATER, NOW, again, findings, replica, situ
 from kvasir_api import names
 from kvasir_api.state import KvState, MeasuredRates, RuntimeState
 from kvasir_api.status import AutoscalingStatus, InferenceServiceStatus
-from kvasir_operator.observed.rollout_target import RolloutTarget
 from kvasir_operator.observed.service import Revision
+from kvasir_operator.stages import RolloutTarget
 from kvasir_operator.status.compose import compose, document, pace_s
 
 
@@ -62,10 +62,10 @@ OLD = replica("ready", revision="old", name="old")
         (findings(REFUSED, OLD), "ModelLoadFailed", {"Ready", "Stalled", "Degraded"}),
         (findings(REFUSED, READY, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
         (findings(replica("loading"), overdue=True), "ProgressDeadlineExceeded", {"Stalled"}),
-        (findings(READY, trouble="no answer"), "Progressing", {"Reconciling"}),
-        (findings(READY, trouble="forbidden", trouble_reason="Forbidden"), "Forbidden", {"Stalled"}),
+        (findings(READY, refused="no answer"), "Progressing", {"Reconciling"}),
+        (findings(READY, refused="forbidden", refused_reason="Forbidden"), "Forbidden", {"Stalled"}),
         (findings(READY, missing=("pod",)), "AllReplicasReady", {"Ready", "MetricsStale"}),
-        (findings(blocked=("Service/tiny",)), "Progressing", {"Reconciling"}),
+        (findings(foreign=("Service/tiny",)), "Progressing", {"Reconciling"}),
         (
             findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Canary")),
             "RollingOut",
@@ -159,7 +159,8 @@ def test_ready_stays_true_from_the_first_old_replica_to_the_last_new_one():
     told, found = [], done
     for replicas in steps:
         found = again(found, *replicas, asked="new", wanted=2)
-        found = replace(found, seen=replace(found.seen, revisions=(KEPT,)))
+        seen = replace(found.seen, revisions=(KEPT,))
+        found = replace(found, resolved=replace(found.resolved, observed=seen))
         ready = compose(found)[0].conditions[0]
         told.append((ready.status, ready.reason, ready.last_transition_time))
     assert told == [
@@ -296,7 +297,8 @@ def test_a_status_that_no_tool_could_rely_on_is_found(change, breach):
 def test_a_transition_time_moves_with_its_status_alone_whatever_happens(first, second):
     before = {c.type: c for c in compose(first)[0].conditions}
     seen = replace(second.seen, status=compose(first)[0])
-    for condition in compose(replace(second, seen=seen, now=LATER))[0].conditions:
+    later = replace(second, resolved=replace(second.resolved, observed=seen), now=LATER)
+    for condition in compose(later)[0].conditions:
         known = before.get(condition.type)
         kept = known is not None and known.status == condition.status
         assert condition.last_transition_time == (known.last_transition_time if kept else LATER)

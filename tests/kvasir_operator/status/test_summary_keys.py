@@ -2,8 +2,8 @@
 
 from fakes.manifests import service
 from fakes.situations import findings, replica
+from fakes.stages import pod_template
 from kvasir_api.state import RuntimeState
-from kvasir_operator.desired.template import template
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.summary import summary
@@ -12,7 +12,7 @@ CLOSED = service(generation=3, auth={"secretName": "team"})
 
 
 def test_the_kubelet_mounts_the_secret_and_the_runtime_reads_it_there():
-    pod = template(findings(obj=CLOSED).seen, "rev", OperatorSettings())["spec"]
+    pod = pod_template(findings(obj=CLOSED).seen, "rev", OperatorSettings())["spec"]
     (container,) = pod["containers"]
     assert {"name": "keys", "secret": {"secretName": "team", "optional": True}} in pod["volumes"]
     # The whole directory: a subPath would keep the first version for ever.
@@ -22,7 +22,7 @@ def test_the_kubelet_mounts_the_secret_and_the_runtime_reads_it_there():
 
 
 def test_without_a_secret_nothing_of_it_is_in_the_pod():
-    text = str(template(findings().seen, "rev", OperatorSettings()))
+    text = str(pod_template(findings().seen, "rev", OperatorSettings()))
     assert "keys" not in text
     assert "--api-key-file" not in text
 

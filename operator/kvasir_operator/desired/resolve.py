@@ -1,0 +1,31 @@
+"""What a spec means on this cluster, once per reconcile: class, forecast, violation, pod template and revision.
+
+Called by the loop, and again in the same reconcile only when an inspection has just read the model.
+"""
+
+from kvasir_operator.desired.accelerator import placement
+from kvasir_operator.desired.current import current_revision
+from kvasir_operator.desired.fallback import unavailable_now
+from kvasir_operator.desired.template import rendered
+from kvasir_operator.desired.validation import patch_violation, violation
+from kvasir_operator.observed.service import Observed
+from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_operator.stages import Placement, Resolved, Violation
+
+
+def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolved:
+    """The second stage. now: epoch seconds."""
+    placed = placement(seen)
+    broken = violation(seen, placed, settings)
+    if broken is not None:
+        return _refused(seen, placed, broken)
+    template = rendered(seen, placed, settings)
+    if template.trouble:
+        return _refused(seen, placed, patch_violation(placed, template.trouble))
+    revision = current_revision(seen, placed.accelerator, template)
+    unavailable = unavailable_now(seen, placed, revision=revision.id, now=now)
+    return Resolved(observed=seen, placement=placed, revision=revision, unavailable_classes=unavailable)
+
+
+def _refused(seen: Observed, placed: Placement, broken: Violation) -> Resolved:
+    return Resolved(observed=seen, placement=placed, violation=broken, unavailable_classes=placed.unavailable)

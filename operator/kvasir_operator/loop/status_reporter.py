@@ -1,0 +1,99 @@
+"""What a reconcile reports: the status, events about its changes, and metrics. The only caller of `status.compose`."""
+
+import math
+from dataclasses import dataclass
+
+from kvasir_kube.kinds import Json, Key
+from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.event_emitter import EventEmitter
+from kvasir_operator.loop.scaler import Scaler
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.loop.workqueue import Workqueue
+from kvasir_operator.loop.writer import Writer
+from kvasir_operator.observed.service import Observed, Revision
+from kvasir_operator.stages import Applied, Resolved, RolloutPlan, ScalerResult
+from kvasir_operator.status.compose import compose, document, pace_s
+from kvasir_operator.status.inputs import StatusInputs
+from kvasir_operator.status.progress import Progress, overdue, progress
+
+
+@dataclass(slots=True, kw_only=True)
+class ReportMemory:
+    """What is kept of one service between reports; losing it costs nothing but a little time."""
+
+    progress: Progress | None = None
+    written_at: float = -math.inf
+
+
+class StatusReporter:
+    """`report` is called at the end of each reconcile. gateway_url: for status.address."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        events: EventEmitter,
+        scaler: Scaler,
+        workqueue: Workqueue,
+        telemetry: Telemetry,
+        *,
+        gateway_url: str,
+        clock: Clock,
+    ) -> None:
+        self._writer, self._events, self._scaler = writer, events, scaler
+        self._workqueue, self._telemetry, self._gateway_url, self._clock = workqueue, telemetry, gateway_url, clock
+        self._memory: dict[Key, ReportMemory] = {}
+
+    async def report(
+        self,
+        service: Json,
+        resolved: Resolved,
+        scaler: ScalerResult,
+        plan: RolloutPlan | None,
+        applied: Applied,
+        *,
+        waiting: str,
+    ) -> None:
+        """plan: None while the spec has a violation or replicas wait. waiting: why they do, empty otherwise."""
+        seen, now = resolved.observed, self._clock.steady()
+        name = (seen.namespace, seen.name)
+        memory = self._memory.setdefault(name, ReportMemory())
+        memory.progress = progress(memory.progress, seen, plan, wanted=scaler.wanted, now=now)
+        found = StatusInputs(
+            resolved=resolved,
+            scaler=scaler,
+            waiting=waiting,
+            plan=plan,
+            applied=applied,
+            overdue=overdue(memory.progress, seen, now),
+            now=rfc3339(self._clock.wall()),
+            gateway_url=self._gateway_url,
+        )
+        status, answer = compose(found)
+        self._telemetry.replicas(name, wanted=found.wanted, ready=status.ready_replicas)
+        self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"))
+        await self._events.changes(seen, service, status, answer)
+        before, after = document(seen.status), document(status)
+        if before == after:
+            return
+        if (left_s := pace_s(before, after) - (now - memory.written_at)) > 0:
+            self._workqueue.mark(name, left_s)
+            return
+        await self._writer.status(service, after)
+        memory.written_at = now
+
+    async def revision(self, seen: Observed, service: Json, asked: Revision) -> None:
+        """Called when the children of the revision that the spec asks for are written."""
+        await self._events.revision(seen, service, asked)
+
+    def forget(self, name: Key) -> None:
+        """The service is gone."""
+        self._memory.pop(name, None)
+        self._events.forget(name)
+
+    def _attend(self, name: Key, found: StatusInputs, *, settled: bool) -> None:
+        """Reconcile at every tick while time alone may change something: a drain, a deadline, a loading model."""
+        leaving = any(r.phase == "draining" for r in found.seen.replicas) or bool(found.seen.quarantined)
+        if (settled and not leaving) or found.resolved.violation is not None:
+            self._scaler.attention.discard(name)
+        else:
+            self._scaler.attention.add(name)
