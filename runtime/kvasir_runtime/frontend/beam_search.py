@@ -1,4 +1,4 @@
-"""Answers that are searched for with beams instead of drawn: what may not be asked of them, what the engine is told.
+"""Beam search instead of sampling: its width, the room that it needs, and the requests that the engine gets.
 
 Called by prepare.py. Names are vLLM's: use_beam_search makes n
 (or best_of) the width; the n best answers come at the end, also in a stream, as no token is certain before.
@@ -15,14 +15,14 @@ from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, Ready
 
 
 def width_of(body: Body) -> int:
-    """Beams for each prompt; 0 where the answer is drawn."""
+    """Beams for each prompt; 0 for sampling."""
     return max(body.n, getattr(body, "best_of", None) or 1) if body.use_beam_search else 0
 
 
 def fitting(body: Body, prompt_tokens: int, limit: int, ready: Ready | None) -> int:
     """Tokens that prompt and answer may have: limit, or less where all beams must find a place in the cache.
 
-    ready: what the engine said of itself; without it the engine decides. Raises Refused when it is too narrow for them.
+    ready: the engine's facts; without them the engine decides. Raises Refused when there is no room for the beams.
     """
     width = width_of(body)
     if not width or ready is None:

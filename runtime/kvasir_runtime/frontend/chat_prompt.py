@@ -41,7 +41,7 @@ def chat_prompt(body: ChatTurn, tokenizer: Tokenizer, reasoning: str) -> ChatPro
     _check_tools(body.tools, tokenizer)
     return ChatPrompt(
         messages=_messages(body.messages or (), reasoning),
-        tools=tools.shown(body.tools),
+        tools=tools.template_tools(body.tools),
         variables=_variables(body, tokenizer, reasoning),
         continued=body.continue_final_message,
         opened=body.add_generation_prompt is not False,
@@ -82,16 +82,16 @@ def _messages(messages: Sequence[Message], reasoning: str) -> list[dict[str, Any
         one = message.model_dump(exclude_none=True, exclude_unset=True)
         if one["role"] == "developer":
             one["role"] = "system"
-        thoughts = one.pop("reasoning", "")
-        if thoughts or "reasoning_content" in one:
-            one.setdefault("reasoning_content", thoughts)
+        reasoned = one.pop("reasoning", "")
+        if reasoned or "reasoning_content" in one:
+            one.setdefault("reasoning_content", reasoned)
             if reasoning == HARMONY:
                 one["thinking"] = one["reasoning_content"]
         for call in one.get("tool_calls", ()):
             names[call.get("id")] = call["function"]["name"]
             call.pop("index", None)
             call["type"] = "function"
-            call["function"]["arguments"] = tools.spoken(call["function"].get("arguments", "{}"))
+            call["function"]["arguments"] = tools.template_arguments(call["function"].get("arguments", "{}"))
         if one["role"] == "tool" and "name" not in one and one.get("tool_call_id") in names:
             one["name"] = names[one["tool_call_id"]]
         made.append(one)

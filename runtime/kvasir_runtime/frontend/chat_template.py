@@ -90,7 +90,7 @@ class ChatTemplate:
 
 
 def opened(rendered: str, last: str) -> str:
-    """A rendered prompt, cut after the text of its last message, so that the answer goes on with it.
+    """A rendered prompt, cut after the text of its last message, so that the answer continues it.
 
     Templates strip blanks or do not; either is found. Raises TemplateError where the text is not in the prompt.
     """

@@ -48,7 +48,7 @@ class Detokenizer:
         lost = ""
         if not text.startswith(self._sent):
             # A byte-fallback decoder gives up a whole run of bytes when one of them is wrong, also what was a
-            # character before. That is sent already and stays; the run begins anew at this id.
+            # character before. That is sent already and stays; the run begins again at this id.
             lost = self._held(ids[:-1])
             del ids[:-1]
             self._sent = ""

@@ -4,7 +4,7 @@ from kvasir_api.openai_errors import ApiError
 
 
 class Refused(Exception):
-    """The request cannot be served; error is what the client is told."""
+    """The request cannot be served. error: for the client."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
@@ -12,7 +12,7 @@ class Refused(Exception):
 
 
 class GenerationFailed(Exception):
-    """The engine could not finish the request; error is what the client is told."""
+    """The engine could not finish the request. error: for the client."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)

@@ -1,6 +1,6 @@
-"""Defaults that a checkpoint brings for how its answers are drawn: generation_config.json, as --generation-config says.
+"""Defaults of sampling that a checkpoint has: generation_config.json, subject to --generation-config.
 
-Read once at start; applied by prepare to every body that says nothing about a field. Ids that end an answer are read by
+Read once at start; prepare.py applies them to the fields that a body does not have. Ids that end an answer are read by
 the engine from the same file.
 """
 
@@ -30,11 +30,11 @@ _Body = TypeVar("_Body", bound=SamplingFields)
 
 
 def generation_defaults(model: Path, options: ServeOptions) -> dict[str, Any]:
-    """By the names of a request's fields; {} where nothing is said. Raises ModelError for a value out of bounds."""
+    """By the names of a request's fields; {} where there are none. Raises ModelError for a value out of bounds."""
     if options.generation_config == "none" or not model.is_dir():
         return {}
-    said = read_json(model / FILE, missing_ok=True)
-    found = {ours: said[theirs] for theirs, ours in FIELDS.items() if said.get(theirs) is not None}
+    found_in_file = read_json(model / FILE, missing_ok=True)
+    found = {ours: found_in_file[theirs] for theirs, ours in FIELDS.items() if found_in_file.get(theirs) is not None}
     try:
         SamplingFields.model_validate(found)
     except ValidationError as error:
@@ -45,8 +45,9 @@ def generation_defaults(model: Path, options: ServeOptions) -> dict[str, Any]:
     return found
 
 
-def applied(body: _Body, said: Mapping[str, Any]) -> _Body:
-    """The body with what it does not say itself; max_tokens is left to whoever knows what fits."""
+def applied(body: _Body, defaults: Mapping[str, Any]) -> _Body:
+    """The body with the defaults of the fields that it does not have, except max_tokens, which depends on the
+    prompt."""
     set_already = {*body.model_fields_set, "max_tokens"}
-    missing = {name: value for name, value in said.items() if name not in set_already}
+    missing = {name: value for name, value in defaults.items() if name not in set_already}
     return body.model_copy(update=missing) if missing else body

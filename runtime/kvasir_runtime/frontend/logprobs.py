@@ -14,7 +14,7 @@ from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import Logprobs
 
 LOWEST: Final = -9999.0
-"""What OpenAI says for a probability of zero, whose logarithm JSON cannot carry."""
+"""OpenAI's value for a probability of zero, whose logarithm JSON cannot carry."""
 
 
 class OutputToken(NamedTuple):
@@ -26,7 +26,7 @@ class OutputToken(NamedTuple):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens at a place of a chat message."""
+    """One of the most likely tokens at a position of a chat message."""
 
     token: str
     logprob: float
@@ -81,7 +81,7 @@ class TokenLabels:
 
 
 def of_chat(tokens: Sequence[OutputToken], labels: TokenLabels, num_top: int) -> ChatLogprobs:
-    """content: the tokens in order, each with num_top of the likeliest at its place."""
+    """content: the tokens in order, each with the num_top most likely at its position."""
     content = []
     for token_id, _, found in tokens:
         if found is None:
@@ -105,7 +105,7 @@ def of_text(tokens: Sequence[OutputToken], labels: TokenLabels, num_top: int) ->
 
 
 def of_prompt(ids: Sequence[int], found: Sequence[Logprobs], labels: TokenLabels, num_top: int) -> list[Any]:
-    """vLLM's prompt_logprobs: null for the first token, then by id the token itself and the likeliest."""
+    """vLLM's prompt_logprobs: null for the first token, then by id the token itself and the most likely ones."""
     made: list[Any] = [None]
     for token_id, one in zip(ids[1:], found, strict=False):
         ranked = [(rank + 1, *pair) for rank, pair in enumerate(zip(one.top_ids, one.top, strict=True))][:num_top]

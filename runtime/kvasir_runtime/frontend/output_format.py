@@ -65,11 +65,11 @@ def _check_readable(body: ChatBody, choice: ToolChoice, call_format: str) -> Non
     if body.tools and choice.mode != "none" and not call_format:
         message = (
             "`tools` cannot be read here: the format in which this model writes calls is not known from its chat "
-            "template. The server may be told with --tool-call-parser."
+            "template. The server can be started with --tool-call-parser."
         )
         raise Refused(openai_errors.invalid(message, param="tools", code="unsupported_parameter"))
     if choice.mode == "required" and call_format == NONE:
-        message = "`tool_choice` asks for a call, and the server was told to read none (--tool-call-parser none)."
+        message = "`tool_choice` asks for a call, and the server reads none (--tool-call-parser none)."
         raise Refused(openai_errors.invalid(message, param="tool_choice", code="unsupported_parameter"))
 
 

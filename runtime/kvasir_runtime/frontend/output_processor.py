@@ -1,7 +1,7 @@
 """Turns the engine's events of one sequence into the text of one choice: detokenized, cut at stop strings, with reason.
 
 Pure but for the tokenizer it is given; driven by the streams once per event, so it is on the per-token path. What goes
-beside a text, logprobs and token ids, is taken after each event; it is kept only where it was asked for.
+beside a text, logprobs and token ids, comes with each delta; it is kept only where it was requested.
 """
 
 import secrets
@@ -22,11 +22,11 @@ from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logpr
 
 @dataclass(slots=True, kw_only=True)
 class OutputDelta:
-    """What is sent of one choice at a time. tokens, token_ids: empty where they were not asked for.
+    """What is sent of one choice at a time. tokens, token_ids: empty where they were not requested.
 
     stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
-    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" asks to make them.
-    """
+    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" means that the client
+    should make them."""
 
     index: int
     text: str = ""
@@ -40,7 +40,7 @@ class OutputDelta:
 
 
 def output_processors(request: GenerationRequest, tokenizer: Tokenizer) -> "list[OutputProcessor]":
-    """The choices that are drawn for a job, in the order of its requests."""
+    """One processor for each choice that is sampled, in the order of the engine's requests."""
     decode = _decode(request, tokenizer)
     return [
         OutputProcessor(
@@ -67,7 +67,7 @@ def _decode(request: GenerationRequest, tokenizer: Tokenizer) -> Decode:
 
 
 def best_choices(request: GenerationRequest, choices: "Sequence[OutputProcessor]") -> list[int]:
-    """Indices of the choices that are shown: of each prompt the likeliest of those drawn, likeliest first."""
+    """Indices of the choices that are shown: of each prompt the most likely of those sampled, most likely first."""
     if request.num_drawn == request.num_choices:
         return list(range(len(choices)))
     found = []
@@ -78,10 +78,10 @@ def best_choices(request: GenerationRequest, choices: "Sequence[OutputProcessor]
 
 
 class OutputProcessor:
-    """One choice. stopped says that a stop string ended it, so the engine has to be told; open, that it goes on.
+    """One choice. stopped: a stop string ended it, so the engine must be told to end it. open: it is not ended.
 
     cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them. reasoning_tokens:
-    up to the end of the thoughts.
+    up to the end of the reasoning.
     """
 
     __slots__ = (
@@ -177,7 +177,7 @@ class OutputProcessor:
 
     @property
     def busy(self) -> bool:
-        """It is within thoughts or a call, where nothing can be handed in."""
+        """It is within reasoning or a call, where nothing can be inserted."""
         return self._parser is not None and self._parser.busy
 
     def reopen(self) -> None:
@@ -246,7 +246,7 @@ class OutputProcessor:
         if self._parser is not None:
             parts = [*self._parser.push(text), *(self._parser.finish() if ended else ())]
             if any(isinstance(part, Reasoning) for part in parts):
-                self.reasoning_tokens = self.num_tokens  # thoughts come first
+                self.reasoning_tokens = self.num_tokens  # reasoning comes first
             self._parts += parts
         elif self._request.chat and text:
             self._parts.append(Content(text))
@@ -308,7 +308,7 @@ def _before(token_id: int, piece: str, decode: Decode) -> int:
 
 
 def _prompt_said(ids: Sequence[int], found: Sequence[Logprobs], decode: Decode, length: int) -> list[OutputToken]:
-    """The tokens of an echoed prompt of so many characters, each at its place in it."""
+    """The tokens of an echoed prompt, each with its offset. length: of the prompt, in characters."""
     detokenizer, offset, tokens = Detokenizer(decode), 0, []
     for token_id, one in zip(ids, (None, *found), strict=False):
         piece = detokenizer.push((token_id,))

@@ -137,7 +137,7 @@ def _check_generates(name: str, profile: ModelProfile) -> None:
 
 
 def _logprobs(body: Body) -> int:
-    """How many of the likeliest tokens are shown beside each of the answer, -1 for no logprobs."""
+    """How many of the most likely tokens are shown beside each of the answer, -1 for no logprobs."""
     if isinstance(body, ChatBody):
         return body.top_logprobs if body.logprobs else -1
     assert isinstance(body, CompletionBody)
@@ -232,7 +232,7 @@ def _longest(body: Body, profile: ModelProfile) -> int:
 
 
 def _cut(ids: tuple[int, ...], body: Body, profile: ModelProfile) -> tuple[int, ...]:
-    """The last ids of a prompt, or the first, as many as asked for; -1 asks for what fits beside the answer."""
+    """The last ids of a prompt, or the first, as many as requested; -1 keeps what fits beside the answer."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return ids
@@ -250,7 +250,7 @@ def _too_long(body: Body, error: PromptTooLong, limit: int) -> Refused:
 
 
 def _max_tokens(body: Body, prompt_tokens: int, profile: ModelProfile, *, fit: bool) -> int:
-    """Tokens this answer may have: as asked for, else OpenAI's 16 for a completion and all that fits for a chat."""
+    """Tokens that the answer may have: as requested, else OpenAI's 16 for a completion and all that fits for a chat."""
     limit = beam_search.fitting(body, prompt_tokens, profile.max_context, profile.ready)
     asked = body.max_tokens
     if isinstance(body, ChatBody):
@@ -282,7 +282,7 @@ def _check_ids(prompts: Sequence[Prompt], body: Body, vocab_size: int) -> None:
 def check_ids(
     prompts: Sequence[Sequence[int]], others: Sequence[int], vocab_size: int, *, param: str = "stop_token_ids"
 ) -> None:
-    """An id beyond the embedding would stop the engine for everybody, whoever made it. param: the field of others."""
+    """Raises Refused for an id beyond the embedding, which would stop the engine. param: the field of others."""
     for name, ids in [("prompt", prompt) for prompt in prompts] + [(param, others)]:
         if ids and max(ids) >= vocab_size:
             message = f"Token id {max(ids)} is out of range: the model's vocabulary has {vocab_size} ids."

@@ -98,7 +98,7 @@ class Tokenizer:
 
     @functools.cached_property
     def spelling(self) -> Literal["byte-level", "byte-fallback", "other"]:
-        """How the vocabulary writes bytes, as its decoder tells."""
+        """How the vocabulary writes bytes, according to its decoder."""
         state = bytes(self.encoder.decoder.__getstate__()) if self.encoder.decoder is not None else b""
         if b'"ByteLevel"' in state:
             return "byte-level"
@@ -124,7 +124,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt that ends in the last message, for an answer that goes on with it. Raises TemplateError."""
+        """The prompt that ends in the last message, for an answer that continues it. Raises TemplateError."""
         rendered = self.rendered(messages, variables, tools=tools, add_generation_prompt=False)
         return chat_template.opened(rendered, str(messages[-1]["content"]))
 

@@ -1,7 +1,7 @@
-"""Compiled grammars of the engine: made in a thread while the engine goes on, kept while anybody uses them.
+"""Compiled grammars of the engine: made in a thread while the engine runs, kept while a request uses them.
 
-The engine's loop asks and holds requests back until they are ready; the runner takes a guide for each row. A grammar
-was tried out in a worker before, under the same limits, so compiling it takes a known amount of time and memory.
+The engine's loop holds requests back until their grammar is ready; the runner takes a matcher for each row. A worker
+validated the grammar before, under the same limits, so compiling it takes a known amount of time and memory.
 """
 
 import os
@@ -47,7 +47,7 @@ class GrammarCompiler:
         self._held: dict[str, Grammar] = {}
 
     def ask(self, request_id: str, grammar: Grammar) -> None:
-        """Begin to compile for a request; what it asks for is kept until it is dropped."""
+        """Begin to compile for a request; its grammar is kept until the request is dropped."""
         entry = self._entry(grammar)
         entry.holders.add(request_id)
         self._held[request_id] = grammar
@@ -71,7 +71,7 @@ class GrammarCompiler:
         """The beginning of an answer, or where it stood when it was preempted. Raises GrammarError."""
         from kvasir_runtime.guide.matcher import GrammarMatcher
 
-        assert sampling.grammar is not None, "the request asks for no grammar"
+        assert sampling.grammar is not None, "the request has no grammar"
         compiled = self._entry(sampling.grammar).made.result()
         return GrammarMatcher(compiled.deep_copy(), sampling, self._eos_token_ids, answered)
 
@@ -96,7 +96,7 @@ class GrammarCompiler:
         return self._vocabulary.matcher(grammar)
 
     def _forget(self) -> None:
-        """Those that nobody uses, the longest unused first, until few and small ones are left."""
+        """Drop unused grammars, the longest unused first, until few and small ones are left."""
         idle = [grammar for grammar, entry in self._entries.items() if not entry.holders]
         size = sum(len(grammar.text) for grammar in idle)
         for number, grammar in enumerate(idle):

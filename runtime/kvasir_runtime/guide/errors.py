@@ -1,10 +1,10 @@
-"""What the rooms of this package raise and say. It imports no library, so that who needs no grammar pays for none."""
+"""Errors of this package. It imports no library, so that a process without grammars loads none."""
 
 import re
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be served; one line that says why."""
+    """A grammar that cannot be served; the message is one line with the reason."""
 
 
 def one_line(message: str) -> str:

@@ -77,7 +77,7 @@ class _Search:
 
 
 def _target(root: Any, ref: str) -> Any:
-    """What a local reference points at; True where it cannot be found, which compiling will say."""
+    """What a local reference points at; True where it cannot be found, which compiling reports."""
     if not ref.startswith("#"):
         return True
     place = root

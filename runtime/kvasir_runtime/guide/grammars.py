@@ -61,7 +61,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _after(text: str, end: str, specials: Mapping[str, int]) -> str:
-    """Anything goes until a text has been written; from then on what a grammar says."""
+    """Any text until a certain one has been written; from then on the grammar holds."""
     grammars = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
     if end in specials:
         start = f"start: BEFORE <[{specials[end]}]> @answer\nBEFORE: {tags.ANY}"

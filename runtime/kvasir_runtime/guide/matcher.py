@@ -1,7 +1,7 @@
 """Where one answer stands in its grammar: which tokens may follow, which must, and when it is complete.
 
-Used by the runner for each guided row. Nothing here raises for what a grammar or a token does: a guide that cannot go
-on says why, and only its request ends.
+Used by the runner for each guided row. Nothing here raises for what a grammar or a token does: a matcher that cannot
+continue has an error, and only its request ends.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ MAX_FORCED = 128
 """Tokens that are forced at once; more follow in the next step."""
 
 
-class Taken(NamedTuple):
-    """What a drawn token led to. tokens: it, unless it only ended the answer, and those that must follow it.
+class AcceptedTokens(NamedTuple):
+    """The result of a sampled token. tokens: it, unless it only ended the answer, and those that must follow it.
 
     ended: nothing may follow. error: why the grammar cannot go on, "" where it can.
     """
@@ -79,17 +79,17 @@ class GrammarMatcher:
             if not bits.any():
                 bits[:] = all_of_them
 
-    def take(self, token: int, room: int) -> Taken:
-        """A token was drawn. room: tokens that may still be appended after it."""
+    def take(self, token: int, room: int) -> AcceptedTokens:
+        """A token was sampled. room: tokens that may still be appended after it."""
         if self.error:
-            return Taken((), error=self.error)
+            return AcceptedTokens((), error=self.error)
         matcher = self._matcher
         if token in self._eos | self._stops and matcher.is_accepting():
             shown = token in self._ends and self._num_answered >= self._sampling.min_tokens
-            return Taken((token,) if shown else (), ended=True)
+            return AcceptedTokens((token,) if shown else (), ended=True)
         self._num_answered += 1
         if not matcher.consume_token(token):
-            return Taken((), error=self._fail())
+            return AcceptedTokens((), error=self._fail())
         tokens = [token]
         room = min(room, MAX_FORCED) if self._forces else 0
         # One by one, each as the mask would have it, so that the answer is the same as without forcing.
@@ -102,8 +102,8 @@ class GrammarMatcher:
             tokens.append(forced[0])
         self._num_answered += len(tokens) - 1
         if matcher.is_error():
-            return Taken(tuple(tokens), error=self._fail())
-        return Taken(tuple(tokens), ended=matcher.is_stopped())
+            return AcceptedTokens(tuple(tokens), error=self._fail())
+        return AcceptedTokens(tuple(tokens), ended=matcher.is_stopped())
 
     def _fail(self) -> str:
         self.error = f"the answer cannot go on in its grammar: {one_line(self._matcher.get_error())}"

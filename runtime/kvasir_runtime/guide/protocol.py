@@ -1,4 +1,4 @@
-"""What the API process and the worker say to each other: frames of msgpack over the worker's standard streams.
+"""Messages between the API process and the worker: frames of msgpack over the worker's standard streams.
 
 Light, since the API process imports it: nothing here loads llguidance.
 """
@@ -26,14 +26,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class VerdictRequest(msgspec.Struct, frozen=True):
-    """number: of the question, for its answer."""
+    """number: of the request, for its reply."""
 
     number: int
     grammar: Grammar
 
 
 class VerdictReply(msgspec.Struct, frozen=True):
-    """The answer to a question; number LOADED tells that the vocabulary is loaded, or in error why it is not."""
+    """The answer to a request; number LOADED reports that the vocabulary is loaded, or in error why it is not."""
 
     number: int
     verdict: Verdict
@@ -42,5 +42,5 @@ class VerdictReply(msgspec.Struct, frozen=True):
 
 def framed(message: VerdictRequest | VerdictReply) -> bytes:
     """A message behind its length."""
-    said = msgspec.msgpack.encode(message)
-    return HEAD.pack(len(said)) + said
+    encoded = msgspec.msgpack.encode(message)
+    return HEAD.pack(len(encoded)) + encoded

@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from kvasir_runtime.guide.errors import GrammarError
 
 WHITESPACE: Final = r"[ \t\n\r]{1,32}"
-"""Between the parts of a JSON text unless asked otherwise. Bounded, as small models like to write blanks for ever."""
+"""Between the parts of a JSON text by default. Bounded, as small models may write blanks without end."""
 ANY: Final = "/(?s:.*)/"
 MAX_TAGS: Final = 1024
 MAX_DEPTH: Final = 32

@@ -17,7 +17,7 @@ def queue_refusal(
     """429 when more than max_waiting sequences would wait, else None.
 
     inflight: sequences accepted and not ended, the new ones included, more recent than the snapshot. While the engine
-    reports nobody waiting, all places of its batch are taken to be free. jitter: 0..1, spreads the retries.
+    reports no waiting request, all places of its batch count as free. jitter: 0..1, spreads the retries.
     """
     places = max_sequences if state.waiting == 0 else min(state.running, max_sequences)
     waiting = inflight - places

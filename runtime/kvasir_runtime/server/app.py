@@ -29,7 +29,7 @@ from kvasir_runtime.server.middleware import Middleware
 
 
 def http_app(app_state: AppState) -> ASGIApp:
-    """The application of the http port, with its edge."""
+    """The application of the http port, with its middleware."""
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
     openai.add(app, app_state)
@@ -41,7 +41,7 @@ def http_app(app_state: AppState) -> ASGIApp:
     app.openapi = lambda: described(app, app_state.names)  # type: ignore[method-assign]
     edged: ASGIApp = Middleware(
         app,
-        lets_in=app_state.api_keys.let_in,
+        accepts_key=app_state.api_keys.accepts,
         snapshot=app_state.snapshot,
         measure=app_state.metrics.http,
         tracing=lambda: app_state.tracing,
@@ -65,7 +65,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, _: Exception) -> Response:
-        return error_response(openai_errors.internal(), request.url.path)  # the edge logs it
+        return error_response(openai_errors.internal(), request.url.path)  # the middleware logs it
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: Exception) -> Response:

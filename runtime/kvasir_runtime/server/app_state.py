@@ -1,6 +1,6 @@
-"""What one API process knows while it serves: options, phase, model, engine. Shared by the two apps and the process.
+"""The state of one API process: options, phase, model, engine. Shared by the two apps and the process.
 
-The process fills it in as the start goes on; the apps read it. Everything is used on one event loop.
+The process fills it in during the start; the apps read it. Everything is used on one event loop.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ PREPARE_THREADS = 4
 class ServedModel:
     """A model that is being served. fingerprint changes when the same seed may give another answer.
 
-    verdicts: on the grammars that requests ask for.
+    grammar_validator: finds out whether the grammars of requests can be served.
     """
 
     profile: ModelProfile
@@ -70,7 +70,7 @@ class AppState:
     num_preparing: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        """Parts that are the pod's own."""
+        """The parts that the state creates."""
         self.lifecycle = Lifecycle(self.clock)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
@@ -78,19 +78,19 @@ class AppState:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def enter(self) -> None:
-        """A request is being served from now on; it is waited for when the process leaves."""
+    def begin_request(self) -> None:
+        """A request is being served; the process waits for it before it ends."""
         self.num_active += 1
         self.idle.clear()
 
-    def leave(self) -> None:
-        """It ended."""
+    def end_request(self) -> None:
+        """A request ended."""
         self.num_active -= 1
         if self.num_active == 0:
             self.idle.set()
 
-    def open_or_refuse(self) -> ServedModel:
-        """The served model. Raises Refused while it loads or after it began to leave."""
+    def ready_model(self) -> ServedModel:
+        """The served model. Raises Refused while it loads and after the process began to end."""
         refusal = self.lifecycle.refusal()
         if refusal is not None:
             raise Refused(refusal)
@@ -99,7 +99,7 @@ class AppState:
         return self.served_model
 
     def snapshot(self) -> RuntimeState:
-        """The engine's last state with what only this process knows."""
+        """The engine's last state, and the fields that only this process has."""
         lifecycle, served_model = self.lifecycle, self.served_model
         state = served_model.client.state if served_model is not None else RuntimeState()
         age_s = self.clock() - served_model.client.last_message_at if served_model is not None else 0.0

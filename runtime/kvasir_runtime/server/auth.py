@@ -1,7 +1,7 @@
-"""Which keys let clients in: those given at the start, and those of a file or directory, which is read again.
+"""The API keys that clients may use: those given at the start, and those of a file or directory, which is read again.
 
-A directory is what a mounted Secret is: each file holds keys, one per line. Owned by the pod, asked by the edge, read
-by `watch`, which the process runs. Keys are kept as hashes and are never shown: a log says how many there are.
+A directory is what a mounted Secret is: each file holds keys, one per line. The middleware checks each request, and
+the process runs `watch`. Keys are kept as hashes and are never shown: a log line has their number.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final
 from kvasir_api import names
 from kvasir_runtime.errors import ModelError
 
-LOOK_EVERY_S: Final = 1.0
+RELOAD_INTERVAL_S: Final = 1.0
 MAX_BYTES: Final = 1_048_576
 """What a Secret can hold; a larger file is no list of keys."""
 
@@ -26,7 +26,7 @@ Digests = frozenset[bytes]
 class ApiKeys:
     """given: keys that hold for the life of the process. path: file or directory of further ones, empty for none.
 
-    Without either everybody is let in; with a path that holds no key nobody is.
+    Without either every request is accepted; with a path that holds no key, none is.
     """
 
     def __init__(self, given: Sequence[str], path: str = "") -> None:
@@ -34,44 +34,44 @@ class ApiKeys:
         self._path, self._open = path, not given and not path
         self._found: Digests = frozenset()
         self._next: Digests | None = None
-        self._looked = not path
+        self._loaded = not path
 
     @property
     def watched(self) -> bool:
-        """Whether there is a path to look at."""
+        """Whether there is a path to watch."""
         return bool(self._path)
 
     @property
     def locked(self) -> str:
-        """Why nobody is let in; empty when somebody is, or before the first look."""
-        if self._open or self._given or self._found or not self._looked:
+        """Why no request is accepted; empty where one may be, and before the first load."""
+        if self._open or self._given or self._found or not self._loaded:
             return ""
         return f"there is no key in {self._path or 'the options'}"
 
-    def let_in(self, presented: Iterable[bytes]) -> bool:
-        """Whether one of the keys that a request carries opens.
+    def accepts(self, presented: Iterable[bytes]) -> bool:
+        """Whether one of the keys that a request carries is valid.
 
-        Hashes are looked up, not keys: how long that takes tells of a hash, which nobody can steer towards another.
+        Hashes are compared, not keys, so that the time that this takes reveals nothing of a key.
         """
         return self._open or any(digest in self._given or digest in self._found for digest in map(_digest, presented))
 
     def load(self, *, may_come: bool) -> None:
-        """The first look. may_come: whether keys may be put in place later.
+        """Load the keys for the first time. may_come: whether keys may be added later.
 
-        Raises ModelError when the path cannot be read, or when nobody would be let in for ever.
+        Raises ModelError when the path cannot be read, or when no request could ever be accepted.
         """
         try:
             self._found = _read(self._path) if self._path else frozenset()
         except (OSError, ValueError) as error:
             raise ModelError(f"{names.KEYS_MISSING}keys cannot be read: {error}") from error
-        self._looked = True
+        self._loaded = True
         if self.locked and not (may_come and self._path):
-            raise ModelError(f"{names.KEYS_MISSING}{self.locked}, so that nobody could be let in")
+            raise ModelError(f"{names.KEYS_MISSING}{self.locked}, so no request could be accepted")
 
-    def look(self) -> bool:
-        """Look again; whether other keys hold from now on. Raises OSError or ValueError, and then the old ones stay.
+    def reload(self) -> bool:
+        """Read the path again; whether the keys changed. Raises OSError or ValueError, and then the old ones stay.
 
-        What is seen counts when it is seen twice: a Secret's files are put in place one after the other.
+        A change counts when it is read twice: the files of a Secret are replaced one after the other.
         """
         found = _read(self._path)
         again, self._next = found == self._next, found
@@ -84,21 +84,21 @@ class ApiKeys:
         return len(self._given | self._found)
 
 
-async def watch(keys: ApiKeys, *, every_s: float = LOOK_EVERY_S) -> None:
-    """Follow the path until cancelled. A path that cannot be read is told of once, and keys stay as they are."""
+async def watch(keys: ApiKeys, *, every_s: float = RELOAD_INTERVAL_S) -> None:
+    """Follow the path until cancelled. A path that cannot be read is logged once, and keys stay as they are."""
     trouble = ""
     while True:
         await asyncio.sleep(every_s)
         try:
-            changed = await asyncio.to_thread(keys.look)
+            changed = await asyncio.to_thread(keys.reload)
         except (OSError, ValueError) as error:
             if str(error) != trouble:
-                log.warning("keys cannot be read, so those known stay: %s", error)
+                log.warning("keys cannot be read, the previous ones stay valid: %s", error)
             trouble = str(error)
             continue
         trouble = ""
         if changed:
-            log.log(logging.WARNING if keys.locked else logging.INFO, "keys changed: %d let clients in", len(keys))
+            log.log(logging.WARNING if keys.locked else logging.INFO, "keys changed: %d are accepted", len(keys))
 
 
 def _digest(key: bytes) -> bytes:

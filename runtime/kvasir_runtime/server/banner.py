@@ -1,4 +1,4 @@
-"""What the start says to a person: the banner when ready, and how numbers are written in it.
+"""The banner that a terminal shows when the server is ready, and how numbers are written in it.
 
 Pure; called by the process once the engine is ready.
 """

@@ -1,4 +1,4 @@
-"""`kvasir serve MODEL`: the command that runs one pod of a model. Options come from their declaration."""
+"""`kvasir serve MODEL`: the command that serves one model. Options come from their declaration."""
 
 import asyncio
 import gc

@@ -74,7 +74,7 @@ class Console:
             self._say(banner(facts, start))
 
     def leaving(self, num_requests: int, timeout_s: float) -> None:
-        """The process was asked to end."""
+        """The process ends."""
         if self._form == "json":
             log.info("draining", extra={"requests": num_requests, "timeout_s": timeout_s})
         elif num_requests:
@@ -95,7 +95,7 @@ class Console:
 
     def refused(self, message: str) -> None:
         """The one line with which model or options are refused. It is plain in every form of log: the operator finds it
-        by its prefix at the end of what the container said."""
+        by its prefix at the end of the container's log."""
         self.close()
         if self._form == "json":
             log.error("refused", extra={"error": message})

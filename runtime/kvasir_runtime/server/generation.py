@@ -1,7 +1,7 @@
-"""From a request to its answer on the way: what the routes of every surface that generates have in common.
+"""From an HTTP request to its response: the steps that the generating routes of every API share.
 
-Refuses early and cheaply, prepares in a thread, then checks the queue again with the true number of sequences. The
-surfaces say what a body means and how its answer is written; nothing here knows their documents.
+Rejects early and cheaply, prepares in a thread, then checks the queue again with the true number of sequences. Each
+API passes its own preparation and serializer; nothing here knows their documents.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ async def respond(
     *,
     on_end: Callable[[], None] = lambda: None,
 ) -> GenerationResponse:
-    """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
+    """The response to a request. prepare runs in a thread, on_end is called once at the end. Raises Refused."""
     arrived = app_state.clock()
-    served_model = app_state.open_or_refuse()
+    served_model = app_state.ready_model()
     check_queue(app_state, served_model, 1)
     raw = await read_body(request, app_state.options.max_body_bytes)
-    app_state.enter()
+    app_state.begin_request()
     app_state.num_preparing += 1
     try:
         loop = asyncio.get_running_loop()
@@ -56,14 +56,14 @@ async def respond(
             prepared = replace(prepared, request=await served_model.grammar_validator.checked(prepared.request))
         finally:
             app_state.num_preparing -= 1
-        app_state.open_or_refuse()
+        app_state.ready_model()
         check_queue(app_state, served_model, len(prepared.request.requests))
     except BaseException:
-        app_state.leave()
+        app_state.end_request()
         raise
 
     def ended() -> None:
-        app_state.leave()
+        app_state.end_request()
         on_end()
 
     labels = TokenLabels(served_model.profile.tokenizer, as_ids=prepared.request.as_token_ids)
@@ -83,7 +83,8 @@ async def respond(
 
 
 def check_queue(app_state: AppState, served_model: ServedModel, num_new: int) -> None:
-    """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
+    """Raises Refused where the queue is full. Requests in threads count: a burst that is tokenized must not pass the
+    bound."""
     refusal = queue_refusal(
         served_model.client.state,
         inflight=served_model.client.num_inflight + app_state.num_preparing + num_new,

@@ -20,7 +20,7 @@ HEAD_S: Final = 10.0
 
 
 class HeadError(Exception):
-    """A head that is refused; says why. status: of the answer."""
+    """A head that is rejected, with the reason. status: of the response."""
 
     def __init__(self, message: str, status: int = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
@@ -41,17 +41,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = HeadError("The request is not valid HTTP.")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected and should say what it wants."""
+        """A client connected; its first request must follow."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The connection is closed."""
         self._head_came()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes, perhaps of several requests."""
+        """Bytes arrived, perhaps of several requests."""
         if self._in_head:
             self._await_head()
             self._head_bytes += len(data)
@@ -82,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_came()
         seen = Counter(name for name, _ in self.headers)
         if seen[b"content-length"] > 1 or seen[b"host"] > 1 or seen[b"transfer-encoding"] > 1:
-            self._fail(HeadError("A header field that says how the request is read occurs twice."))
+            self._fail(HeadError("A header field that determines how the request is read occurs twice."))
         if seen[b"content-length"] and seen[b"transfer-encoding"]:
             self._fail(HeadError("Content-Length and Transfer-Encoding exclude each other."))
         if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
@@ -96,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
-        """What the parser did not like, in OpenAI's shape."""
+        """An invalid request, in OpenAI's shape."""
         self._refuse(self._refusal)
 
     def _count(self, size: int) -> None:
@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._fail(_too_large())
 
     def _fail(self, error: HeadError) -> None:
-        """Out of a callback of the parser, which then says that the data was bad."""
+        """Raise out of a callback of the parser, which then calls send_400_response."""
         self._refusal = error
         raise error
 

@@ -17,7 +17,7 @@ def json_response(document: Any, *, status: int = 200) -> Response:
 class InputSchema(GenerateJsonSchema):
     """What a body may hold, which is more than what it becomes.
 
-    A value that is read by hand is anything, unless its validator says json_schema_input_type; a model stays a model.
+    A value with a validator of its own is anything, unless the validator has json_schema_input_type; a model stays one.
     """
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:

@@ -1,4 +1,4 @@
-"""Where the process is between its start and its end, and whether it takes requests: phase, progress, draining.
+"""The phase of the process between its start and its end, its progress, and whether it accepts requests.
 
 One object, written by the process (start, signals) and the drain endpoint, read by probes, /state and admission. It
 holds no socket and no clock of its own.
@@ -13,8 +13,7 @@ from kvasir_api.openai_errors import ApiError
 from kvasir_api.state import Phase
 
 STRAGGLER_S: Final = 5.0
-"""Gateways and Services may choose a pod that drains or was told to end until they have heard of it; for so long it
-still serves."""
+"""A gateway or a Service may choose a pod for some seconds after it began to drain or to end; it serves meanwhile."""
 RETRY_LOADING_S: Final = 5.0
 RETRY_DRAINING_S: Final = 1.0
 
@@ -54,18 +53,18 @@ class Lifecycle:
         self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
 
     def drain(self) -> None:
-        """Asked by the control plane; undrain() takes it back."""
+        """Drain, on request of the control plane; undrain() reverts it."""
         if self._drained_at is None:
             self._drained_at = self._clock()
 
     def undrain(self) -> bool:
-        """Serve again. False when the process is leaving, which nothing takes back."""
+        """Serve again. False when the process ends, which cannot be reverted."""
         if not self.leaving:
             self._drained_at = None
         return not self.leaving
 
     def leave(self, *, stragglers: bool) -> None:
-        """The process was told to end. stragglers: others choose where requests go, and hear of it late."""
+        """The process ends. stragglers: requests come through a gateway or a Service, which learns of the end late."""
         self.leaving = True
         if stragglers:
             self.drain()
@@ -73,13 +72,13 @@ class Lifecycle:
             self._drained_at = -math.inf
 
     def straggling_s(self) -> float:
-        """Seconds for which one that drains still takes requests; 0 for one that does not drain."""
+        """Seconds for which a draining process still accepts requests; 0 where it does not drain."""
         if self._drained_at is None:
             return 0.0
         return max(0.0, self._drained_at + STRAGGLER_S - self._clock())
 
     def refusal(self) -> ApiError | None:
-        """Why a new request cannot be taken now; None when it can."""
+        """The error for a new request; None where it is accepted."""
         if self.failed:
             return openai_errors.unavailable(
                 "The engine has stopped.", retry_after_s=RETRY_LOADING_S, code="engine_failed"

@@ -19,7 +19,7 @@ KEEP_ALIVE_S: Final = 75
 
 
 class PortError(Exception):
-    """The address cannot be listened on; one line that says why."""
+    """The address cannot be listened on; the message is one line with the reason."""
 
 
 class Server(uvicorn.Server):

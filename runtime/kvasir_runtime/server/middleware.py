@@ -1,6 +1,6 @@
 """The outermost layer of the http port: request ids, keys, access log, and a well-shaped answer for every failure.
 
-Plain ASGI around the application, so that it costs a streamed chunk one function call. It decides nothing about models.
+Plain ASGI around the application, so that it costs a streamed chunk one function call. It knows no models.
 """
 
 import logging
@@ -29,25 +29,25 @@ log = logging.getLogger("kvasir.requests")
 
 
 class Middleware:
-    """lets_in: whether one of the keys that a request carries opens /v1. clock: monotonic seconds.
+    """accepts_key: whether one of the keys that a request carries is valid. clock: monotonic seconds.
 
-    snapshot: the load that an answer carries where it is asked for. measure: called once per request with the route
-    (never what a client wrote), the method, the status and the seconds until the end. tracing: where spans are made of
-    requests that the engine served, if anywhere.
+    snapshot: the load that a response carries on request. measure: called once per request with the route (never what a
+    client wrote), the method, the status and the seconds until the end. tracing: creates a span for each request that
+    the engine served, None without tracing.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        lets_in: Callable[[Iterable[bytes]], bool],
+        accepts_key: Callable[[Iterable[bytes]], bool],
         snapshot: Callable[[], RuntimeState],
         measure: Callable[[str, str, int, float], None],
         tracing: Callable[[], Tracer | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
-        self._lets_in = lets_in
+        self._accepts_key = accepts_key
         self._snapshot = snapshot
         self._measure = measure
         self._tracing = tracing
@@ -108,7 +108,7 @@ class Middleware:
         """Whether the request may pass."""
         path = scope["path"]
         closed = path in CLOSED_PATHS or path.startswith(CLOSED_PREFIXES)
-        return not closed or scope["method"] == "OPTIONS" or self._lets_in(_keys(scope["headers"]))
+        return not closed or scope["method"] == "OPTIONS" or self._accepts_key(_keys(scope["headers"]))
 
 
 def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

@@ -1,7 +1,7 @@
 """The ops port, for the control plane only: probes, the /state document, drain.
 
 Built once by the process. The probes answer from what the process knows, without asking the engine, so a busy engine
-never fails one; the liveness probe fails when the engine has said nothing for much longer than any step takes.
+never fails one; the liveness probe fails when the engine has sent nothing for much longer than any step takes.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import json_response
 
 SILENT_S: Final = 120.0
-"""An idle engine speaks once a second, a busy one after each step; the longest step of a slow CPU takes seconds."""
+"""An idle engine sends its state once a second, a busy one after each step; a slow CPU's longest step takes seconds."""
 
 
 def ops_app(app_state: AppState) -> FastAPI:

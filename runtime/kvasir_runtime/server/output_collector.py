@@ -85,7 +85,7 @@ class OutputCollector:
         self._client.submit(self.request.requests, self.queue)
 
     def abort(self) -> None:
-        """End the request by request of a client: its blocks are free a step later, and its response says why."""
+        """End it because a client aborts it: its blocks are free a step later, and its response is an error."""
         self._aborted = True
         for index, choice in enumerate(self.choices):
             if choice.open:

@@ -1,7 +1,7 @@
 """The life of the API process: open the ports, find the model, start the engine, serve, drain, end with a code.
 
 Started by the command. It is the only place that knows signals and both the apps and the engine's child process.
-Exit codes: 0 after a drain, 1 when the start or the engine failed or when it was told twice to stop, 3 when the device
+Exit codes: 0 after a drain, 1 when the start or the engine failed or after a second signal, 3 when the device
 failed.
 """
 
@@ -56,7 +56,7 @@ class ServeProcess:
         self._began = child.began_s or time.monotonic()
 
     async def run(self) -> int:
-        """Serve until told to stop or until something fails; the exit code. Raises listen.PortError at once."""
+        """Serve until a signal or a failure; the exit code. Raises listen.PortError at once."""
         options = self._options
         http = listen.bind(options.host, options.port, "--port")
         try:
@@ -92,7 +92,7 @@ class ServeProcess:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        """The first asks to leave, the second to stop."""
+        """The first signal drains, the second stops."""
         (self._stop if self._leave.is_set() else self._leave).set()
 
     async def _live(self) -> int:
@@ -105,7 +105,7 @@ class ServeProcess:
                 return names.EXIT_REFUSED
             return self._console.failed(message)
         if not started:
-            return 0  # told to stop while loading: nothing is running
+            return 0  # stopped while loading: nothing is running
         leave = asyncio.create_task(self._leave.wait())
         either: set[asyncio.Future[Any]] = {leave, self._dead}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +181,7 @@ class ServeProcess:
             self._app_state.lifecycle.advance("warming", 1.0, message=why)
             self._console.show("waiting for keys", 1.0, message=why)
         while self._app_state.api_keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
-            await asyncio.sleep(auth.LOOK_EVERY_S)
+            await asyncio.sleep(auth.RELOAD_INTERVAL_S)
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
@@ -206,7 +206,7 @@ class ServeProcess:
         self._console.show(progress.phase, progress.progress_fraction, progress.eta_s)
 
     async def _watch_child(self, client: EngineClient) -> None:
-        """However the engine ends, everybody who waits for it learns it. Its own last words are better than ours."""
+        """When the engine ends, every request that waits for it fails. Its own last message is better than ours."""
         how = await self._child.wait()
         await asyncio.sleep(LAST_WORDS_S)
         client.fail(how)
@@ -223,7 +223,7 @@ class ServeProcess:
     async def _drain(self) -> int:
         """Refuse new requests, finish those that run, within the limit.
 
-        A replica of a service takes requests for a little longer: whoever sends them does not know yet that it leaves.
+        A replica of a service accepts requests a little longer: gateways and Services learn late that it ends.
         """
         app_state, limit_s = self._app_state, self._options.drain_timeout
         app_state.lifecycle.leave(stragglers=bool(self._options.pod_revision and limit_s))

@@ -1,6 +1,6 @@
 """The requests that are being answered, by the ids that clients know them under, so that one can be aborted by id.
 
-Used on the event loop only: the streams enter and leave, the routes for aborting ask.
+Used on the event loop only: responses add and remove themselves, the routes for aborts look them up.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ class Abortable(Protocol):
     """An answer under way."""
 
     def abort(self) -> None:
-        """End it at the next step: its client is told, its blocks are freed."""
+        """End it at the next step: its client gets an error, its blocks are freed."""
 
 
 class RequestRegistry:
@@ -20,13 +20,13 @@ class RequestRegistry:
     def __init__(self) -> None:
         self._by_id: dict[str, list[Abortable]] = {}
 
-    def enter(self, ids: Iterable[str], answer: Abortable) -> None:
-        """It begins."""
+    def add(self, ids: Iterable[str], answer: Abortable) -> None:
+        """An answer begins."""
         for one in ids:
             self._by_id.setdefault(one, []).append(answer)
 
-    def leave(self, ids: Iterable[str], answer: Abortable) -> None:
-        """It ended, however."""
+    def remove(self, ids: Iterable[str], answer: Abortable) -> None:
+        """An answer ended, whatever the reason."""
         for one in ids:
             answers = self._by_id.get(one, [])
             if answer in answers:
@@ -34,7 +34,7 @@ class RequestRegistry:
             if not answers:
                 self._by_id.pop(one, None)
 
-    def named(self, answer_id: str) -> Sequence[Abortable]:
+    def find(self, answer_id: str) -> Sequence[Abortable]:
         """The answers with this id."""
         return tuple(self._by_id.get(answer_id, ()))
 

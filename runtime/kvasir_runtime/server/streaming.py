@@ -53,7 +53,7 @@ class GenerationResponse(Response):
         collector, registry = self.collector, self._context.registry
         scope["state"]["summary"] = collector.trace
         ids = {self._request.answer_id, scope["state"].get("request_id", self._request.answer_id)}
-        registry.enter(ids, collector)
+        registry.add(ids, collector)
         watcher = asyncio.create_task(_watch(receive, collector.queue))
         try:
             collector.submit()
@@ -64,7 +64,7 @@ class GenerationResponse(Response):
             collector.end("abort")
         finally:
             watcher.cancel()
-            registry.leave(ids, collector)
+            registry.remove(ids, collector)
             collector.close()
             self._on_end()
 

@@ -1,7 +1,7 @@
-"""An answer that goes on while its tools run, and into which their results are inserted.
+"""An answer that continues while its tools run, and into which their results are inserted.
 
 The engine gets the block of a result between two tokens, not within a call or within reasoning. An answer whose turn
-ends while results are missing waits for them, within a bound, and goes on with its next turn: to the engine that is a
+ends while results are missing waits for them, within a bound, and continues with its next turn: to the engine that is a
 request of its own, whose beginning is in its cache.
 """
 

@@ -48,12 +48,12 @@ def loaded(*given, path=""):
 
 
 def opening(made, *candidates):
-    return [key for key in candidates if made.let_in([key.encode()])]
+    return [key for key in candidates if made.accepts([key.encode()])]
 
 
 def test_without_any_key_everybody_is_let_in():
     made = loaded()
-    assert (made.let_in([]), made.watched, made.locked) == (True, False, "")
+    assert (made.accepts([]), made.watched, made.locked) == (True, False, "")
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,22 @@ def test_keys_of_all_files_of_a_secret_and_given_ones_open(secret):
     made = loaded("given", path=secret.folder)
     assert opening(made, "a", "b", "c", "given", "d", "..data", "") == ["a", "b", "c", "given"]
     assert len(made) == 4
-    assert made.let_in([b"d", b"c"])
-    assert not made.let_in([])
+    assert made.accepts([b"d", b"c"])
+    assert not made.accepts([])
 
 
 def test_a_rotation_counts_once_it_was_seen_twice(secret):
     secret.put(keys="old")
     made = loaded(path=secret.folder)
     secret.put(keys="old\nnew")
-    assert [made.look(), made.look(), made.look()] == [False, True, False]
+    assert [made.reload(), made.reload(), made.reload()] == [False, True, False]
     assert opening(made, "old", "new") == ["old", "new"]
     secret.put(keys="new")
-    made.look()
+    made.reload()
     secret.put(keys="newest")  # in the middle of a change: nothing holds until it stands still
-    assert not made.look()
+    assert not made.reload()
     assert opening(made, "old", "new", "newest") == ["old", "new"]
-    assert made.look()
+    assert made.reload()
     assert opening(made, "old", "new", "newest") == ["newest"]
 
 
@@ -96,18 +96,18 @@ def test_a_secret_that_loses_its_keys_lets_nobody_in(secret, empty):
     made = loaded(path=secret.folder)
     assert made.locked == ""
     secret.put(**empty)
-    made.look()
-    assert made.look()
+    made.reload()
+    assert made.reload()
     assert opening(made, "old", "") == []
     assert made.locked == f"there is no key in {secret.folder}"
     secret.put(keys="back")
-    made.look()
-    assert made.look()
+    made.reload()
+    assert made.reload()
     assert (opening(made, "old", "back"), made.locked) == (["back"], "")
 
 
 def test_a_start_without_any_key_is_refused(tmp_path, secret):
-    with pytest.raises(ModelError, match=r"^KeysMissing: there is no key in .*/keys, so that nobody could be let in$"):
+    with pytest.raises(ModelError, match=r"^KeysMissing: there is no key in .*/keys, so no request could be accepted$"):
         loaded(path=secret.folder)
     with pytest.raises(ModelError, match=r"there is no key in .*/none"):
         loaded(path=tmp_path / "none")
@@ -121,8 +121,8 @@ def test_a_replica_of_a_service_may_wait_for_its_first_key(secret):
     made.load(may_come=True)
     assert made.locked == f"there is no key in {secret.folder}"
     secret.put(keys="first")
-    made.look()
-    assert made.look()
+    made.reload()
+    assert made.reload()
     assert (opening(made, "first"), made.locked) == (["first"], "")
     with pytest.raises(ModelError, match="there is no key in the options"):
         ApiKeys(("",)).load(may_come=True)  # what was given does not change
@@ -137,7 +137,7 @@ def test_too_much_is_refused_at_the_start_and_ignored_later(tmp_path):
     made = loaded(path=file)
     file.write_text("x\n" * MAX_BYTES)
     with pytest.raises(ValueError, match="too long"):
-        made.look()
+        made.reload()
     assert opening(made, "old") == ["old"]
 
 
@@ -154,9 +154,9 @@ async def test_the_watch_follows_and_says_how_many_but_never_which(secret, caplo
 
     secret.put(keys="second-secret\nthird-secret")
     await until(lambda: opening(made, "third-secret"))
-    await until(lambda: "keys changed: 2 let clients in" in caplog.text)
+    await until(lambda: "keys changed: 2 are accepted" in caplog.text)
     secret.put(keys="x" * (MAX_BYTES + 1))
-    await until(lambda: "keys cannot be read, so those known stay" in caplog.text)
+    await until(lambda: "keys cannot be read, the previous ones stay valid" in caplog.text)
     assert opening(made, "second-secret")
     secret.put()
     await until(lambda: made.locked)

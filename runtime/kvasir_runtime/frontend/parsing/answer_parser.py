@@ -24,9 +24,9 @@ class ParserConfig:
     """What to read in the answers to one request.
 
     tools, reasoning: names of formats, "" for none. offered: the functions that may be called; without any, calls are
-    not looked for. prompt: its end, since templates open or close thoughts there. single: an answer ends with its first
-    call. shown: whether thoughts are told at all. within: the answer goes on with a text that is not at its beginning.
-    """
+    not looked for. prompt: its end, since templates open or close reasoning there. single: an answer ends with its
+    first call. shown: whether the answer includes reasoning. within: the answer continues a text and is not at its
+    beginning."""
 
     tools: str = ""
     reasoning: str = ""
@@ -84,14 +84,14 @@ class AnswerParser:
 
     @property
     def busy(self) -> bool:
-        """It is within thoughts or a call."""
+        """It is within reasoning or a call."""
         if self._harmony is not None:
             return self._harmony.busy
         thinking = self._thoughts is not None and self._thoughts.place == "thinking"
         return thinking or (self._calls is not None and self._calls.busy)
 
     def restart(self, prompt: str) -> None:
-        """The answer goes on after this text, which is not its own; what was held back has been given."""
+        """The answer continues after this text, which is not its own; what was held back has been returned."""
         if self._harmony is not None:
             self._harmony.restart(prompt)
         if self._thoughts is not None:
@@ -106,7 +106,7 @@ class AnswerParser:
         return self._calls.push(text) if self._calls is not None else [Content(text)]
 
     def _kept(self, parts: list[Part]) -> list[Part]:
-        """What may be told."""
+        """The parts that the answer includes."""
         if len(parts) == 1 and isinstance(parts[0], Content) and not self.full:
             return parts  # most pieces by far
         kept: list[Part] = []
@@ -132,6 +132,6 @@ def marks(tools: str, reasoning: str) -> list[str]:
 
 
 def call_id(tools: str, choice: Callable[[str], str]) -> str:
-    """A new identifier of a call. choice: draws one of the letters that it is given."""
+    """A new identifier of a call. choice: returns a random one of the letters."""
     nine = tools in formats.TOOLS and formats.TOOLS[tools].nine
     return ("" if nine else "call_") + "".join(choice(LETTERS) for _ in range(9 if nine else 24))

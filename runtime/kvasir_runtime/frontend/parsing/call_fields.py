@@ -127,7 +127,8 @@ class ParametersField:
         return found.strip()
 
     def _value(self, taking: ToolCallBuilder, types: set[str]) -> Steps:
-        """A line break at each end belongs to the format. Strings are told as they come, the rest when it is whole."""
+        """A line break at each end belongs to the format. Strings are returned as they come, other values when they are
+        complete."""
         whole: list[str] = []
         put = whole.append
         if types == {"string"}:
@@ -154,7 +155,7 @@ class ParametersField:
 
 @dataclass(frozen=True, slots=True)
 class KeywordsField:
-    """A call as Python writes it: name(key=value, ...), with literals as values, each told when it is whole."""
+    """A call as Python writes it: name(key=value, ...), with literals as values, each returned when it is complete."""
 
     def read(self, c: str, taking: ToolCallBuilder) -> Steps:
         """Until its closing parenthesis."""
@@ -183,7 +184,7 @@ Slot = NameField | CallIdField | ArgumentsField | JsonCallField | ParametersFiel
 
 
 def _dropped(_: str) -> None:
-    """What nobody needs."""
+    """Receives characters that are dropped."""
 
 
 def _key() -> Steps:

@@ -1,9 +1,8 @@
 """Small machines that read text one character at a time, so that it does not matter how the text was cut.
 
-Each is a generator: it is sent the next character and ends when it has what it wants. It is given the first character,
-or "" when that is still to come, and returns the first one that it did not use, or "" when it used all. What cannot
-become what is wanted raises NoCall. Used by the formats of calls. Pure.
-"""
+Each is a generator: it is sent the next character and ends when its pattern is complete. It is given the first
+character, or "" when that is still to come, and returns the first one that it did not use, or "" when it used all. What
+cannot become what is wanted raises NoCall. Used by the formats of calls. Pure."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Final

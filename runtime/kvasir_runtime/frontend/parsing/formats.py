@@ -1,7 +1,7 @@
-"""The formats in which models write calls and thoughts, declared once: read from here, derived as grammars, documented.
+"""The formats in which models write calls and reasoning, declared once: for parsers, grammars and documentation.
 
 A format of calls is one or more rows of fixed texts and slots. White space in a row is how the model was trained to
-write it; any is read. Which format a model has is told by its chat template. Pure.
+write it; any is read. The chat template of a model shows which format it has. Pure.
 """
 
 from dataclasses import dataclass
@@ -35,19 +35,20 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """rows: the first is how calls are written where they are guided. signs: sets of texts, any of which tells the
-    format when all of it is in the chat template. models: whose it is."""
+    """rows: the first is how calls are written where they are guided. signs: sets of texts, any of which identifies
+    the format when all of it is in the chat template. models: whose it is."""
 
     rows: tuple[CallFormat, ...]
     signs: tuple[frozenset[str], ...]
     models: str
     nine: bool = False
-    """Ids of calls have nine letters and digits, as the template asks for."""
+    """Ids of calls have nine letters and digits, as the template requires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningTags:
-    """What stands around thoughts, in several spellings. implied: an answer without an opening tag begins with them."""
+    """The tags around reasoning, in several spellings. implied: an answer without an opening tag begins with
+    reasoning."""
 
     begin: tuple[str, ...]
     end: tuple[str, ...]
@@ -148,7 +149,7 @@ TOOLS: Final[dict[str, ToolFormat]] = {
 AUTO: Final = "auto"
 NONE: Final = "none"
 HARMONY: Final = "gpt_oss"
-"""The format of gpt-oss: channels instead of tags, for calls and thoughts together, with a machine of its own."""
+"""The format of gpt-oss: channels instead of tags, for calls and reasoning together, with a parser of its own."""
 HARMONY_SIGNS: Final = frozenset({"<|channel|>", "<|message|>"})
 
 REASONING: Final[dict[str, ReasoningTags]] = {

@@ -30,7 +30,7 @@ MAX_HEADER: Final = 512
 
 
 class HarmonyParser:
-    """prompt: its end; what the answer goes on with is read from it. num_done: calls that are complete."""
+    """prompt: its end; the state in which the answer begins is read from it. num_done: calls that are complete."""
 
     __slots__ = ("_held", "_message", "_parts", "_raw", "_state", "_steps", "_taking")
 
@@ -46,11 +46,11 @@ class HarmonyParser:
 
     @property
     def busy(self) -> bool:
-        """It is within thoughts, a call, or a header."""
+        """It is within reasoning, a call, or a header."""
         return self._state == "call" or self._message is Reasoning or bool(self._held.strip())
 
     def restart(self, prompt: str) -> None:
-        """From here on the answer goes on after this text, which is not its own."""
+        """The answer continues after this text, which is not its own."""
         self._held = self._raw = ""
         self._state: Literal["header", "text", "call"] = "header"
         self._message: type[Content | Reasoning] = Content
@@ -173,7 +173,7 @@ class HarmonyParser:
         self._taking.parts.clear()
 
     def _refused(self, rest: str, c: str) -> str:
-        """It is no call: all of it is content where nothing was told, else what follows."""
+        """It is no call: all of it is content where nothing was returned, else what follows."""
         self._flush()
         self._state, self._steps = "text", None
         if self._taking.told:

@@ -16,7 +16,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model thought, without its tags."""
+    """Text of the model's reasoning, without its tags."""
 
     text: str
 
@@ -49,7 +49,7 @@ class CallEnd:
 class CallBroken:
     """The call went wrong or was cut after it had begun, so it is none. raw: all that the model wrote of it so far.
 
-    A stream cannot take back what it told; an answer that is sent whole has raw as content in its place.
+    A stream cannot take back what it sent; an answer that is sent whole has raw as content in its place.
     """
 
     index: int
@@ -80,7 +80,7 @@ class JoinedAnswer:
 def join(parts: Iterable[Part]) -> JoinedAnswer:
     """The whole answer. A call without its Done is none; where it broke, what was written of it is content."""
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     begun: dict[int, ToolCall] = {}
     done: list[int] = []
     for part in parts:
@@ -88,7 +88,7 @@ def join(parts: Iterable[Part]) -> JoinedAnswer:
             case Content(text):
                 texts.append(text)
             case Reasoning(text):
-                thoughts.append(text)
+                reasoning.append(text)
             case CallBegin(index, call_id, name):
                 begun[index] = ToolCall(call_id, name, "")
             case CallArguments(index, text):
@@ -97,7 +97,7 @@ def join(parts: Iterable[Part]) -> JoinedAnswer:
                 done.append(index)
             case CallBroken(_, raw):
                 texts.append(raw)
-    return JoinedAnswer("".join(texts), "".join(thoughts), [begun[index] for index in done])
+    return JoinedAnswer("".join(texts), "".join(reasoning), [begun[index] for index in done])
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:

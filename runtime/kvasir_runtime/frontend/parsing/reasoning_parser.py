@@ -1,6 +1,6 @@
-"""Separates thoughts from what follows, by the tags of a family. One reader per choice, before the reader of calls.
+"""Separates reasoning from what follows, by the tags of a family. One parser per choice, before the parser of calls.
 
-Thoughts stand at the beginning of an answer only. How the text was cut changes nothing. Pure.
+Reasoning stands at the beginning of an answer only. How the text was cut changes nothing. Pure.
 """
 
 from typing import Literal
@@ -13,7 +13,7 @@ Place = Literal["start", "thinking", "after"]
 
 
 def place_of(prompt: str, tags: ReasoningTags) -> Place:
-    """Where an answer begins whose prompt ends so: templates open the thoughts, or close them to have none."""
+    """Where an answer begins whose prompt ends so: templates open the reasoning, or close it to have none."""
     end = prompt.rstrip()
     if end.endswith(tags.begin):
         return "thinking"
@@ -21,7 +21,8 @@ def place_of(prompt: str, tags: ReasoningTags) -> Place:
 
 
 class ReasoningParser:
-    """White space around thoughts belongs to the tags. within: it goes on with a text, whose spaces are its own."""
+    """White space around reasoning belongs to the tags. within: the answer continues a text, whose spaces are its
+    own."""
 
     __slots__ = ("_begun", "_held", "_tags", "place")
 
@@ -53,7 +54,7 @@ class ReasoningParser:
         return [], ""
 
     def _decided(self, text: str) -> str:
-        """Whether it begins with thoughts; the text after their tag."""
+        """Whether it begins with reasoning; the text after the tag."""
         bare = text.lstrip()
         for tag in self._tags.begin:
             if bare.startswith(tag):
@@ -73,15 +74,15 @@ class ReasoningParser:
         found = [(place, tag) for tag in self._tags.end if (place := text.find(tag)) >= 0]
         if found:
             place, tag = min(found)
-            thoughts = text[:place].rstrip()
+            reasoning = text[:place].rstrip()
             self.place, self._begun = "after", False
-            return [Reasoning(thoughts)] if thoughts else [], self._after(text[place + len(tag) :])
+            return [Reasoning(reasoning)] if reasoning else [], self._after(text[place + len(tag) :])
         end = len(text[: len(text) - begun(text, self._tags.end)].rstrip())
         self._held = text[end:]
         return [Reasoning(text[:end])] if end else [], ""
 
     def _after(self, text: str) -> str:
-        """Without the blank lines between thoughts and answer."""
+        """Without the blank lines between reasoning and answer."""
         if not self._begun:
             text = text.lstrip()
             self._begun = bool(text)

@@ -1,6 +1,6 @@
-"""One call being read: what its machine found goes in, what a client may be told comes out. Used by slots and readers.
+"""Builds the parts of calls from what the machines read. Used by the fields of calls and the parsers.
 
-A call is told as soon as its name and the beginning of its arguments are known; from then on it cannot be taken back.
+A call is returned as soon as its name and the beginning of its arguments are known; then it cannot be taken back.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Offered = Mapping[str, Mapping[str, Any]]
 
 
 class ToolCallBuilder:
-    """Calls in the order of their reading. num_done: complete ones. told: the present one was begun, not completed."""
+    """Calls in the order of their reading. num_done: complete ones. told: the current one was begun, not completed."""
 
     __slots__ = ("_held", "_name", "_new_id", "_num_told", "_said", "num_done", "offered", "parts", "told")
 
@@ -35,7 +35,7 @@ class ToolCallBuilder:
 
     @property
     def index(self) -> int:
-        """Of the call that was told last."""
+        """Of the call that was returned last."""
         return self._num_told - 1
 
     def types(self, parameter: str) -> set[str]:

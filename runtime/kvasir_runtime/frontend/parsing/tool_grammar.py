@@ -82,7 +82,7 @@ def _after_reasoning(config: ParserConfig, form: Form, *, later: Form | None = N
 
 
 def _calls(config: ParserConfig) -> Form:
-    """One call, or several as the format says."""
+    """One call, or several in the way of the format."""
     row, functions = formats.TOOLS[config.tools].rows[0], config.offered.items()
     if row.between is None:
         return separated([_section(row, *one) for one in functions], row.again, single=config.single)

@@ -48,7 +48,7 @@ class ToolParser:
         self.restart()
 
     def restart(self) -> None:
-        """From here on it is a new text of the same answer, such as the one after a result that was handed in."""
+        """From here on it is a new text of the same answer, such as the one after an inserted result."""
         self._try("", "")
 
     @property
@@ -126,7 +126,7 @@ class ToolParser:
         return ""
 
     def _fed(self, c: str) -> str | None:
-        """None to go on; else what is to be read outside. The first attempt that tells something is the one."""
+        """None to go on; else what is to be read outside. The first attempt that returns something is chosen."""
         for attempt in self._attempts if len(self._attempts) == 1 else tuple(self._attempts):
             try:
                 left = attempt.takes(c)
@@ -158,7 +158,7 @@ class ToolParser:
             self._raw = []
 
     def _broken(self, attempt: "_Attempt", c: str) -> str:
-        """It was told and went wrong: the character at fault and what follows is content."""
+        """It was returned and went wrong: the character at fault and what follows is content."""
         self._tell(attempt)
         self._parts.append(CallBroken(attempt.taking.index, "".join(self._raw[:-1])))
         self._leave()
@@ -179,7 +179,7 @@ class ToolParser:
 
 
 class _Attempt:
-    """One row, tried on the text after its mark. counted: calls that it completed and that were told."""
+    """One row, tried on the text after its mark. counted: calls that it completed and returned."""
 
     __slots__ = ("_row", "_steps", "counted", "taking")
 
@@ -211,7 +211,7 @@ class _Attempt:
 
 
 def _section(row: CallFormat, taking: ToolCallBuilder) -> Steps:
-    """Everything of a row after its mark. Where nothing stands between calls, the beginning of a call tells it."""
+    """Everything of a row after its mark. Where nothing stands between calls, the beginning of a call marks it."""
     c = ""
     for text in row.begin[1:]:
         c = yield from literal(c, text)

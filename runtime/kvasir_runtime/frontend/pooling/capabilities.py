@@ -1,4 +1,4 @@
-"""What a model can be asked for: text, embeddings, scores; and why not, in a sentence that the client is told.
+"""What a model can compute: text, embeddings, scores; and where it cannot, the sentence for the client.
 
 Decided once at start from the engine's facts, the options and the files of the checkpoint. Files made by
 sentence-transformers (modules.json and the Pooling config that it names) say how its embeddings are made, as a GGUF
@@ -34,7 +34,7 @@ _SERVED_MODES: Final[dict[str, Literal["last", "mean"]]] = {"lasttoken": "last",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingCapability:
-    """kind: which hidden states. size: numbers in a whole vector. declared: somebody said that the model is for this.
+    """kind: which hidden states. size: numbers in a whole vector. declared: the checkpoint or an option declares it.
 
     shortens: the first numbers alone are an embedding too (Matryoshka); sizes: the only ones, where they are known.
     """
@@ -65,7 +65,7 @@ class Capabilities:
 
 
 def capabilities(model: Path, options: ServeOptions, ready: Ready, tokenizer: Tokenizer) -> Capabilities:
-    """Of a model that the engine has loaded. Raises ModelError where options ask for what it has not got."""
+    """Of a model that the engine has loaded. Raises ModelError for options that the model does not support."""
     config = read_json(model / "config.json", missing_ok=True) if model.is_dir() else {}
     embedding = _embedding(model, options, ready, config)
     ends_in = {"vocabulary": "", "labels": "a classification head", "none": "hidden states"}[ready.head]

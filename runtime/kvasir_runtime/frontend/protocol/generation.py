@@ -118,9 +118,9 @@ class TextPart(BaseModel):
 
 
 class Message(StrictModel):
-    """One message of a chat. Fields that say nothing (null, []), as in answers sent back as history, are dropped."""
+    """One message of a chat. Empty fields (null, []), as in answers sent back as history, are dropped."""
 
-    # What an assistant called or thought stands in for a text.
+    # Calls or reasoning of an assistant stand in for a text.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["role"]))
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -134,7 +134,7 @@ class Message(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _said(cls, value: Any) -> Any:
-        return tools.said(value) if isinstance(value, dict) else value
+        return tools.without_empty_fields(value) if isinstance(value, dict) else value
 
 
 class ChatBody(RequestFields, SamplingFields):
@@ -193,7 +193,7 @@ def parse_chat(raw: Raw) -> ChatBody:
 
 
 class ChatTurn(Protocol):
-    """What says whose turn a chat's prompt ends in."""
+    """The fields that shape the prompt of a chat."""
 
     @property
     def messages(self) -> Sequence[Message] | None:
@@ -217,7 +217,7 @@ class ChatTurn(Protocol):
 
 
 def check_turn(body: ChatTurn) -> None:
-    """Whether its prompt can end as it is asked to. Raises Refused."""
+    """Whether the fields about the prompt's end go together. Raises Refused."""
     if body.add_generation_prompt and body.continue_final_message:
         raise refusal("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     if body.continue_final_message and not (body.messages and body.messages[-1].content.strip()):

@@ -1,4 +1,4 @@
-"""Fields that say how an answer is drawn and where it ends: types and bounds, the same over HTTP and in Python.
+"""Fields of sampling and of where an answer ends: types and bounds, the same over HTTP and in Python.
 
 docs/api.md has the meanings. The bodies of completions and chats inherit them, and so do the offline API's parameters.
 """
@@ -88,12 +88,12 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "allowed_token_ids": ([],),
     "stop": ([],),
 }
-"""Fields that change a draw, and the values that ask for nothing. A seed is harmless: every search gives the same."""
+"""Fields that change sampling, and their neutral values. A seed is harmless: every search gives the same."""
 PLAIN: Final[dict[str, Any]] = {"length_penalty": 1, "early_stopping": False}
 
 
 class SamplingFields(StrictModel):
-    """How the tokens of an answer are drawn and where it ends; in Python as in a body. docs/api.md has the meanings."""
+    """How the tokens of an answer are sampled and where it ends."""
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)

@@ -108,8 +108,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 ToolCalls = Annotated[list[HistoryToolCall], Field(max_length=MAX_CALLS)]
 
 
-def said(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without fields that say nothing. An assistant that made calls, or thought, need not have said more.
+def without_empty_fields(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without empty fields. The content of an assistant's message with calls or reasoning may be missing.
 
     Raises PydanticCustomError for fields of another role.
     """
@@ -137,7 +137,7 @@ def check(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise Refused(openai_errors.invalid(message, param="tool_choice", code="invalid_value"))
 
 
-class Spoken(dict[str, Any]):
+class TemplateArguments(dict[str, Any]):
     """Arguments of a call for a template: an object for those that look into it, JSON text for those that print it."""
 
     def __str__(self) -> str:
@@ -150,15 +150,15 @@ class Spoken(dict[str, Any]):
         return str(other) + str(self)
 
 
-def spoken(arguments: str) -> Spoken | str:
-    """A history's arguments as templates want them; what is no object stays the text that it is."""
+def template_arguments(arguments: str) -> TemplateArguments | str:
+    """Arguments of the history as templates need them; what is no object stays text."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return Spoken(found) if isinstance(found, dict) else arguments
+    return TemplateArguments(found) if isinstance(found, dict) else arguments
 
 
-def shown(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
     """Tools as templates know them; None for none."""
     return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools or ()] or None

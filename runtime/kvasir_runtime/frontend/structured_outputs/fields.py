@@ -1,7 +1,7 @@
 """Fields that ask for an answer of a certain form: their types, checked by hand, as unions give unreadable errors.
 
 Used by the bodies' models. Names and meanings are OpenAI's (response_format) and vLLM's (the others). What a schema or
-a pattern says is not looked at here.
+a pattern means is not checked here.
 """
 
 import json

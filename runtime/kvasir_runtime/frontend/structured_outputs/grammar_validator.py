@@ -1,7 +1,7 @@
-"""Asks a worker process whether a grammar can be served, and remembers what it said.
+"""Finds out in a worker process whether a grammar can be served, and caches the verdict.
 
 Used on the event loop before a request goes to the engine, by the server and by the offline API. The worker is started
-with the first grammar and loads the model's vocabulary; the grammars of everybody who needs none cost nothing.
+with the first grammar and loads the model's vocabulary; a server without grammars never starts it.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ NUM_AT_WORKER: Final = 4
 QUEUE_S: Final = 30.0
 """How long a grammar waits for its turn: others may be slow, and one core's time is all they get."""
 ANSWER_S: Final = 60 + 2 * WALL_S
-"""Until the worker has said something: it may have to load, and to try a few others first."""
+"""Until the worker answers: it may have to load, and to validate a few others first."""
 ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """The worker forks, which a second thread would not survive."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """One process and those who wait for its answers; it may be heard to have ended when the next one works already."""
+    """One process and the futures that wait for it; its end may be noticed when the next one runs already."""
 
     process: asyncio.subprocess.Process
     pending: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class _Worker:
 
 
 class GrammarValidator:
-    """folder: of the model. vocab_size: of its logits. observe: told the seconds of each trial, and if it failed."""
+    """folder: of the model. vocab_size: of its logits. observe: called with the seconds of each validation and whether
+    it failed."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class GrammarValidator:
         return self._bytes
 
     async def checked(self, request: GenerationRequest) -> GenerationRequest:
-        """The job with grammars as the engine takes them. Raises Refused, naming the field that asked."""
+        """The request with its grammar as the engine takes it. Raises Refused with the field of the grammar."""
         grammar = next((one.sampling.grammar for one in request.requests if one.sampling.grammar is not None), None)
         if grammar is None:
             return request
@@ -108,7 +109,7 @@ class GrammarValidator:
         await self._end(self._worker)
 
     async def _verdict(self, grammar: Grammar) -> Verdict:
-        """From memory, from somebody who is asking the same already, or from the worker."""
+        """From the cache, from a request for the same grammar that is running, or from the worker."""
         key = _key(grammar)
         if key in self._known:
             self._known.move_to_end(key)
@@ -120,14 +121,14 @@ class GrammarValidator:
             self._waiting_bytes += len(grammar.text)
             asked = self._asked[key] = asyncio.ensure_future(self._turn(key, grammar))
             asked.add_done_callback(lambda done: self._answered(key, grammar, done))
-        # Whoever came first may leave; the others still want to know.
+        # The first request may be cancelled; the others still wait for the verdict.
         return await asyncio.shield(asked)
 
     def _answered(self, key: bytes, grammar: Grammar, done: asyncio.Future[Verdict]) -> None:
         del self._asked[key]
         self._waiting_bytes -= len(grammar.text)
         if not done.cancelled():
-            done.exception()  # somebody may have left before it came
+            done.exception()  # the request may have been cancelled before
 
     async def _turn(self, key: bytes, grammar: Grammar) -> Verdict:
         try:

@@ -33,7 +33,7 @@ class FastHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Value was seen, so many times."""
+        """Count a value, once or several times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 

@@ -1,4 +1,5 @@
-"""/metrics of a runtime pod: the families that kvasir_api.metrics declares, from the engine's snapshot and our counts.
+"""/metrics of a runtime pod: the families that kvasir_api.metrics declares, from the engine's snapshot and the counts
+of this process.
 
 Built once by the process; scraped on the http port. Gauges and totals are read from the last snapshot when scraped, so
 nothing is copied per step.
@@ -48,7 +49,7 @@ class RuntimeMetrics:
     """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it."""
 
     def __init__(self, model_name: str, snapshot: Callable[[], RuntimeState]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series per histogram that nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series per histogram
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
         declared = {metric.name: metric for metric in (*metrics.RUNTIME, *metrics.HTTP)}
@@ -92,7 +93,7 @@ class RuntimeMetrics:
         self._aliases.ended(sequence)
 
     def answered(self, num_choices: int, longest_tokens: int) -> None:
-        """All choices of a prompt ended; the longest has so many tokens."""
+        """All choices of a prompt ended. longest_tokens: of the longest choice."""
         self._aliases.observe("request_params_n", num_choices)
         self._aliases.observe("request_max_num_generation_tokens", longest_tokens)
 
@@ -101,7 +102,7 @@ class RuntimeMetrics:
         self._aliases.observe("iteration_tokens_total", computed_tokens)
 
     def grammar(self, seconds: float, refused: bool) -> None:
-        """A grammar that was not known was tried out."""
+        """A new grammar was validated."""
         self._grammar_s.observe(seconds)
         if refused:
             self._grammars_refused.inc()

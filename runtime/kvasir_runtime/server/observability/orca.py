@@ -1,8 +1,7 @@
 """The load of this pod in a response header, in the form of the Open Request Cost Aggregation (ORCA) standard.
 
-Called by the edge for requests that ask with `endpoint-load-metrics-format`, so that a balancer which sees every answer
-needs no scrape. Pure. Names are vLLM's, which the balancers know.
-"""
+Called by the middleware for requests with the header `endpoint-load-metrics-format`, so that a balancer which sees
+every answer needs no scrape. Pure. Names are vLLM's, which the balancers know."""
 
 import json
 from typing import Final

@@ -1,6 +1,7 @@
-"""What is measured of the requests of one API process: the interface between those who see it and those who count it.
+"""What is measured of the requests of one API process: the interface between the code that measures and the code that
+counts.
 
-Called by the streams and the edge, implemented by RuntimeMetrics. All times are seconds.
+Called by the output collectors and the middleware, implemented by RuntimeMetrics. All times are seconds.
 """
 
 from dataclasses import dataclass
@@ -39,4 +40,4 @@ class RequestMetrics(Protocol):
         """A sequence ended."""
 
     def answered(self, num_choices: int, longest_tokens: int) -> None:
-        """All choices of a prompt ended; the longest has so many tokens."""
+        """All choices of a prompt ended. longest_tokens: of the longest choice."""

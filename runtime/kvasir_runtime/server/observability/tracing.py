@@ -44,7 +44,7 @@ Values = dict[str, str | int | float | list[str]]
 
 @dataclass(slots=True, kw_only=True)
 class RequestTrace:
-    """What a span says of a request, beside its HTTP side. Filled in by whoever answers it.
+    """The attributes of a request's span besides those of HTTP. The response fills it in.
 
     reason: why it ended. first_token_s: from its arrival, -1 where none came. sequences: those that ended.
     """
@@ -61,7 +61,7 @@ class RequestTrace:
 
 
 def asked(sampling: SamplingConfig) -> dict[str, int | float]:
-    """What a span says of how tokens were drawn, by the names of the conventions."""
+    """The sampling parameters of a span, by the names of the conventions."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
     return {name: getattr(sampling, name) for name in names}
 
@@ -114,7 +114,7 @@ def phases(ended: SequenceStats) -> Iterator[tuple[str, float, float]]:
 class Tracer:
     """Makes spans and exports them in the background. exporter: where they go.
 
-    percent: so many of the requests that no client traces.
+    percent: of the requests that no client traces.
     """
 
     def __init__(self, exporter: "SpanExporter", service: str, percent: int = 100) -> None:

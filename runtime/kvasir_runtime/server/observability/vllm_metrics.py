@@ -99,7 +99,7 @@ class VllmMetrics(Collector):
             yield self._family(DECLARED["cache_config_info"], ((self._cache_config, 1),))
 
     def observe(self, name: str, value: float, count: int = 1) -> None:
-        """Value was seen in a histogram, so many times; nothing before the model is open."""
+        """Count a value in a histogram, once or several times; nothing before the model is loaded."""
         histogram = self._histograms.get(name)
         if histogram is not None:
             histogram.observe(value, count)

@@ -27,7 +27,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        served_model = app_state.open_or_refuse()
+        served_model = app_state.ready_model()
         raw = await read_body(request, app_state.options.max_body_bytes)
         loop = asyncio.get_running_loop()
         return json_response(await loop.run_in_executor(app_state.threads, bodies.counted, raw, served_model.profile))

@@ -70,7 +70,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
         body = validation.validated(
             await read_body(request, app_state.options.max_body_bytes), ShowRequest, SHOW_HARMLESS
         )
-        served_model = app_state.open_or_refuse()
+        served_model = app_state.ready_model()
         check_model(http_apis.model_name(body.model or body.name, "ollama"), served_model.profile)
         return json_response(model_cards.show(app_state, served_model))
 

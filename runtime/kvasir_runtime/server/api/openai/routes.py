@@ -56,9 +56,7 @@ def _add_generation(app: FastAPI, app_state: AppState) -> None:
     @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ToolResultsBody))
     async def tool_results(answer_id: str, request: Request) -> Response:
         body = results.parse(await read_body(request, app_state.options.max_body_bytes))
-        answer = next(
-            (one for one in app_state.registry.named(answer_id) if isinstance(one, ToolResultCollector)), None
-        )
+        answer = next((one for one in app_state.registry.find(answer_id) if isinstance(one, ToolResultCollector)), None)
         if answer is None:
             raise Refused(openai_errors.answer_not_running(answer_id))
         accepted = await answer.add_results(body.results)
@@ -79,7 +77,7 @@ def _add_generation(app: FastAPI, app_state: AppState) -> None:
 
 def _add_tokens(app: FastAPI, app_state: AppState) -> None:
     async def answer(request: Request, made: Callable[[bytes, ModelProfile], dict[str, Any]]) -> Response:
-        served_model = app_state.open_or_refuse()
+        served_model = app_state.ready_model()
         raw = await read_body(request, app_state.options.max_body_bytes)
         loop = asyncio.get_running_loop()
         return json_response(await loop.run_in_executor(app_state.threads, made, raw, served_model.profile))

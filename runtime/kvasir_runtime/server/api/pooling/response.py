@@ -70,7 +70,7 @@ class PooledResponse(Response):
         """Answer; whatever happens, no prompt of it goes on afterwards."""
         scope["state"]["summary"] = self.summary
         ids = {self._answer_id, scope["state"].get("request_id", self._answer_id)}
-        self._running.enter(ids, self)
+        self._running.add(ids, self)
         watcher = asyncio.create_task(_watch(receive, self._queue))
         try:
             document = await self._finish(await self._events())
@@ -86,7 +86,7 @@ class PooledResponse(Response):
             self._give_up("abort")
         finally:
             watcher.cancel()
-            self._running.leave(ids, self)
+            self._running.remove(ids, self)
             self._give_up("abort")
             self._on_end()
 

@@ -45,21 +45,21 @@ async def pooled(
 ) -> PooledResponse:
     """One answer, from the raw body on. Raises Refused."""
     arrived = app_state.clock()
-    served_model = app_state.open_or_refuse()
+    served_model = app_state.ready_model()
     check_queue(app_state, served_model, 1)
     raw = await read_body(request, app_state.options.max_body_bytes)
     loop = asyncio.get_running_loop()
-    app_state.enter()
+    app_state.begin_request()
     app_state.num_preparing += 1
     try:
         try:
             prepared = await loop.run_in_executor(app_state.threads, prepared_from, raw, served_model.profile)
         finally:
             app_state.num_preparing -= 1
-        app_state.open_or_refuse()
+        app_state.ready_model()
         check_queue(app_state, served_model, min(len(prepared.requests), served_model.max_sequences))
     except BaseException:
-        app_state.leave()
+        app_state.end_request()
         raise
 
     async def finish(events: Sequence[EngineOutput]) -> bytes:
@@ -74,7 +74,7 @@ async def pooled(
         window=served_model.max_sequences,
         meter=app_state.metrics,
         arrived=arrived,
-        on_end=app_state.leave,
+        on_end=app_state.end_request,
         running=app_state.registry,
         clock=app_state.clock,
     )

@@ -96,7 +96,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
     async def input_tokens(request: Request) -> Response:
-        served_model = app_state.open_or_refuse()
+        served_model = app_state.ready_model()
         raw = await read_body(request, app_state.options.max_body_bytes)
         loop = asyncio.get_running_loop()
         return json_response(
