@@ -42,7 +42,7 @@ def runner_of(
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
     device_stream: DeviceStream | None = None,
-    capturers: Callable[[], GraphCapturer] | None = None,
+    new_capturer: Callable[[], GraphCapturer] | None = None,
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads."""
     config = read_config(folder)
@@ -74,7 +74,9 @@ def runner_of(
         head=spec.head,
         num_labels=spec.num_labels,
     )
-    return assemble(model, ops, facts, device, cache_dtype or dtype, device_stream=device_stream, capturers=capturers)
+    return assemble(
+        model, ops, facts, device, cache_dtype or dtype, device_stream=device_stream, new_capturer=new_capturer
+    )
 
 
 def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True) -> Scheduler:

@@ -1,7 +1,7 @@
-"""How far answers move when weights or cache hold fewer bits: logits of one text, once plain, once in each variant.
+"""How much quantized weights or caches change answers: logits of the same texts, plain and in each variant.
 
 A process of its own: python -m kvasir_runtime.runner.accuracy, with an AccuracyJob on standard input; one line of JSON
-(Deviation) for each variant on standard output, as soon as it is known. Started by `kvasir bench --accuracy`.
+(Deviation) per variant on standard output, as soon as it is computed. Started by `kvasir bench --accuracy`.
 """
 
 import math
@@ -57,7 +57,7 @@ def deviation(name: str, base: Sequence[Tensor], other: Sequence[Tensor], texts:
 
 
 def deviations(job: AccuracyJob) -> Iterator[Deviation]:
-    """One for each variant, the base first: it deviates by nothing, and shows its own perplexity and bytes."""
+    """One per variant, the base first, which deviates by 0 and shows its own perplexity and bytes."""
     base, base_bytes = logits(_options(job, {}), job.texts)
     yield msgspec.structs.replace(deviation(job.base_name, base, base, job.texts), weights_bytes=base_bytes)
     for name, changes in job.variants:

@@ -1,6 +1,7 @@
-"""The quick way of a step: rows on the host that all want their likeliest token, and nothing else.
+"""Steps in which all rows on the host sample their most likely token, and nothing else is wanted.
 
-Owned by the runner, which takes it where it may. What it draws is what the long way draws.
+Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step and appends the ids in one call; the ids are
+those of the general path.
 """
 
 from collections.abc import Sequence
@@ -15,27 +16,27 @@ from kvasir_runtime.runner.state.row_state import RowState
 
 
 class GreedyFastPath:
-    """Steps of one model and its rows."""
+    """Greedy steps of one model and its rows."""
 
     def __init__(self, steps: GreedySteps, cache: Tensor) -> None:
         self._steps, self._cache = steps, cache
 
     def begin(self, chunks: Sequence[Chunk]) -> bool:
-        """Begin with chunks that all sample. False where that takes the long way."""
+        """Start a step. False, with nothing done, where it needs the general path."""
         for chunk in chunks:
             if not chunk.samples or chunk.scores[0] < chunk.scores[1] or chunk.pools[0] < chunk.pools[1]:
                 return False
         return self._steps.begin([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], self._cache)
 
     def finish(self, plan: StepPlan) -> StepResults:
-        """Take part in it, and what it gave."""
-        drawn = self._steps.finish()
-        sampled = tuple(SampledTokens(chunk.row, (token,)) for chunk, token in zip(plan.chunks, drawn, strict=True))
+        """Take part in the step; returns its results."""
+        ids = self._steps.finish()
+        sampled = tuple(SampledTokens(chunk.row, (token,)) for chunk, token in zip(plan.chunks, ids, strict=True))
         return StepResults(step=plan.step, sampled=sampled)
 
 
 def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> GreedyFastPath | None:
-    """None where there is no quick way: on other devices, or with layers or a head that are not the C++ kernels'."""
+    """None on other devices, and with layers or a head that the backend does not compute as one operation."""
     if not isinstance(rows, HostRowState) or model.step is None or not model.begins(cache):
         return None
     steps = model.step.greedy_steps(*rows.arrays, max_tokens) if model.spec.head == "vocabulary" else None

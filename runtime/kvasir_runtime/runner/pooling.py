@@ -1,7 +1,7 @@
-"""Vectors of prompts that are pooled: sums of hidden states per row over the chunks of a prompt, and what they become.
+"""Pools prompts into vectors: sums of hidden states per row over the chunks of a prompt, then the model's head.
 
-Used by the runner, which hands it the hidden states of the wanted positions of each step. A mean is exact however the
-prompt was cut into chunks: what earlier chunks added stays on the device until the last one comes.
+Called by the runner with the hidden states of the pooled positions of each step. A mean does not depend on how the
+prompt was cut into chunks: the sum of earlier chunks stays on the device until the last chunk is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.wire import PoolingConfig
 
 ROWS_AT_ONCE = 64
-"""Rows of logits made at a time, as a vocabulary is wide."""
+"""Rows of logits computed at a time, since a vocabulary is wide."""
 
 Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledVectors:
-    """Complete vectors of a step. packed: all of them one after the other, float32; sizes: of each."""
+    """Complete vectors of a step. packed: all of them, one after another, float32; sizes: of each."""
 
     packed: Tensor
     sizes: tuple[int, ...]
@@ -37,7 +37,7 @@ class PooledVectors:
 
 @dataclass(slots=True)
 class _Row:
-    """pooling: what is wanted of the prompt of so many tokens. total: of the chunks before, (hidden_size,) float32."""
+    """pooling: how the prompt of prompt_tokens is pooled. total: sum of earlier chunks, (hidden_size,) float32."""
 
     pooling: PoolingConfig
     prompt_tokens: int
@@ -45,7 +45,7 @@ class _Row:
 
 
 class Pooler:
-    """What the rows that are pooled have so far. head: hidden states to logits of the model's head, whatever it is."""
+    """Sums of the rows that are pooled. head: hidden states to logits of the model's head, of any kind."""
 
     def __init__(self, head: Head, stream: DeviceStream) -> None:
         self._head = head
@@ -53,7 +53,7 @@ class Pooler:
         self._rows: dict[int, _Row] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Forget the rows that leave, learn those that join; a prompt that comes back is summed from its beginning."""
+        """Remove the rows that leave, add those that join; after a preemption a prompt is summed from its beginning."""
         if not self._rows and all(join.pooling is None for join in plan.joins):
             return
         for row in plan.leaves:
@@ -64,9 +64,9 @@ class Pooler:
                 self._rows[join.row] = _Row(join.pooling, join.prompt_tokens)
 
     def pool(self, hidden: Tensor, chunks: Sequence[Chunk]) -> PooledVectors | None:
-        """Take in a step; the vectors that it completes, in the order of their chunks.
+        """Add a step; returns the vectors that it completes, in the order of their chunks.
 
-        hidden: (positions, hidden_size), of the positions that the chunks pool, in their order.
+        hidden: (positions, hidden_size) of the positions that the chunks pool, in their order.
         """
         pooling = [chunk for chunk in chunks if chunk.pools[0] < chunk.pools[1]]
         parts = hidden.split([chunk.pools[1] - chunk.pools[0] for chunk in pooling])

@@ -132,7 +132,7 @@ class ModelRunner:
         self._graphs.capture_first()
         kernels, fallback = self.facts.kernels, self.facts.fallback
         if self._graphs.failure:
-            why = f"steps cannot be recorded as graphs: {self._graphs.failure}"
+            why = f"steps cannot be captured as CUDA graphs: {self._graphs.failure}"
             fallback = f"{fallback}; {why}" if fallback else why
         else:
             kernels += ", graphs"

@@ -165,7 +165,7 @@ def test_a_load_that_takes_too_long_ends_and_leaves_the_engine_fit(tmp_path: Pat
 def test_loads_follow_one_another_on_rows_and_graphs_of_a_device(tmp_path: Path) -> None:
     """As on a card: rows on the device, steps launched ahead and recorded, one engine after the other on one runner."""
     model = provided(tmp_path / "m", DRY.shape, torch.device("cpu"))
-    on_device = partial(build, device_stream=Overlapping(), capturers=Recordings, ops=OPS)
+    on_device = partial(build, device_stream=Overlapping(), new_capturer=Recordings, ops=OPS)
     served = Served(model, DRY, "cpu", build=on_device)
     assert served.runner.facts.kernels.endswith(", graphs")
     for seed in range(2):

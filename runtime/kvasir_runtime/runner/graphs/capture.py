@@ -1,4 +1,4 @@
-"""Recording work of a CUDA stream as a graph that is launched in one call. Called by `decode_graphs` only."""
+"""Captures the work of a CUDA stream as a graph that is launched in one call. Called by `decode_graphs` only."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,27 +10,27 @@ Body = Callable[[], tuple[Tensor, ...]]
 
 
 class CapturedGraph(Protocol):
-    """Work that was recorded once. outputs: at the same addresses after every replay, until the next one."""
+    """Work that was captured once. outputs: at the same addresses after every replay, valid until the next one."""
 
     @property
     def outputs(self) -> tuple[Tensor, ...]: ...
 
     def replay(self) -> None:
-        """Do it again, on what memory holds now; never waits."""
+        """Run the work again on the current contents of memory; never waits."""
 
 
 class GraphCapturer(Protocol):
-    """Records bodies. What a body reads of the host is frozen; tensors that it reads or writes keep their addresses."""
+    """Captures bodies. What a body reads from the host is frozen; tensors that it uses keep their addresses."""
 
     def capture(self, body: Body) -> CapturedGraph:
-        """Run a body, then record it. May wait for the device. Raises RuntimeError where it cannot be recorded."""
+        """Run a body, then capture it. May wait for the device. Raises RuntimeError where it cannot be captured."""
 
     @property
     def num_bytes(self) -> int:
-        """Device memory that recordings hold."""
+        """Device memory that captured graphs hold."""
 
 
-class _CudaRecorded:
+class _CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph, outputs: tuple[Tensor, ...]) -> None:
         self.outputs = outputs
         self._graph = graph
@@ -41,7 +41,7 @@ class _CudaRecorded:
 
 
 class CudaGraphCapturer:
-    """CUDA graphs that share one pool of memory, since they never run at the same time."""
+    """Captures CUDA graphs that share one pool of memory, since they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,11 +51,11 @@ class CudaGraphCapturer:
 
     @property
     def num_bytes(self) -> int:
-        """What the device had less of after all captures than before."""
+        """By how much all captures together reduced the free memory of the device."""
         return self._num_bytes
 
     def capture(self, body: Body) -> CapturedGraph:
-        """Kernels are compiled and libraries set up by a run outside of the recording, where that is allowed."""
+        """A first run outside of the capture compiles kernels and sets up libraries, which a capture does not allow."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -65,9 +65,9 @@ class CudaGraphCapturer:
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
-        # Other threads may touch the device meanwhile: only what this one does must be fit for a graph.
+        # Other threads may use the device meanwhile: only this thread is captured.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             outputs = body()
         torch.cuda.synchronize(self._device)
         self._num_bytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
-        return _CudaRecorded(graph, outputs)
+        return _CudaGraph(graph, outputs)

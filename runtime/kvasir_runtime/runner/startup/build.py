@@ -42,19 +42,20 @@ if TYPE_CHECKING:
     from kvasir_runtime.guide.vocabulary import Vocabulary
 
 OnProgress = Callable[[Progress], None]
+NewCapturer = Callable[[], GraphCapturer]
 
 
 def build(
     options: ServeOptions,
     on_progress: OnProgress,
     device_stream: DeviceStream | None = None,
-    capturers: Callable[[], GraphCapturer] | None = None,
+    new_capturer: NewCapturer | None = None,
     ops: Ops | None = None,
 ) -> ModelRunner:
-    """A runner that is ready for its first plan. on_progress is called often and must be quick.
+    """A runner that is ready for its first plan. on_progress is called often and must be fast.
 
-    device_stream, ops: default those of the chosen device. capturers: makes what captures steps, by default CUDA's on
-    CUDA; it is used unless the options say no.
+    device_stream, ops: by default those of the chosen device. new_capturer: by default CUDA's on CUDA; not used where
+    the options turn graphs off.
     """
     start = time.monotonic()
     folder = source.resolve(options.model)
@@ -70,8 +71,8 @@ def build(
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
     shapes = parameter_shapes(spec)
     places, kinds = family.places(spec), stored_kinds(folder)
-    on_card = device.type == "cuda"
-    formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_card)
+    on_gpu = device.type == "cuda"
+    formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
     weights_bytes = weight_formats.num_bytes(shapes, formats, dtype.itemsize)
     _check_room(weights_bytes, device, folder)
     if not options.kv_cache_tokens:
@@ -80,10 +81,12 @@ def build(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
     )
     with torch.inference_mode():
-        tensors = load(folder, places, shapes, dtype, device, _reporter(on_progress, start), formats, ops.quantize)
+        tensors = load(
+            folder, places, shapes, dtype, device, _loading_progress(on_progress, start), formats, ops.quantize
+        )
         model = Decoder(spec, ops, tensors, num_positions=limit)
     if device.type == "cpu":
-        host_resources.return_memory()  # pieces of the checkpoint, and the weights as they were before they were packed
+        host_resources.return_memory()  # buffers of the checkpoint, and weights that were packed since
     loaded = time.monotonic()
     on_progress(Progress(phase="warming", progress_fraction=0.0))
     facts = replace(
@@ -94,14 +97,14 @@ def build(
         quantization=weight_formats.described(formats),
         load_s=loaded - start,
     )
-    if capturers is None and device.type == "cuda":
-        capturers = partial(CudaGraphCapturer, device)
-    capturers = capturers if options.cuda_graphs else None
-    made = partial(
-        assemble, model, ops, device=device, dtype=cache_dtype, device_stream=device_stream, capturers=capturers
+    if new_capturer is None and device.type == "cuda":
+        new_capturer = partial(CudaGraphCapturer, device)
+    new_capturer = new_capturer if options.cuda_graphs else None
+    new_runner = partial(
+        assemble, model, ops, device=device, dtype=cache_dtype, device_stream=device_stream, new_capturer=new_capturer
     )
     key = startup_cache_key.key(options, folder, ops, device)
-    runner = _sized(made, facts, options, limit, device, key, grammars_of(folder, facts))
+    runner = _with_kv_cache(new_runner, facts, options, limit, device, key, grammars_of(folder, facts))
     runner.facts = replace(runner.facts, warm_s=time.monotonic() - loaded)
     return runner
 
@@ -114,7 +117,7 @@ def _facts(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
 ) -> RunnerFacts:
-    """What options and model say of the runner; what only loading and measuring tell is left empty."""
+    """Facts that follow from options and model; those that need loading and measuring are left empty."""
     return RunnerFacts(
         device=placement.device_name(device),
         kernels=ops.name,
@@ -137,8 +140,8 @@ def _facts(
     )
 
 
-def _sized(
-    made: Callable[..., ModelRunner],
+def _with_kv_cache(
+    new_runner: Callable[..., ModelRunner],
     facts: RunnerFacts,
     options: ServeOptions,
     limit: int,
@@ -146,28 +149,29 @@ def _sized(
     key: dict[str, str],
     grammars: GrammarCompiler,
 ) -> ModelRunner:
-    """Measured, or as an earlier start was, and with the cache that memory allows then. made: `assemble` but for sizes.
+    """A runner with the KV cache that memory allows beside a step, measured now or by an earlier start.
 
-    key: under which a start with the same model, options and machine finds what this one measures.
+    new_runner: `assemble` without sizes. key: under which a start with the same model, options and machine finds what
+    this one measures.
     """
-    plans = StartupCache(startup_cache.directory(options.startup_cache))
+    cache = StartupCache(startup_cache.directory(options.startup_cache))
 
     def sized(found: StepMemory, held: int) -> ModelRunner:
         fitted = _fitted(facts, options, limit, warmup.memory(device, found, held))
-        runner = made(fitted, grammars=grammars)
+        runner = new_runner(fitted, grammars=grammars)
         runner.capture_graphs()
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)
-        plans.keep(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
+        cache.store(key, msgspec.structs.replace(found, graph_bytes=graph_bytes, num_blocks=fitted.num_blocks))
         return runner
 
-    held, known = warmup.held(device), plans.find(key)
+    held, known = warmup.held(device), cache.find(key)
     if known is not None:
-        warmup.short(made, facts, device)
+        warmup.short(new_runner, facts, device)
         try:
             return sized(known, held)
         except CapacityError:
-            plans.drop(key)  # others may hold more by now, or the plan says too much: measure before giving up
-    return sized(warmup.measured(made, facts, device), held)
+            cache.drop(key)  # other processes may hold more by now, or the entry is wrong: measure before giving up
+    return sized(warmup.measured(new_runner, facts, device), held)
 
 
 def _fitted(facts: RunnerFacts, options: ServeOptions, limit: int, memory: capacity.MeasuredMemory) -> RunnerFacts:
@@ -181,7 +185,7 @@ def _fitted(facts: RunnerFacts, options: ServeOptions, limit: int, memory: capac
 
 
 def grammars_of(folder: Path, facts: RunnerFacts) -> GrammarCompiler:
-    """What compiles grammars for this model. Nothing is loaded before the first."""
+    """A compiler of grammars for this model. It loads the vocabulary at the first grammar."""
 
     def load() -> "Vocabulary":
         from kvasir_runtime.guide import vocabulary
@@ -199,12 +203,12 @@ def assemble(
     dtype: torch.dtype,
     grammars: GrammarCompiler | None = None,
     device_stream: DeviceStream | None = None,
-    capturers: Callable[[], GraphCapturer] | None = None,
+    new_capturer: NewCapturer | None = None,
 ) -> ModelRunner:
-    """A runner with a cache of dtype and rows of the sizes that facts name. grammars: for requests that are guided.
+    """A runner with a KV cache of dtype and rows, of the sizes in facts. grammars: for requests that are guided.
 
-    device_stream: default that of the device. capturers: makes what captures decode steps, if anything shall.
-    The cache is left undefined: the kernel hands out its pages when they are first written, so an idle pod stays small.
+    device_stream: by default that of the device. new_capturer: None where decode steps are not captured. The cache is
+    not initialized: the kernel allocates its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
     row = kv_quant.width(spec.head_dim, dtype)
@@ -216,8 +220,10 @@ def assemble(
         raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
     rows = _rows(facts, ops, device_stream)
     graphs = None
-    if capturers is not None and isinstance(rows, DeviceRowState) and facts.head == "vocabulary":
-        graphs = DecodeGraphs(model=model, ops=ops, cache=cache, rows=rows, stream=device_stream, capturer=capturers())
+    if new_capturer is not None and isinstance(rows, DeviceRowState) and facts.head == "vocabulary":
+        graphs = DecodeGraphs(
+            model=model, ops=ops, cache=cache, rows=rows, stream=device_stream, capturer=new_capturer()
+        )
     return ModelRunner(
         model=model,
         ops=ops,
@@ -231,7 +237,7 @@ def assemble(
 
 
 def _rows(facts: RunnerFacts, ops: Ops, device_stream: DeviceStream) -> HostRowState | DeviceRowState:
-    """Rows on the host where that is the device. Device rows pad steps with the block behind those that plans name."""
+    """Rows on the host where that is the device. Rows on a device pad steps with the block after those of plans."""
     limits = {
         "max_sequences": facts.max_sequences,
         "max_model_len": facts.max_model_len,
@@ -245,7 +251,7 @@ def _rows(facts: RunnerFacts, ops: Ops, device_stream: DeviceStream) -> HostRowS
 
 
 def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:
-    """Refuse weights that cannot fit before reading them: on a CPU the kernel would kill the process half way."""
+    """Reject weights that cannot fit before they are read: on a CPU the kernel would kill the process half way."""
     if device.type == "cpu":
         limit = min(
             host_resources.memory_limit_bytes(),
@@ -260,7 +266,7 @@ def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:
 def _check_forecast(
     options: ServeOptions, folder: Path, device: torch.device, dtype: torch.dtype, weights_bytes: int
 ) -> None:
-    """The forecast's word before anything is read. What it counts otherwise than we do is left to the measurement."""
+    """Reject by forecast before anything is read, unless it counts more weights than there are."""
     name = str(dtype).removeprefix("torch.")
     try:
         model = forecast.shape(read_document(folder))
@@ -281,8 +287,8 @@ def _check_forecast(
     )
 
 
-def _reporter(on_progress: OnProgress, start: float) -> OnRead:
-    """Turn bytes read into progress, at most every hundredth; the time left follows from the speed so far."""
+def _loading_progress(on_progress: OnProgress, start: float) -> OnRead:
+    """Report bytes read as progress, at most every hundredth; the time left is computed from the speed so far."""
     reported = -1
 
     def on_read(read: int, total: int) -> None:

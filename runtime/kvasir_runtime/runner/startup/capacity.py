@@ -1,4 +1,4 @@
-"""How many blocks of KV cache to make and how long a sequence may be: arithmetic on bytes. Called by `build`."""
+"""How many blocks the KV cache has and how long a sequence may be: arithmetic on bytes. Called by `build`."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from kvasir_runtime.errors import CapacityError, ModelError
 class MeasuredMemory:
     """Bytes, measured after the weights were loaded and one step of full size was run.
 
-    limit: of the device or the container. used: held now, by this process on a CPU and by everybody on a GPU.
-    available: not held by anybody. peak: what a step takes for a moment. graph: what recorded steps will hold for good.
-    shared: the limit is the machine's own, so that it is not ours alone.
+    limit: of the device or the container. used: held now, by this process on a CPU and by all processes on a GPU.
+    available: held by no process. peak: what a step takes temporarily. graph: what graphs will hold permanently.
+    shared: the limit is that of the machine, which other processes use too.
     """
 
     limit_bytes: int
@@ -24,15 +24,15 @@ class MeasuredMemory:
 
     @property
     def step_bytes(self) -> int:
-        """What steps need beside the cache."""
+        """What steps take beside the cache."""
         return self.peak_bytes + self.graph_bytes
 
 
 def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, asked_blocks: int = 0) -> int:
     """Blocks that fit into the fraction of the limit beside what is held and what a step takes.
 
-    Of shared memory it is a modest part only, though never less than asked_blocks, those of the longest sequence that
-    somebody asked for. Raises CapacityError when not even one fits.
+    Of shared memory only a modest part, but at least asked_blocks, those of the longest sequence that the options ask
+    for. Raises CapacityError when not even one fits.
     """
     budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.step_bytes
     room = min(budget, int(memory.available_bytes * fraction) - memory.step_bytes)
@@ -61,10 +61,10 @@ def check_forecast(
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
 ) -> None:
-    """Refuse before loading what `cache_blocks` and `fitting_limit` would refuse after it for certain.
+    """Reject before loading what `cache_blocks` and `fitting_limit` would certainly reject after it.
 
     asked: the option max_model_len in tokens, 0 if it was not given: then one block is enough. A step's activations are
-    left out: only a measurement knows them. Raises CapacityError with the numbers.
+    left out, since they must be measured. Raises CapacityError with the numbers.
     """
     least = max(asked - 1, block_size)
     judged = forecast.fit(
@@ -96,8 +96,8 @@ def sequence_limit(wanted: int, positions: int) -> int:
 def fitting_limit(limit: int, asked: int, capacity_tokens: int) -> int:
     """max_model_len that the cache can hold: one sequence must fit into it alone.
 
-    asked: the option, 0 if it was not given. Only a limit that nobody asked for is lowered; else CapacityError.
-    The last token of an answer is never computed, so it needs no place.
+    asked: the option, 0 if it was not given. Only a limit that was not given is lowered; else CapacityError. The last
+    token of an answer is never computed, so it needs no place.
     """
     if limit <= capacity_tokens + 1:
         return limit

@@ -1,4 +1,4 @@
-"""What this machine, or the container in it, grants a process: cores and memory; and how torch is told to use them.
+"""Cores and memory that the machine or the container grants this process, and torch's settings for them.
 
 Called once by `build`. Reads /proc and the control groups of both versions.
 """
@@ -19,7 +19,7 @@ from kvasir_runtime.kernels.ops import Ops
 _CGROUP = Path("/sys/fs/cgroup")
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # <malloc.h>
 _LIBRARY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*\.so[^/\n]*$", re.MULTILINE)
-"""Of /proc/self/maps: a part of a shared library that cannot be written; from, to."""
+"""A read-only part of a shared library in /proc/self/maps: from, to."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _IN_MEMORY, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # of an entry of /proc/self/pagemap
 
@@ -27,7 +27,7 @@ _IN_MEMORY, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61  # of an entry of /pr
 def num_threads(environment: Mapping[str, str] = os.environ) -> int:
     """Threads to compute with: OMP_NUM_THREADS if set, else whole cores among those granted, at least 1.
 
-    A node's core count must not be taken in a container with a quota: the threads above it would stall all others.
+    In a container with a quota the node's core count would be too many: threads above the quota stall all others.
     """
     given = environment.get("OMP_NUM_THREADS", "").split(",")[0]
     if given.isdigit() and int(given) > 0:
@@ -56,15 +56,15 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most this process ever held, or held since `forget_peak` where the kernel allows that."""
+    """The most that this process held, since `reset_peak` where the kernel allows that."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return resident_bytes()
 
 
-def forget_peak() -> None:
-    """Start measuring the peak anew."""
+def reset_peak() -> None:
+    """Start to measure the peak again."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -72,7 +72,7 @@ def forget_peak() -> None:
 def use(threads: int, ops: Ops) -> None:
     """Set the threads of the operations, and keep freed memory in the process.
 
-    By default glibc returns every large tensor to the kernel when it is freed and gets zeroed pages for the next one,
+    By default glibc returns every large tensor to the kernel when it is freed and takes zeroed pages for the next one,
     which costs more than the arithmetic of a small step.
     """
     ops.set_threads(threads)
@@ -83,17 +83,17 @@ def use(threads: int, ops: Ops) -> None:
 
 
 def return_memory() -> None:
-    """Give what was freed since the start back to the kernel: `use` keeps it, which pays during steps only."""
+    """Return freed memory to the kernel: `use` keeps it, which only helps during steps."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def return_library_pages() -> None:
-    """Let go of the pages of shared libraries that starting them touched; the next use takes them from the file cache.
+    """Release the pages of shared libraries that loading them touched; the next use reads them from the file cache.
 
-    With torch's CUDA build these are 220 MiB of code and tables, most of it CUDA's own, which a CPU never uses again.
-    Parts in which the loader wrote addresses, or a debugger a break, stay: they are nowhere else. Not to be called
-    while libraries are loaded.
+    With torch's CUDA build these are 220 MiB of code and tables, most of it CUDA's own, which a CPU does not use again.
+    Parts in which the loader wrote addresses, or a debugger a breakpoint, stay, since the file does not have them. Must
+    not be called while libraries are loaded.
     """
     with contextlib.suppress(OSError, AttributeError), Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
         libc = ctypes.CDLL(None)
@@ -104,7 +104,7 @@ def return_library_pages() -> None:
 
 
 def as_in_file(entries: bytes) -> bool:
-    """Whether none of these pages was ever written: then it would be in memory or swapped, and not of the file."""
+    """Whether none of these pages was written: a written one is in memory or swapped, and not of the file."""
     flags = np.frombuffer(entries, dtype=np.uint64)
     return not (flags[flags & _OF_FILE == 0] & (_IN_MEMORY | _SWAPPED)).any()
 
@@ -121,8 +121,8 @@ def _physical_cores() -> int:
 
 def _container_limits() -> list[int]:
     limits = (_number(_CGROUP / "memory.max"), _number(_CGROUP / "memory" / "memory.limit_in_bytes"))
-    said = os.environ.get(names.ENV_MEMORY_LIMIT, "")
-    return [limit for limit in (*limits, int(said) if said.isdigit() else 0) if limit]
+    given = os.environ.get(names.ENV_MEMORY_LIMIT, "")
+    return [limit for limit in (*limits, int(given) if given.isdigit() else 0) if limit]
 
 
 def _quota_cores() -> float:

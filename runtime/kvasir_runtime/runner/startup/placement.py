@@ -1,4 +1,4 @@
-"""Which device and dtype a model is computed on and in. Called by `build`."""
+"""Device, dtype and KV cache dtype of a model. Called by `build`."""
 
 from typing import Final
 
@@ -66,9 +66,9 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_computes_bfloat16() -> bool:
-    """Whether there are instructions for bfloat16; emulated, it is slower than float32.
+    """Whether the CPU has instructions for bfloat16; emulated, it is slower than float32.
 
-    Asked of the CPU rather than measured: beside busy neighbours a measurement would change from start to start.
+    Read from the CPU, not measured: on a busy machine a measurement would change from start to start.
     """
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     if any(getattr(torch.cpu, name, bool)() for name in checks):

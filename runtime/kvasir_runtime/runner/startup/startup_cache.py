@@ -1,9 +1,8 @@
-"""What a start measured, kept in a directory so that the next one with the same model, options and machine need not.
+"""The startup cache: what a start measured, so that the next one with the same model, options and machine need not.
 
-Called by `build`. A plan is a small JSON document in a file named after the hash of its key, written whole or not at
-all and readable by its owner only. The key is in the document too and must be equal to the last character; whatever
-else lies there is left alone, and said in one line. Only how much memory steps take is taken from a plan: how much
-there is, is asked anew at each start.
+Called by `build`. An entry is a small JSON document in a file named after the hash of its key, written atomically and
+readable by its owner only. The document contains the key too, which must match exactly; any other file is left alone
+and logged in one line. An entry only says how much memory steps take; how much there is, is read at each start.
 """
 
 import hashlib
@@ -20,10 +19,10 @@ import msgspec
 LOG = logging.getLogger(__name__)
 VARIABLE: Final = "KVASIR_STARTUP_CACHE"
 OFF: Final = "off"
-SUFFIX: Final = ".startplan.json"
+SUFFIX: Final = ".startup.json"
 VERSION: Final = 1
-MAX_PLANS: Final = 64
-"""In one directory; the oldest go first. A machine rarely serves more models and settings than that in turn."""
+MAX_ENTRIES: Final = 64
+"""In one directory; the oldest are removed first. A machine rarely serves more models and settings in turn."""
 MAX_FILE_BYTES: Final = 65_536
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
@@ -34,7 +33,7 @@ CacheKey = Mapping[str, str]
 class StepMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """peak_bytes: what the largest step takes for a moment. graph_bytes: what recorded steps hold for good.
 
-    num_blocks: of the KV cache that was made then; for people, since it is counted anew.
+    num_blocks: of the KV cache of that start; only for readers of the file.
     """
 
     peak_bytes: _Bytes
@@ -49,7 +48,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where plans are kept: the option, else the variable, else below the user's cache; None where that is off."""
+    """Where entries are stored: the option, else the variable, else below the user's cache; None where it is off."""
     chosen = option or environment.get(VARIABLE, "")
     if chosen == OFF:
         return None
@@ -60,13 +59,13 @@ def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path 
 
 
 class StartupCache:
-    """Those in one directory, which need not exist. Nothing here ever keeps an engine from starting."""
+    """The entries of one directory, which need not exist. No failure here stops an engine from starting."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def find(self, key: CacheKey) -> StepMemory | None:
-        """What an earlier start measured under the very same key."""
+        """What an earlier start measured under the same key."""
         if self._folder is None:
             return None
         path = self._folder / _name(key)
@@ -75,34 +74,34 @@ class StartupCache:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            LOG.warning("start-up plan %s is ignored: %s", path, _said(error))
+            LOG.warning("startup cache entry %s is ignored: %s", path, _reason(error))
             return None
         if document.version != VERSION or document.key != dict(key):
-            LOG.warning("start-up plan %s is ignored: it was made for something else", path)
+            LOG.warning("startup cache entry %s is ignored: its key is another one", path)
             return None
         return document.measured
 
-    def keep(self, key: CacheKey, measured: StepMemory) -> None:
-        """For the next start; a directory that cannot be written is said in one line."""
+    def store(self, key: CacheKey, measured: StepMemory) -> None:
+        """Store an entry for the next start; a directory that cannot be written is logged in one line."""
         if self._folder is None:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _own(self._folder.lstat(), "directory")
+            _require_ownership(self._folder.lstat(), "directory")
             _write(self._folder, self._folder / _name(key), key, measured)
-            self._forget_oldest()
+            self._remove_oldest()
         except OSError as error:
-            LOG.warning("the start-up plan is not kept in %s: %s", self._folder, _said(error))
+            LOG.warning("the startup cache entry is not kept in %s: %s", self._folder, _reason(error))
 
     def drop(self, key: CacheKey) -> None:
-        """A plan that turned out wrong."""
+        """Remove an entry that turned out wrong."""
         if self._folder is not None:
             (self._folder / _name(key)).unlink(missing_ok=True)
 
-    def _forget_oldest(self) -> None:
+    def _remove_oldest(self) -> None:
         assert self._folder is not None
         found = [(path.lstat().st_mtime_ns, path) for path in self._folder.glob(f"*{SUFFIX}")]
-        for _, path in sorted(found, reverse=True)[MAX_PLANS:]:
+        for _, path in sorted(found, reverse=True)[MAX_ENTRIES:]:
             path.unlink(missing_ok=True)
 
 
@@ -111,26 +110,26 @@ def _name(key: CacheKey) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """All of a small regular file of ours. Raises OSError."""
+    """The content of a small regular file that this user owns. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
             raise OSError("not a small file")
-        _own(found, "file")
+        _require_ownership(found, "file")
         return stream.read(MAX_FILE_BYTES)
 
 
-def _own(found: os.stat_result, what: str) -> None:
-    """Numbers from a stranger could make us take all of a machine's memory. Raises OSError."""
+def _require_ownership(found: os.stat_result, what: str) -> None:
+    """Reject files of other users, whose numbers could make this process take all memory. Raises OSError."""
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise OSError(f"the {what} belongs to somebody else, or others may write it")
+        raise OSError(f"the {what} belongs to another user, or others may write it")
 
 
 def _write(folder: Path, path: Path, key: CacheKey, measured: StepMemory) -> None:
-    """A temporary file is 0600 from its start; renaming shows all of it at once."""
+    """Write a temporary file, which is 0600 from the beginning, and rename it."""
     document = _Document(version=VERSION, key=dict(key), measured=measured)
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".startplan-")
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".startup-")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
@@ -140,5 +139,5 @@ def _write(folder: Path, path: Path, key: CacheKey, measured: StepMemory) -> Non
         raise
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -1,7 +1,7 @@
 """The key under which `startup_cache` stores what a start measured. Called by `build`.
 
-Sizes and headers stand for the weights: the memory of a step depends on shapes and types, not on values, and a model
-that was copied or downloaded again is the same one.
+Sizes and headers represent the weights: the memory of a step depends on shapes and types, not on values, and a model
+that was copied or downloaded again has the same key.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from kvasir_runtime.weights import safetensors_checkpoint
 
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 GGUF_BYTES: Final = 16 << 20
-"""More than the largest vocabularies take; to parse them once more would take longer than to hash this."""
+"""More than the largest vocabularies take; parsing the header again would take longer than hashing this."""
 _ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -44,7 +44,7 @@ def key(options: ServeOptions, model: Path, ops: Ops, device: torch.device) -> d
 
 
 def _model(model: Path) -> str:
-    """Raises nothing that loading would not: a checkpoint was read before this is asked."""
+    """Of the checkpoint, which was loaded before: it raises nothing that loading does not."""
     digest = hashlib.sha256()
     if gguf.is_gguf(model):
         files, headers = [model], [_beginning(model)]
@@ -59,7 +59,7 @@ def _model(model: Path) -> str:
 
 
 def _beginning(path: Path) -> bytes:
-    """Of a GGUF file: what comes before the tensors, vocabulary and all, and perhaps some of them."""
+    """Of a GGUF file: all that comes before the tensors, and perhaps some of them."""
     with path.open("rb") as stream:
         return stream.read(GGUF_BYTES)
 
@@ -87,7 +87,7 @@ def _version(package: str) -> str:
 
 
 def _source(folder: Path) -> str:
-    """Of this very code: who works on it changes what a step takes without changing a version."""
+    """Of this code, which changes in development without a new version."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         found = path.stat()

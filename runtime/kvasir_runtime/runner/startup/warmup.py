@@ -1,6 +1,6 @@
-"""The first steps of a runner: the largest one to see what memory it takes, or a short one where that is known.
+"""The first steps of a runner: the largest one to measure its memory, or a short one where that is known.
 
-Called by `build` with a runner on a cache of its own. Both kinds also load what the first request would wait for.
+Called by `build` with a runner on a cache of its own. Both also load what the first request would wait for.
 """
 
 import gc
@@ -18,52 +18,52 @@ from kvasir_runtime.wire import PoolingConfig, SamplingConfig
 
 SHORT_TOKENS = 32
 OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300, 1500)
-"""Tokens of further chunks on CUDA, where launchers choose a variant of a kernel by them: the first request of each
-length would else wait for the compiler, or for what it left on the disk."""
+"""Tokens of further chunks on CUDA, where launchers choose a variant of a kernel by their number: else the first
+request of each length would wait for the compiler or its cache."""
 
 Scratch = Callable[[RunnerFacts], ModelRunner]
-"""Makes a runner of the sizes in facts, with a cache of its own."""
+"""A new runner of the sizes in facts, with a cache of its own."""
 
 
 def measured(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> StepMemory:
-    """What the largest step takes for a moment, and recorded steps for good."""
+    """What the largest step takes temporarily, and captured graphs permanently."""
     runner, plans = _prepared(scratch, facts, min(facts.max_batch_tokens, facts.max_model_len), device)
-    _forget_peak(device)
+    _reset_peak(device)
     before = held(device)
     _run(runner, plans)
     peak = _peak(device) - before
     del runner
-    _give_back(device)
-    return StepMemory(peak_bytes=max(0, peak), graph_bytes=_recorded(scratch, facts, device))
+    _release_cached(device)
+    return StepMemory(peak_bytes=max(0, peak), graph_bytes=_graph_bytes(scratch, facts, device))
 
 
-def _recorded(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> int:
-    """What recorded steps of all sizes hold, and rows of full size; they read nothing of the cache but padding."""
+def _graph_bytes(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> int:
+    """What graphs of all sizes and rows of full size hold; they read only padding of the cache."""
     runner = scratch(replace(facts, num_blocks=1))
     runner.capture_graphs()
     graph_bytes = runner.graph_bytes
     del runner
-    _give_back(device)
+    _release_cached(device)
     return graph_bytes
 
 
 def short(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> None:
-    """A few tokens: kernels are loaded, and a model that cannot compute at all is found out before it is ready."""
+    """Compute a few tokens: this loads kernels, and a model that cannot compute fails before it is ready."""
     runner, plans = _prepared(scratch, facts, min(SHORT_TOKENS, facts.max_batch_tokens, facts.max_model_len), device)
     _run(runner, plans)
     del runner
-    _give_back(device)
+    _release_cached(device)
 
 
 def held(device: torch.device) -> int:
-    """Bytes that this process holds: all of its memory on a CPU, what torch's tensors take on CUDA."""
+    """Bytes that this process holds: all its memory on a CPU, torch's tensors on CUDA."""
     return host_resources.resident_bytes() if device.type == "cpu" else int(torch.cuda.memory_allocated(device))
 
 
 def memory(device: torch.device, found: StepMemory, held_bytes: int) -> MeasuredMemory:
-    """What is held and free now beside what was measured, perhaps at another start.
+    """Memory that is held and free now, with what was measured, perhaps by another start.
 
-    held_bytes: before the first steps. On a CPU what they freed stays with the process, and is not counted twice.
+    held_bytes: before the first steps. On a CPU the process keeps what they freed, which must not count twice.
     """
     if device.type == "cpu":
         return MeasuredMemory(
@@ -98,9 +98,9 @@ def _run(runner: ModelRunner, plans: tuple[StepPlan, ...]) -> None:
         runner.collect(runner.launch(plan))
 
 
-def _forget_peak(device: torch.device) -> None:
+def _reset_peak(device: torch.device) -> None:
     if device.type == "cpu":
-        host_resources.forget_peak()
+        host_resources.reset_peak()
     else:
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -111,15 +111,15 @@ def _peak(device: torch.device) -> int:
     )
 
 
-def _give_back(device: torch.device) -> None:
-    """What torch keeps for later counts as used, but the cache may have it; so does what waits for a collection."""
+def _release_cached(device: torch.device) -> None:
+    """Release memory that torch keeps for later, or that waits for a collection: the KV cache may take it."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, generates: bool) -> tuple[StepPlan, ...]:
-    """A prompt of full length, one token on top of half of it, and chunks of the other lengths as far as they fit.
+    """A prompt of full length, one token after half of it, and chunks of the other lengths as far as they fit.
 
     Without a vocabulary the prompt is pooled, and nothing else is computed.
     """

@@ -46,8 +46,8 @@ class DeviceRowState:
         self._upload_batch = HostToDeviceBatch(stream)
         num_rows, length, columns = max_sequences + 1, max_model_len + 1, -(-max_model_len // block_size)
         sizes = (2 * num_rows, num_rows * length, num_rows * columns, num_rows, *(num_rows for _ in _PARAMETERS))
-        self._places = np.cumsum((0, *sizes)).tolist()
-        self._memory = torch.zeros(self._places[-1], dtype=torch.int32, device=stream.device)
+        self._offsets = np.cumsum((0, *sizes)).tolist()
+        self._memory = torch.zeros(self._offsets[-1], dtype=torch.int32, device=stream.device)
         parts: tuple[Tensor, ...] = self._memory.split(sizes)
         self._seed = parts[0].view(torch.int64)
         self._tokens: Tensor = parts[1].view(num_rows, length)
@@ -56,13 +56,13 @@ class DeviceRowState:
         self._temperature, self._top_p, self._min_p = (part.view(torch.float32) for part in parts[4:7])
         self._top_k = parts[7]
         self._tables[self.padding_row] = null_block
-        # What the host knows of the device: blocks in the tables, and lengths as they will be when its turn has come.
+        # What the host knows of the device: blocks in the tables, and lengths once all that is enqueued has run.
         self._num_blocks = [0] * num_rows
         self._known_lens = [0] * num_rows
 
     @property
     def num_bytes(self) -> int:
-        """Of device memory."""
+        """Device memory that the rows take."""
         return self._memory.numel() * self._memory.element_size()
 
     @property
@@ -71,7 +71,7 @@ class DeviceRowState:
         return self._tokens
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in joins, forks, grows and inserts; they travel with the batch."""
+        """Apply joins, forks, grows and inserts; they are sent with the next batch."""
         for join in plan.joins:
             self._join(join)
         if plan.forks:
@@ -113,15 +113,15 @@ class DeviceRowState:
         return ModelInput(_batch(made, attn_metadata, None), AppendPositions(rows, made.kv_lens))
 
     def prepare_replay(self, chunks: Sequence[Chunk]) -> None:
-        """Send what plans wrote, before a captured step of these chunks is replayed: it has no input that would."""
+        """Send what plans wrote before a captured step of these chunks is replayed, which no model_input precedes."""
         self._write_starts(chunks)
         self._flush()
 
     def _write_starts(self, chunks: Sequence[Chunk]) -> None:
-        """Write where chunks begin, for those of which the device does not know it."""
+        """Write where chunks begin, for those whose row has another length on the device."""
         for chunk in chunks:
             if self._known_lens[chunk.row] != chunk.start:
-                self._upload_batch.write(chunk.row, self._places[3] + chunk.row, (chunk.start,))
+                self._upload_batch.write(chunk.row, self._offsets[3] + chunk.row, (chunk.start,))
                 self._known_lens[chunk.row] = chunk.start
 
     def _flush(self) -> None:
@@ -189,7 +189,7 @@ class DeviceRowState:
         self._ops.append_ids(ids, positions.rows, positions.ends, self._tokens, self._lens)
 
     def advance(self, sampling_chunks: Sequence[Chunk]) -> None:
-        """Note that the device knows the ends of these chunks."""
+        """Note that the rows of these chunks end there on the device."""
         for chunk in sampling_chunks:
             self._known_lens[chunk.row] = chunk.start + chunk.num_tokens
 
@@ -198,8 +198,8 @@ class DeviceRowState:
         return max(0, self._tokens.shape[1] - position)
 
     def write_tokens(self, row: int, position: int, token_ids: Sequence[int]) -> None:
-        """Write known ids into a row, from a position on; they travel with the next batch."""
-        self._upload_batch.write(row, self._places[1] + row * self._tokens.shape[1] + position, token_ids)
+        """Write known ids into a row, from a position on; they are sent with the next batch."""
+        self._upload_batch.write(row, self._offsets[1] + row * self._tokens.shape[1] + position, token_ids)
 
     def _step_inputs(self, rows: Tensor, starts: Tensor, num_tokens: int, longest: int, tables: Tensor) -> StepInputs:
         rest = (self._lens, self._tokens, tables, self._block_size)
@@ -215,13 +215,13 @@ class DeviceRowState:
         self._known_lens[row] = join.computed_tokens
         seed = np.array([sampling.seed % 2**64], dtype=np.uint64).view(np.int32)
         floats = np.array([sampling.temperature, sampling.top_p, sampling.min_p], dtype=np.float32).view(np.int32)
-        self._upload_batch.write(row, self._places[0] + 2 * row, seed)
-        self._upload_batch.write(row, self._places[3] + row, (join.computed_tokens,))
-        for place, value in zip(self._places[4:], (*floats.tolist(), sampling.top_k), strict=False):
-            self._upload_batch.write(row, place + row, (value,))
+        self._upload_batch.write(row, self._offsets[0] + 2 * row, seed)
+        self._upload_batch.write(row, self._offsets[3] + row, (join.computed_tokens,))
+        for offset, value in zip(self._offsets[4:], (*floats.tolist(), sampling.top_k), strict=False):
+            self._upload_batch.write(row, offset + row, (value,))
 
     def _fork(self, forks: Sequence[Fork]) -> None:
-        """All at once, since beams may change places. Only known tokens move, and they stay on the device."""
+        """All at once, since beams may exchange rows. Only known tokens are copied, on the device."""
         self._flush()
         pairs = np.array([(fork.row, fork.source) for fork in forks], dtype=np.int64)
         rows, sources = self._stream.upload(pairs).unbind(1)
@@ -235,11 +235,11 @@ class DeviceRowState:
             self.write_tokens(fork.row, fork.position, fork.tokens)
             self._num_blocks[fork.row] = fork.kept_blocks
             self._append_blocks(fork.row, fork.blocks)
-            self._known_lens[fork.row] = -1  # told by the next batch
+            self._known_lens[fork.row] = -1  # written by the next batch
 
     def _append_blocks(self, row: int, blocks: Sequence[int]) -> None:
         have = self._num_blocks[row]
-        self._upload_batch.write(row, self._places[2] + row * self._tables.shape[1] + have, blocks)
+        self._upload_batch.write(row, self._offsets[2] + row * self._tables.shape[1] + have, blocks)
         self._num_blocks[row] = have + len(blocks)
 
 

@@ -1,9 +1,8 @@
-"""How the runner hands work to its device and hears that it is done; nobody else knows streams and pinned memory.
+"""How the runner enqueues work on its device and waits for it; only this module uses streams and pinned memory.
 
-A stream is worked off in order. What is sent to a device is never written again by the host: each upload has fresh
-memory of its own, which goes back to its allocator once the device has read it. `HOST` has nothing to overlap with, so
-the runner computes a plan only when it is collected; on CUDA everything is enqueued at launch. Tests bring a third one,
-a CPU that behaves as CUDA does.
+A stream runs in order. The host never writes again to what it uploads: each upload has new memory of its own, which
+returns to its allocator once the device has read it. `HostStream` overlaps with nothing; on CUDA everything is enqueued
+at launch. Tests have a third stream, a CPU that behaves as CUDA does.
 """
 
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from torch import Tensor
 
 
 class StreamEvent(Protocol):
-    """A place in a stream."""
+    """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Until the device got there."""
+        """Wait until the device reaches it."""
 
 
 class DeviceStream(Protocol):
-    """What follows in the code follows in the stream. overlaps: whether the host goes on while the device computes."""
+    """Work runs in the order of the calls. overlaps: whether the host continues while the device computes."""
 
     @property
     def device(self) -> torch.device: ...
@@ -32,18 +31,18 @@ class DeviceStream(Protocol):
     def overlaps(self) -> bool: ...
 
     def upload(self, array: NDArray[np.generic]) -> Tensor:
-        """A copy on the device, without waiting for it; the array must not be written any more."""
+        """A copy on the device; never waits. The array must not be written afterwards."""
 
     def download(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory, complete once a mark behind it was waited for; never waits itself."""
+        """A copy in host memory, complete once a later event was synchronized; never waits."""
 
     def record_event(self) -> StreamEvent:
-        """The place behind everything so far."""
+        """The point after all work so far."""
 
 
-class _Passed:
+class _PassedEvent:
     def synchronize(self) -> None:
-        """Nothing is ever ahead."""
+        """Return at once: all work is done."""
 
 
 class HostStream:
@@ -53,7 +52,7 @@ class HostStream:
 
     @property
     def device(self) -> torch.device:
-        """Ours."""
+        """The CPU."""
         return torch.device("cpu")
 
     def upload(self, array: NDArray[np.generic]) -> Tensor:
@@ -65,39 +64,30 @@ class HostStream:
         return tensor
 
     def record_event(self) -> StreamEvent:
-        """Behind nothing."""
-        return _Passed()
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    event: torch.cuda.Event
-
-    def synchronize(self) -> None:
-        """Until the stream got there."""
-        self.event.synchronize()
+        """An event that has passed."""
+        return _PassedEvent()
 
 
 @dataclass(frozen=True, slots=True)
 class CudaStream:
-    """The current stream of a card. Pageable memory would make copies wait for the stream, so all of it is pinned."""
+    """The current stream of a GPU. Copies from pageable memory would wait for the stream, so all memory is pinned."""
 
     device: torch.device
     overlaps: bool = True
 
     def upload(self, array: NDArray[np.generic]) -> Tensor:
-        """Torch's allocator of pinned memory hands a piece out again only once the copies from it are done."""
+        """Torch's allocator reuses pinned memory only once the copies from it are done."""
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
     def download(self, tensor: Tensor) -> Tensor:
-        """Into fresh pinned memory."""
+        """A copy in new pinned memory."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
     def record_event(self) -> StreamEvent:
-        """An event."""
+        """A CUDA event."""
         event = torch.cuda.Event()
         event.record()
-        return _Event(event)
+        return event
 
 
 def stream_of(device: torch.device) -> DeviceStream:

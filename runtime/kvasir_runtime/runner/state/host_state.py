@@ -28,11 +28,11 @@ class HostRowState:
     ) -> None:
         self._block_size = block_size
         self._tokens = torch.empty((max_sequences, max_model_len + 1), dtype=torch.int32)
-        # The same memory: for small arrays numpy is the quicker one.
+        # The same memory: numpy is faster for small arrays.
         self._host: NDArray[np.int32] = self._tokens.numpy()
         self._block_tables = np.zeros((max_sequences, -(-max_model_len // block_size)), dtype=np.int64)
         self._num_blocks = [0] * max_sequences
-        # First id of a row whose blocks are consecutive ids, else -1: its cache can be read without gathering it.
+        # First id of a row whose blocks have consecutive ids, else -1: its cache is read without a gather.
         self._first_blocks = [-1] * max_sequences
         self._params = RowSamplingParams(max_sequences, eos_token_ids)
 
@@ -143,7 +143,7 @@ class HostRowState:
         self._host[[chunk.row for chunk in chunks], [chunk.start + chunk.num_tokens for chunk in chunks]] = sampled
 
     def _fork(self, forks: Sequence[Fork]) -> None:
-        """All at once, since beams may change places."""
+        """All at once, since beams may exchange rows."""
         rows = np.array([fork.row for fork in forks], dtype=np.int64)
         sources = np.array([fork.source for fork in forks], dtype=np.int64)
         end = max(fork.position for fork in forks)

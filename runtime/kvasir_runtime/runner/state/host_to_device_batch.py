@@ -1,6 +1,6 @@
-"""What a step brings to the device, packed so that it travels in one copy: writes to the rows, and tables of the step.
+"""What a step sends to the device, packed into one copy: writes into the rows, and arrays of the step.
 
-Filled by `device_state`, emptied by send(); the numbers have no meaning here.
+Filled and sent by `device_state`; this module does not know what the numbers mean.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from kvasir_runtime.runner.state.device_stream import DeviceStream
 Ints = NDArray[np.int32]
 
 _ALIGNED = 4
-"""Numbers of 16 bytes: Triton compiles a kernel anew for a pointer that begins elsewhere."""
+"""Numbers in 16 bytes: Triton compiles a kernel again for a pointer that is not a multiple of that."""
 
 
 class HostToDeviceBatch:
-    """Writes into one flat tensor of int32, by places, and arrays that are wanted on the device beside them."""
+    """Writes into one flat tensor of int32, by offset, and arrays that are sent with them."""
 
     def __init__(self, stream: DeviceStream) -> None:
         self._stream = stream
@@ -28,23 +28,23 @@ class HostToDeviceBatch:
         """Whether there is anything to write."""
         return bool(self._writes)
 
-    def write(self, row: int, place: int, values: Sequence[int] | Ints) -> None:
-        """Values for the places from one on. row: whose they are, for forget()."""
+    def write(self, row: int, offset: int, values: Sequence[int] | Ints) -> None:
+        """Write values from an offset on. row: which they belong to, for discard_row()."""
         if len(values):
-            self._writes.append((row, place, np.asarray(values, dtype=np.int32)))
+            self._writes.append((row, offset, np.asarray(values, dtype=np.int32)))
 
     def discard_row(self, row: int) -> None:
-        """Nothing that was to be written for a row counts any more: somebody else takes it."""
+        """Remove the writes of a row that another sequence takes."""
         if self._writes:
             self._writes = [write for write in self._writes if write[0] != row]
 
     def send(self, target: Tensor, wide: Sequence[NDArray[np.int64]] = (), narrow: Sequence[Ints] = ()) -> list[Tensor]:
-        """Send everything and make the writes to the target, no place twice; the arrays, as given, on the device.
+        """Send everything and write into the target, each offset once. Returns the arrays, as given, on the device.
 
         There must be something to send.
         """
-        places, values = self._take()
-        arrays = [array.view(np.int32) for array in (places, *wide)] + [values, *narrow]
+        offsets, values = self._take()
+        arrays = [array.view(np.int32) for array in (offsets, *wide)] + [values, *narrow]
         padded = [-(-array.size // _ALIGNED) * _ALIGNED for array in arrays]
         packed = np.zeros(sum(padded), dtype=np.int32)
         ends = np.cumsum(padded).tolist()
@@ -52,17 +52,17 @@ class HostToDeviceBatch:
         for array, start in zip(arrays, starts, strict=True):
             packed[start : start + array.size] = array
         sent = self._stream.upload(packed)
-        shipped = [sent[start : start + array.size] for array, start in zip(arrays, starts, strict=True)]
-        shipped[: 1 + len(wide)] = [few.view(int64) for few in shipped[: 1 + len(wide)]]
-        written, values_there = shipped[0], shipped.pop(1 + len(wide))
-        if places.size:
-            target.index_copy_(0, written, values_there)
-        return shipped[1:]
+        on_device = [sent[start : start + array.size] for array, start in zip(arrays, starts, strict=True)]
+        on_device[: 1 + len(wide)] = [array.view(int64) for array in on_device[: 1 + len(wide)]]
+        offsets_there, values_there = on_device[0], on_device.pop(1 + len(wide))
+        if offsets.size:
+            target.index_copy_(0, offsets_there, values_there)
+        return on_device[1:]
 
     def _take(self) -> tuple[NDArray[np.int64], Ints]:
         writes, self._writes = self._writes, []
         if not writes:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
-        places = np.concatenate([np.arange(place, place + len(values)) for _, place, values in writes])
+        offsets = np.concatenate([np.arange(offset, offset + len(values)) for _, offset, values in writes])
         values = np.concatenate([values for _, _, values in writes])
-        return places, values
+        return offsets, values

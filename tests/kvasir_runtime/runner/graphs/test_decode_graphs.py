@@ -40,7 +40,7 @@ def made(folder: Path, recordings: Recordings | None = None, **sizes: int) -> Mo
         folder,
         ops=OPS,
         device_stream=Overlapping(),
-        capturers=None if recordings is None else lambda: recordings,
+        new_capturer=None if recordings is None else lambda: recordings,
         **{"max_sequences": 9, "num_blocks": 64, **sizes},
     )
     runner.capture_graphs()
@@ -138,7 +138,7 @@ def test_padding_never_touches_what_is_somebodys(folder: Path) -> None:
 def test_recordings_are_launched_in_flight_without_the_host(folder: Path) -> None:
     device_stream = Overlapping()
     runner = runner_of(
-        folder, ops=OPS, device_stream=device_stream, capturers=Recordings, max_sequences=2, num_blocks=8
+        folder, ops=OPS, device_stream=device_stream, new_capturer=Recordings, max_sequences=2, num_blocks=8
     )
     runner.capture_graphs()
     sampling = SamplingConfig(max_tokens=20, seed=5, temperature=1.0)
@@ -162,7 +162,7 @@ def test_what_cannot_be_recorded_is_launched_and_the_reason_is_told(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = made(folder, Recordings(refuses="no graphs\nhere"))
-    assert runner.facts.fallback == "steps cannot be recorded as graphs: no graphs here"
+    assert runner.facts.fallback == "steps cannot be captured as CUDA graphs: no graphs here"
     assert not runner.facts.kernels.endswith("graphs")
     assert "launched without CUDA graphs: no graphs here" in caplog.text
     launched, plain = streams(3, "greedy"), streams(3, "greedy")
@@ -171,7 +171,7 @@ def test_what_cannot_be_recorded_is_launched_and_the_reason_is_told(
     assert [stream.answer for stream in launched] == [stream.answer for stream in plain]
     reading = made(folder, Recordings())
     assert reading._graphs.failure == ""
-    read_back = runner_of(folder, device_stream=Overlapping(), capturers=Recordings, max_sequences=2, num_blocks=8)
+    read_back = runner_of(folder, device_stream=Overlapping(), new_capturer=Recordings, max_sequences=2, num_blocks=8)
     read_back.capture_graphs()  # the CPU's attention asks the host for lengths
     assert "not permitted when stream is capturing" in read_back.facts.fallback
 
@@ -193,17 +193,17 @@ def test_the_largest_is_recorded_first_and_others_when_wanted(folder: Path) -> N
 def test_the_option_says_whether_steps_are_recorded(folder: Path, cuda_graphs: bool) -> None:
     asked: list[Recordings] = []
 
-    def capturers() -> Recordings:
+    def new_capturer() -> Recordings:
         asked.append(Recordings())
         return asked[-1]
 
     options = ServeOptions(
         model=str(folder), device="cpu", kv_cache_tokens=128, max_sequences=2, cuda_graphs=cuda_graphs
     )
-    runner = build(options, lambda _: None, Overlapping(), capturers)
+    runner = build(options, lambda _: None, Overlapping(), new_capturer)
     assert bool(asked) == cuda_graphs
     # Kernels in C++ are no tensor operations, so they pass the recorder by.
-    assert (runner.facts.kernels.endswith(", graphs") or "cannot be recorded" in runner.facts.fallback) == cuda_graphs
+    assert (runner.facts.kernels.endswith(", graphs") or "cannot be captured" in runner.facts.fallback) == cuda_graphs
     assert (runner.graph_bytes > runner._rows.num_bytes > 0) == cuda_graphs
 
 
@@ -216,7 +216,7 @@ def test_the_cache_is_sized_after_what_rows_and_recordings_will_hold(folder: Pat
         scratches.append(facts)
         cpu = torch.device("cpu")
         return assemble(
-            runner._model, OPS, facts, cpu, torch.float32, device_stream=Overlapping(), capturers=Recordings
+            runner._model, OPS, facts, cpu, torch.float32, device_stream=Overlapping(), new_capturer=Recordings
         )
 
     measured = warmup.measured(scratch, runner.facts, torch.device("cpu"))

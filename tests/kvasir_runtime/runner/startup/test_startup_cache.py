@@ -18,7 +18,7 @@ from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import host_resources, startup_cache, startup_cache_key
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.runner.startup.capacity import MeasuredMemory, cache_blocks
-from kvasir_runtime.runner.startup.startup_cache import MAX_PLANS, SUFFIX, StartupCache, StepMemory
+from kvasir_runtime.runner.startup.startup_cache import MAX_ENTRIES, SUFFIX, StartupCache, StepMemory
 
 MIB = 2**20
 KEY = {"model": "m", "device": "d"}
@@ -35,13 +35,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def started(folder: Path, plans: str | Path, **options: Any) -> ModelRunner:
-    given = ServeOptions(model=str(folder), device="cpu", startup_cache=str(plans), **options)
+def started(folder: Path, cache: str | Path, **options: Any) -> ModelRunner:
+    given = ServeOptions(model=str(folder), device="cpu", startup_cache=str(cache), **options)
     return build(given, lambda progress: None)
 
 
-def files(plans: Path) -> list[Path]:
-    return sorted(plans.iterdir()) if plans.exists() else []
+def files(cache: Path) -> list[Path]:
+    return sorted(cache.iterdir()) if cache.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_option_then_variable_then_the_users_cache(option: str, environment: dic
 
 
 def test_the_second_start_takes_what_the_first_one_measured(folder: Path, tmp_path: Path) -> None:
-    plans = tmp_path / "plans"
-    first = started(folder, plans, memory_percent=20)
-    (kept,) = files(plans)
+    cache = tmp_path / "cache"
+    first = started(folder, cache, memory_percent=20)
+    (kept,) = files(cache)
     assert kept.stat().st_mode & 0o777 == 0o600
-    assert plans.stat().st_mode & 0o777 == 0o700
+    assert cache.stat().st_mode & 0o777 == 0o700
     document = json.loads(kept.read_text())
     assert document["measured"]["num_blocks"] == first.facts.num_blocks
     assert document["key"]["model"]
@@ -74,32 +74,32 @@ def test_the_second_start_takes_what_the_first_one_measured(folder: Path, tmp_pa
     document["measured"]["peak_bytes"] = granted - host_resources.resident_bytes() - 256 * MIB
     kept.write_text(json.dumps(document))
     kept.chmod(0o600)
-    second = started(folder, plans, memory_percent=20)
+    second = started(folder, cache, memory_percent=20)
     assert second.facts.num_blocks < first.facts.num_blocks
     assert json.loads(kept.read_text())["measured"]["peak_bytes"] == document["measured"]["peak_bytes"]
 
 
 def test_off_keeps_nothing(folder: Path, tmp_path: Path) -> None:
-    plans = tmp_path / "plans"
+    cache = tmp_path / "cache"
     started(folder, "off", kv_cache_tokens=512)
-    assert not plans.exists()
+    assert not cache.exists()
 
 
 def test_a_plan_under_which_nothing_fits_is_measured_anew(folder: Path, tmp_path: Path) -> None:
-    plans = tmp_path / "plans"
-    started(folder, plans)
-    (kept,) = files(plans)
+    cache = tmp_path / "cache"
+    started(folder, cache)
+    (kept,) = files(cache)
     document = json.loads(kept.read_text())
     document["measured"]["peak_bytes"] = 1 << 50
     kept.write_text(json.dumps(document))
     kept.chmod(0o600)
-    assert started(folder, plans).facts.num_blocks > 0
+    assert started(folder, cache).facts.num_blocks > 0
     assert json.loads(kept.read_text())["measured"]["peak_bytes"] < 1 << 40
 
 
 def test_a_known_start_still_computes_before_it_is_ready(folder: Path, tmp_path: Path) -> None:
-    plans = tmp_path / "plans"
-    facts = [started(folder, plans, kv_cache_tokens=512).facts for _ in range(2)]
+    cache = tmp_path / "cache"
+    facts = [started(folder, cache, kv_cache_tokens=512).facts for _ in range(2)]
     assert facts[1].warm_s > 0
     assert replace(facts[0], warm_s=0, load_s=0) == replace(facts[1], warm_s=0, load_s=0)
 
@@ -131,14 +131,14 @@ def test_the_key_knows_the_model_by_what_is_in_it(folder: Path, tmp_path: Path) 
 
 
 def test_what_was_kept_is_found_under_its_own_key_only(tmp_path: Path) -> None:
-    plans = StartupCache(tmp_path / "a" / "b")
-    assert plans.find(KEY) is None
-    plans.keep(KEY, FOUND)
-    assert plans.find(dict(reversed(KEY.items()))) == FOUND
-    assert plans.find({**KEY, "device": "e"}) is None
-    plans.drop(KEY)
-    plans.drop(KEY)
-    assert plans.find(KEY) is None
+    cache = StartupCache(tmp_path / "a" / "b")
+    assert cache.find(KEY) is None
+    cache.store(KEY, FOUND)
+    assert cache.find(dict(reversed(KEY.items()))) == FOUND
+    assert cache.find({**KEY, "device": "e"}) is None
+    cache.drop(KEY)
+    cache.drop(KEY)
+    assert cache.find(KEY) is None
 
 
 def _changed(document: dict[str, Any], **changes: Any) -> str:
@@ -157,35 +157,35 @@ def _changed(document: dict[str, Any], **changes: Any) -> str:
         (lambda d: _changed(d, measured={"peak_bytes": -1}), ">= 0"),
         (lambda d: _changed(d, measured={"peak_bytes": 1 << 60}), "<= "),
         (lambda d: _changed(d, measured={"peak_bytes": "5"}), "Expected `int`"),
-        (lambda d: _changed(d, version=2), "made for something else"),
-        (lambda d: _changed(d, key={"model": "other"}), "made for something else"),
+        (lambda d: _changed(d, version=2), "its key is another one"),
+        (lambda d: _changed(d, key={"model": "other"}), "its key is another one"),
         (lambda d: json.dumps(d) + " " * startup_cache.MAX_FILE_BYTES, "not a small file"),
     ],
 )
 def test_damaged_and_foreign_files_are_ignored_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any, why: str
 ) -> None:
-    plans = StartupCache(tmp_path)
-    plans.keep(KEY, FOUND)
+    cache = StartupCache(tmp_path)
+    cache.store(KEY, FOUND)
     (file,) = files(tmp_path)
     text = make(json.loads(file.read_text()))
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with caplog.at_level(logging.WARNING):
-        assert plans.find(KEY) is None
+        assert cache.find(KEY) is None
     (record,) = caplog.records
     assert str(file) in record.message
     assert why in record.message
     assert "\n" not in record.message
-    plans.keep(KEY, FOUND)
-    assert plans.find(KEY) == FOUND
+    cache.store(KEY, FOUND)
+    assert cache.find(KEY) == FOUND
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "writable", "folder"])
 def test_what_somebody_else_may_have_put_there_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    plans = StartupCache(tmp_path)
-    plans.keep(KEY, FOUND)
+    cache = StartupCache(tmp_path)
+    cache.store(KEY, FOUND)
     (file,) = files(tmp_path)
     if kind == "writable":
         file.chmod(0o666)
@@ -197,7 +197,7 @@ def test_what_somebody_else_may_have_put_there_is_not_read(
             "folder": file.mkdir,
         }[kind]()
     with caplog.at_level(logging.WARNING):
-        assert plans.find(KEY) is None
+        assert cache.find(KEY) is None
     assert "is ignored" in caplog.text
 
 
@@ -210,21 +210,21 @@ def test_a_directory_that_cannot_be_written_is_said_and_no_more(
     open_to_all.chmod(0o777)
     with caplog.at_level(logging.WARNING):
         for folder in (tmp_path / "file", tmp_path / "file" / "below", open_to_all):
-            StartupCache(folder).keep(KEY, FOUND)
+            StartupCache(folder).store(KEY, FOUND)
     assert [("is not kept in" in record.message) for record in caplog.records] == [True] * 3
     assert not files(open_to_all)
 
 
 def test_the_oldest_go_first_and_only_plans_go(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    plans = StartupCache(tmp_path)
-    for number in range(MAX_PLANS + 2):
-        plans.keep({"model": str(number)}, FOUND)
+    cache = StartupCache(tmp_path)
+    for number in range(MAX_ENTRIES + 2):
+        cache.store({"model": str(number)}, FOUND)
         for file in tmp_path.glob(f"*{SUFFIX}"):
             os.utime(file, ns=(0, file.stat().st_mtime_ns - 10**9))
-    assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == MAX_PLANS
-    assert plans.find({"model": "1"}) is None
-    assert plans.find({"model": "2"}) == FOUND
+    assert len(list(tmp_path.glob(f"*{SUFFIX}"))) == MAX_ENTRIES
+    assert cache.find({"model": "1"}) is None
+    assert cache.find({"model": "2"}) == FOUND
     assert (tmp_path / "notes.txt").exists()
 
 
