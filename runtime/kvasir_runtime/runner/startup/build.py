@@ -1,6 +1,6 @@
-"""Build a runner from options: find the model, load it, measure, size the KV cache. Called once by the engine process.
+"""Builds a runner from options: load the model, measure a step, size the KV cache. Called once by the engine process.
 
-Raises StartError with one line for everything that a person can put right.
+Raises StartError with one line for every problem that the user can solve.
 """
 
 import time
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import CapacityError
@@ -22,20 +21,16 @@ from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
-from kvasir_runtime.models.config import read_config, read_document, read_eos_token_ids
-from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.models.config import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs
 from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
 from kvasir_runtime.runner.startup import capacity, host_resources, placement, startup_cache, startup_cache_key, warmup
+from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model
 from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import DeviceStream, stream_of
 from kvasir_runtime.runner.state.host_state import HostRowState
-from kvasir_runtime.weights import quant_formats as weight_formats
-from kvasir_runtime.weights.loader import OnRead, load
-from kvasir_runtime.weights.loader import kinds as stored_kinds
 from kvasir_runtime.wire import Progress
 
 if TYPE_CHECKING:
@@ -59,84 +54,59 @@ def build(
     """
     start = time.monotonic()
     folder = source.resolve(options.model)
-    config = read_config(folder)
-    family = family_of(config)
-    spec = family.spec(config)
-    limit = capacity.sequence_limit(options.max_model_len, config.max_position_embeddings)
     device = placement.choose_device(options.device)
-    dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
     ops = ops or ops_for(device)
     if device.type == "cpu":
         host_resources.use(host_resources.num_threads(), ops)
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
-    shapes = parameter_shapes(spec)
-    places, kinds = family.places(spec), stored_kinds(folder)
-    on_gpu = device.type == "cuda"
-    formats = weight_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
-    weights_bytes = weight_formats.num_bytes(shapes, formats, dtype.itemsize)
-    _check_room(weights_bytes, device, folder)
-    if not options.kv_cache_tokens:
-        _check_forecast(options, folder, device, dtype, weights_bytes)
-    cache_dtype = placement.choose_cache_dtype(
-        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
-    )
-    with torch.inference_mode():
-        tensors = load(
-            folder, places, shapes, dtype, device, _loading_progress(on_progress, start), formats, ops.quantize
-        )
-        model = Decoder(spec, ops, tensors, num_positions=limit)
+    loaded = load_model(options, folder, device, ops, on_progress)
     if device.type == "cpu":
         host_resources.return_memory()  # buffers of the checkpoint, and weights that were packed since
-    loaded = time.monotonic()
+    load_s = time.monotonic() - start
     on_progress(Progress(phase="warming", progress_fraction=0.0))
-    facts = replace(
-        _facts(options, spec, ops, device, dtype, cache_dtype),
-        max_model_len=limit,
-        eos_token_ids=read_eos_token_ids(folder, config),
-        weights_bytes=weights_bytes,
-        quantization=weight_formats.described(formats),
-        load_s=loaded - start,
-    )
+    facts = _facts(options, folder, loaded, ops, device, load_s)
     if new_capturer is None and device.type == "cuda":
         new_capturer = partial(CudaGraphCapturer, device)
-    new_capturer = new_capturer if options.cuda_graphs else None
     new_runner = partial(
-        assemble, model, ops, device=device, dtype=cache_dtype, device_stream=device_stream, new_capturer=new_capturer
+        assemble,
+        loaded.model,
+        ops,
+        device=device,
+        dtype=loaded.cache_dtype,
+        device_stream=device_stream,
+        new_capturer=new_capturer if options.cuda_graphs else None,
     )
     key = startup_cache_key.key(options, folder, ops, device)
-    runner = _with_kv_cache(new_runner, facts, options, limit, device, key, grammars_of(folder, facts))
-    runner.facts = replace(runner.facts, warm_s=time.monotonic() - loaded)
+    runner = _with_kv_cache(new_runner, facts, options, device, key, grammars_of(folder, facts))
+    runner.facts = replace(runner.facts, warm_s=time.monotonic() - start - load_s)
     return runner
 
 
 def _facts(
-    options: ServeOptions,
-    spec: DecoderSpec,
-    ops: Ops,
-    device: torch.device,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
+    options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, device: torch.device, load_s: float
 ) -> RunnerFacts:
-    """Facts that follow from options and model; those that need loading and measuring are left empty."""
+    """Facts that options and model determine; the blocks of the KV cache are 0 where they must be measured."""
+    spec, cache_dtype = loaded.model.spec, loaded.cache_dtype
     return RunnerFacts(
         device=placement.device_name(device),
         kernels=ops.name,
         fallback=ops.fallback,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(loaded.dtype).removeprefix("torch."),
         block_size=options.block_size,
         num_blocks=-(-options.kv_cache_tokens // options.block_size),
-        max_model_len=0,
+        max_model_len=loaded.max_model_len,
         max_sequences=options.max_sequences,
         max_batch_tokens=options.max_batch_tokens or (8192 if device.type == "cuda" else 512),
         vocab_size=spec.vocab_size,
-        eos_token_ids=(),
-        weights_bytes=0,
+        eos_token_ids=read_eos_token_ids(folder, loaded.config),
+        weights_bytes=loaded.weights_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)),
-        load_s=0.0,
+        load_s=load_s,
         warm_s=0.0,
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
+        quantization=loaded.quantization,
     )
 
 
@@ -144,7 +114,6 @@ def _with_kv_cache(
     new_runner: Callable[..., ModelRunner],
     facts: RunnerFacts,
     options: ServeOptions,
-    limit: int,
     device: torch.device,
     key: dict[str, str],
     grammars: GrammarCompiler,
@@ -157,7 +126,7 @@ def _with_kv_cache(
     cache = StartupCache(startup_cache.directory(options.startup_cache))
 
     def sized(found: StepMemory, held: int) -> ModelRunner:
-        fitted = _fitted(facts, options, limit, warmup.memory(device, found, held))
+        fitted = _fitted(facts, options, warmup.memory(device, found, held))
         runner = new_runner(fitted, grammars=grammars)
         runner.capture_graphs()
         graph_bytes = max(found.graph_bytes, runner.graph_bytes)
@@ -174,14 +143,15 @@ def _with_kv_cache(
     return sized(warmup.measured(new_runner, facts, device), held)
 
 
-def _fitted(facts: RunnerFacts, options: ServeOptions, limit: int, memory: capacity.MeasuredMemory) -> RunnerFacts:
+def _fitted(facts: RunnerFacts, options: ServeOptions, memory: capacity.MeasuredMemory) -> RunnerFacts:
     """Facts with the blocks that memory allows, and the longest sequence that they hold."""
     if not options.kv_cache_tokens:
         block_bytes = facts.kv_bytes_per_token * facts.block_size
         asked = -(-max(options.max_model_len - 1, 0) // facts.block_size)
         num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, asked)
         facts = replace(facts, num_blocks=num_blocks)
-    return replace(facts, max_model_len=capacity.fitting_limit(limit, options.max_model_len, facts.capacity_tokens))
+    longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.capacity_tokens)
+    return replace(facts, max_model_len=longest)
 
 
 def grammars_of(folder: Path, facts: RunnerFacts) -> GrammarCompiler:
@@ -248,59 +218,3 @@ def _rows(facts: RunnerFacts, ops: Ops, device_stream: DeviceStream) -> HostRowS
     return DeviceRowState(
         **limits, eos_token_ids=facts.eos_token_ids, null_block=facts.num_blocks, ops=ops, stream=device_stream
     )
-
-
-def _check_room(weights_bytes: int, device: torch.device, folder: Path) -> None:
-    """Reject weights that cannot fit before they are read: on a CPU the kernel would kill the process half way."""
-    if device.type == "cpu":
-        limit = min(
-            host_resources.memory_limit_bytes(),
-            host_resources.memory_available_bytes() + host_resources.resident_bytes(),
-        )
-    else:
-        limit = torch.cuda.mem_get_info(device)[0]
-    if weights_bytes > limit:
-        raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit:,} are there")
-
-
-def _check_forecast(
-    options: ServeOptions, folder: Path, device: torch.device, dtype: torch.dtype, weights_bytes: int
-) -> None:
-    """Reject by forecast before anything is read, unless it counts more weights than there are."""
-    name = str(dtype).removeprefix("torch.")
-    try:
-        model = forecast.shape(read_document(folder))
-    except ValueError:
-        return
-    if model.weights_bytes(name, options.quantization) > weights_bytes:
-        return
-    limit = host_resources.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
-    capacity.check_forecast(
-        model,
-        limit_bytes=limit,
-        fraction=options.memory_fraction,
-        dtype=name,
-        asked=options.max_model_len,
-        block_size=options.block_size,
-        kv_cache_dtype=options.kv_cache_dtype,
-        quantization=options.quantization,
-    )
-
-
-def _loading_progress(on_progress: OnProgress, start: float) -> OnRead:
-    """Report bytes read as progress, at most every hundredth; the time left is computed from the speed so far."""
-    reported = -1
-
-    def on_read(read: int, total: int) -> None:
-        nonlocal reported
-        fraction = read / total if total else 1.0
-        if int(fraction * 100) > reported:
-            reported = int(fraction * 100)
-            elapsed = time.monotonic() - start
-            on_progress(
-                Progress(
-                    phase="loading", progress_fraction=fraction, eta_s=elapsed * (1 - fraction) / max(fraction, 1e-9)
-                )
-            )
-
-    return on_read

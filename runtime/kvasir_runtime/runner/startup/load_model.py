@@ -1,0 +1,129 @@
+"""Loads the model of the options onto a device, after checks that it fits into memory. Called by `build`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvasir_api import forecast
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import CapacityError
+from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.models.config import ModelConfig, read_config, read_document
+from kvasir_runtime.models.registry import family_of
+from kvasir_runtime.runner.startup import capacity, host_resources, placement
+from kvasir_runtime.weights import quant_formats
+from kvasir_runtime.weights.loader import OnRead, load
+from kvasir_runtime.weights.loader import kinds as stored_kinds
+from kvasir_runtime.wire import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model whose weights are on the device. max_model_len: what was asked for, or what the model was made for.
+
+    quantization: which weights are stored in which format, for the banner.
+    """
+
+    config: ModelConfig
+    model: Decoder
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    max_model_len: int
+    weights_bytes: int
+    quantization: str
+
+
+def load_model(
+    options: ServeOptions, folder: Path, device: torch.device, ops: Ops, on_progress: Callable[[Progress], None]
+) -> LoadedModel:
+    """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit."""
+    start = time.monotonic()
+    config = read_config(folder)
+    family = family_of(config)
+    spec = family.spec(config)
+    limit = capacity.sequence_limit(options.max_model_len, config.max_position_embeddings)
+    dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
+    shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
+    on_gpu = device.type == "cuda"
+    formats = quant_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
+    weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
+    _check_memory(weights_bytes, device, folder)
+    if not options.kv_cache_tokens:
+        _check_forecast(options, folder, device, dtype, weights_bytes)
+    cache_dtype = placement.choose_cache_dtype(
+        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
+    )
+    with torch.inference_mode():
+        on_read = _loading_progress(on_progress, start)
+        tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize)
+        model = Decoder(spec, ops, tensors, num_positions=limit)
+    return LoadedModel(
+        config=config,
+        model=model,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        max_model_len=limit,
+        weights_bytes=weights_bytes,
+        quantization=quant_formats.described(formats),
+    )
+
+
+def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> None:
+    """Reject weights that cannot fit before they are read: on a CPU the kernel would kill the process half way."""
+    if device.type == "cpu":
+        limit = min(
+            host_resources.memory_limit_bytes(),
+            host_resources.memory_available_bytes() + host_resources.resident_bytes(),
+        )
+    else:
+        limit = torch.cuda.mem_get_info(device)[0]
+    if weights_bytes > limit:
+        raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit:,} are there")
+
+
+def _check_forecast(
+    options: ServeOptions, folder: Path, device: torch.device, dtype: torch.dtype, weights_bytes: int
+) -> None:
+    """Reject by forecast before anything is read, unless it counts more weights than there are."""
+    name = str(dtype).removeprefix("torch.")
+    try:
+        model = forecast.shape(read_document(folder))
+    except ValueError:
+        return
+    if model.weights_bytes(name, options.quantization) > weights_bytes:
+        return
+    limit = host_resources.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+    capacity.check_forecast(
+        model,
+        limit_bytes=limit,
+        fraction=options.memory_fraction,
+        dtype=name,
+        asked=options.max_model_len,
+        block_size=options.block_size,
+        kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
+    )
+
+
+def _loading_progress(on_progress: Callable[[Progress], None], start: float) -> OnRead:
+    """Report bytes read as progress, at most every hundredth; the time left is computed from the speed so far."""
+    reported = -1
+
+    def on_read(read: int, total: int) -> None:
+        nonlocal reported
+        fraction = read / total if total else 1.0
+        if int(fraction * 100) > reported:
+            reported = int(fraction * 100)
+            elapsed = time.monotonic() - start
+            on_progress(
+                Progress(
+                    phase="loading", progress_fraction=fraction, eta_s=elapsed * (1 - fraction) / max(fraction, 1e-9)
+                )
+            )
+
+    return on_read
