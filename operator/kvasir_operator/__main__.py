@@ -85,7 +85,7 @@ STOP_S: Final = 5.0
     default=RESYNC_S,
     show_default=True,
     type=click.FloatRange(0.2, 3600.0),
-    help="Seconds between two lists of everything, which find what no watch told.",
+    help="Seconds between two lists of everything, which find what the watches missed.",
 )
 @click.option(
     "--kube-api-qps",
@@ -105,7 +105,7 @@ STOP_S: Final = 5.0
     "--lease-namespace",
     default="",
     metavar="NAME",
-    help="Namespace of the Lease that lets one of several operators act. Default: this one acts alone.",
+    help="Namespace of the Lease by which one of several operators becomes the leader. Default: no election.",
 )
 @click.option("--kubeconfig", default="", metavar="FILE", help="Default: $KUBECONFIG, or the pod's service account.")
 @click.option("--verbose", is_flag=True, help="Log each reconcile.")
@@ -116,7 +116,7 @@ def operator(**options: Any) -> None:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
-    # kopf tells of every handler call; at its warnings it says what matters.
+    # kopf logs every handler call; only its warnings matter.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         asyncio.run(_run(**options))
@@ -183,7 +183,7 @@ async def _run(
 
 
 def _leader(cluster: Client, lease_namespace: str, namespace: str, host_name: str, clock: SystemClock) -> Leader:
-    """Of those operators that look at the same namespace, or at all of them."""
+    """A candidate among the operators that serve the same namespace, or all of them."""
     return Leader(
         cluster,
         namespace=lease_namespace,

@@ -14,7 +14,7 @@ QUANTITY_PARENTS: Final = ("requests", "limits")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """One write. verb apply carries the manifest; new says that no object of ours is there yet. delete carries the
+    """One write. verb apply carries the manifest; new: no object of ours is there yet. delete carries the
     uid."""
 
     verb: Literal["apply", "delete"]

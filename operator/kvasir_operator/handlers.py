@@ -87,10 +87,10 @@ def _death(watchers: set[asyncio.Task[Any]], *, age_s: float) -> KubeError | Non
 
 
 def into(store: Store, workqueue: Workqueue, resync: Resync) -> Seen:
-    """What the operator does with an event; to be called in the operator's own event loop."""
+    """What the operator does with an event; called in the operator's own event loop."""
 
     def seen(kind: Kind, verb: str, obj: Json) -> None:
-        resync.told(kind, obj)
+        resync.delivered(kind, obj)
         if not verb:
             resync.relisted()
         if verb == "DELETED":
@@ -113,7 +113,7 @@ def _registry(seen: Seen, *, access: Callable[[], Awaitable[Access]]) -> kopf.Op
 
     @kopf.on.login(registry=made)
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        """The access that our own client has; kopf asks again when a token has expired."""
+        """The access that our own client has; kopf calls this again when a token has expired."""
         found = await access()
         return kopf.ConnectionInfo(
             server=found.server,

@@ -31,7 +31,7 @@ class UnsuitableClasses:
             return f"{name}: {self.lacking[name].why}"
         return f"{name} is too small: {self.too_small[name]}" if name in self.too_small else ""
 
-    def told(self, found: ClassChoice, passed: Sequence[str]) -> ClassChoice:
+    def with_reasons(self, found: ClassChoice, passed: Sequence[str]) -> ClassChoice:
         """The choice with what it means that these classes, which are barred, were passed over."""
         fields = [self.lacking[name].field for name in passed if name in self.lacking]
         return replace(found, too_small=len(fields) < len(passed), lacking=fields[0] if fields else "")
@@ -123,9 +123,9 @@ def choose(
         if not (bar := bars.why(name)):
             why = f"the cheapest with {asked.min_memory} of memory, {price} per hour"
             found = ClassChoice(name=name, why="; ".join([*passed, why]), considered=considered)
-            return bars.told(found, considered[: len(passed)])
+            return bars.with_reasons(found, considered[: len(passed)])
         passed.append(bar)
-    return bars.told(ClassChoice(why="; ".join(passed), considered=considered), considered)
+    return bars.with_reasons(ClassChoice(why="; ".join(passed), considered=considered), considered)
 
 
 def _listed(
@@ -145,8 +145,8 @@ def _listed(
             passed.append(bar)
         else:
             why = "; ".join([*passed, f"{name} is there"])
-            return bars.told(ClassChoice(name=name, why=why, considered=considered), barred)
-    return bars.told(ClassChoice(why="; ".join(passed), considered=considered), barred)
+            return bars.with_reasons(ClassChoice(name=name, why=why, considered=considered), barred)
+    return bars.with_reasons(ClassChoice(why="; ".join(passed), considered=considered), barred)
 
 
 def _names(known: Mapping[str, AcceleratorClassSpec]) -> str:

@@ -66,7 +66,7 @@ def svc(seen: Observed) -> Json:
 
 
 def disruption_budget(seen: Observed) -> Json:
-    """Whoever empties nodes takes one replica at a time; one that is not ready may always go."""
+    """An eviction takes one replica at a time; one that is not ready may always go."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

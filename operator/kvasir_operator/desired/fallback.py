@@ -18,7 +18,7 @@ PARTS: Final = {"model", "resources", "runtime", "pod"}
 
 
 def pod_hash(spec: InferenceServiceSpec) -> str:
-    """Hash of what the spec asks of pods, the preference of classes included."""
+    """Hash of the parts of the spec that shape pods, the preference of classes included."""
     parts = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=PARTS)
     parts.get("resources", {}).get("accelerator", {}).pop("fallbackSeconds", None)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]

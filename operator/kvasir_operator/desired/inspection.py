@@ -81,7 +81,7 @@ def inspection_plan(
 
 
 def refused(seen: Observed, why: str, time: str) -> ModelStatus:
-    """What is known of a model when the API server lets no pod look at it."""
+    """The model status when the API server refuses the inspection pod."""
     return _unknown(seen, None, f"the API server refused the pod that reads it: {why}", time)
 
 
@@ -126,7 +126,7 @@ def _held(seen: Observed, mine: Inspection | None) -> str:
 
 
 def _read(seen: Observed, pod: Inspection, known: ModelStatus | None, time: str) -> ModelStatus:
-    """What the pod said, or why that is nothing."""
+    """The facts of the termination message, or why there are none."""
     if not pod.said:
         return _unknown(seen, known, pod.trouble or "the pod that reads it ended without a word", time)
     try:

@@ -23,7 +23,7 @@ KEPT_REVISIONS: Final = 5
 
 def inputs(seen: Observed, accelerator: AcceleratorClassSpec | None, patches: Sequence[PodPatch] = ()) -> Json:
     """What the pods of a service depend on. The served name is resolved, since it defaults to the object's name; so is
-    the accelerator class: what it says of pods counts, and not how it was chosen.
+    the accelerator class: its fields that shape pods count, and not how it was chosen.
 
     patches: those of the class that change this service's pods; others shape nothing.
     """

@@ -125,7 +125,7 @@ def _image(seen: Observed, accelerator: AcceleratorClassSpec | None, settings: O
 
 
 def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tuple[str, ...]:
-    """Arguments behind the image's entry point `kvasir serve`; everything the pod relies on is said, not defaulted."""
+    """Arguments behind the image's entry point `kvasir serve`; nothing that the pod relies on is left to a default."""
     device = "cuda" if on_accelerator(seen.spec) else "cpu"
     given = {
         "served_model_name": seen.served_name,
@@ -181,7 +181,7 @@ def _resources(seen: Observed, accelerator: AcceleratorClassSpec | None) -> Json
 
 
 def _of_user(marks: Mapping[str, str]) -> Json:
-    """Labels or annotations that the service's author gave, where they can mean nothing to anybody else."""
+    """Labels or annotations of the service's author, under a prefix that nothing else reads."""
     return {f"{names.USER_PREFIX}{name}": value for name, value in marks.items()}
 
 
@@ -220,14 +220,14 @@ def container_security() -> Json:
 def _keys(seen: Observed) -> list[Json]:
     """The Secret with the keys of clients, if there is one. The kubelet reads it, and writes it anew when it changes.
 
-    Optional: a pod without it would wait in silence, while the runtime says what is missing and lets nobody in.
+    Optional: without it a pod would wait without a message; so the runtime reports what is missing and rejects clients.
     """
     secret = seen.spec.auth.secret_name
     return [{"name": "keys", "secret": {"secretName": secret, "optional": True}}] if secret else []
 
 
 def volume(where: ModelSource) -> Json:
-    """The model, read-only where the kind of volume can say so."""
+    """The model, read-only where the kind of volume allows it."""
     if where.kind == "pvc":
         return {"name": "model", "persistentVolumeClaim": {"claimName": where.volume, "readOnly": True}}
     return {"name": "model", "hostPath": {"path": where.volume, "type": "Directory"}}

@@ -19,7 +19,7 @@ Verb = Literal["create", "take", "renew", "wait"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """What a Lease says. holder: empty when it was given back. version: changes with every write of anybody."""
+    """The content of a Lease. holder: empty when it was given back. version: changes with every write."""
 
     holder: str
     duration_s: float

@@ -1,1 +1,1 @@
-"""The shell: observes, asks the pure rooms, writes. One worker per service, one tick for all readings."""
+"""The shell: reads, calls the pure rooms, writes. One worker per service, one tick for all readings."""

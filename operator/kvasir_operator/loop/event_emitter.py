@@ -1,4 +1,4 @@
-"""Which events follow from a reconcile: those that tell of a change, judged by the status that was written before."""
+"""Which events follow from a reconcile: one per change, compared with the status that was written before."""
 
 from kvasir_api.status import Condition, InferenceServiceStatus
 from kvasir_kube.kinds import Json, Key
@@ -28,7 +28,7 @@ class EventEmitter:
         self._failed: dict[Key, set[str]] = {}
 
     async def revision(self, seen: Observed, service: Json, current: Revision) -> None:
-        """An event when the spec begins to ask for other pods than before."""
+        """An event when the spec requires other pods than before."""
         if current.id == seen.status.rollout.current_revision or seen.revision(current.id) == current:
             return
         await self._recorder.event(service, "RevisionCreated", f"revision {current.id}, number {current.number}")
@@ -39,9 +39,9 @@ class EventEmitter:
         was_ready = before is not None and before.status == "True"
         if answer.mode == "ready" and not was_ready and status.desired_replicas:
             await self._recorder.event(service, "Ready", answer.message)
-        said = STALLED_EVENTS.get(answer.reason)
-        if said and answer.mode == "stalled" and not _same(before, after):
-            await self._recorder.event(service, said, answer.message, kind="Warning")
+        event = STALLED_EVENTS.get(answer.reason)
+        if event and answer.mode == "stalled" and not _same(before, after):
+            await self._recorder.event(service, event, answer.message, kind="Warning")
         await self._course(seen, service, status)
         rolled = status.rollout.last_good_revision
         if rolled and rolled != seen.status.rollout.last_good_revision and seen.status.rollout.last_good_revision:
@@ -107,7 +107,7 @@ def _ready(conditions: list[Condition]) -> Condition | None:
 
 
 def _same(before: Condition | None, after: Condition | None) -> bool:
-    """Whether two conditions say the same, whenever they said it."""
+    """Whether two conditions are the same but for their times."""
     if before is None or after is None:
         return before is after
     return (before.status, before.reason, before.message) == (after.status, after.reason, after.message)

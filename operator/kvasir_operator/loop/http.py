@@ -37,7 +37,7 @@ def metrics_app(text: Callable[[], bytes]) -> web.Application:
 
 
 async def serve(app: web.Application, *, host: str, port: int) -> tuple[web.AppRunner, int]:
-    """Listen; returns the runner to clean up, and the port (a free one when 0 was asked for)."""
+    """Listen; returns the runner to clean up, and the port (a free one for 0)."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()

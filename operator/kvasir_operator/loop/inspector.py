@@ -1,4 +1,4 @@
-"""Lets a pod look at a model before replicas start: creates it, reads its last words from the watch, removes it.
+"""Runs inspection pods: creates one before replicas start, reads its termination message from the watch, deletes it.
 
 What it is and what follows from it is decided in `desired.inspection`. What was found lives in the status, so that a
 restart of the operator looks at nothing again.
@@ -91,7 +91,7 @@ class Inspector:
         try:
             self._store.put(POD, await self._cluster.create(POD, step.create))
         except ConflictError:
-            # The watch has not brought it yet, or it is somebody else's; then patience ends the wait.
+            # The watch has not delivered it yet, or it has another owner; then the wait ends by its timeout.
             return step
         except KubeError as error:
             if not error.permanent or step.found is not None:
@@ -115,5 +115,5 @@ class Inspector:
 
 
 def _same(before: ModelStatus, after: ModelStatus) -> bool:
-    """Whether both say the same of the same model, whenever they were read."""
+    """Whether both are the same but for the time of the inspection."""
     return before.model_copy(update={"inspected_at": after.inspected_at}) == after

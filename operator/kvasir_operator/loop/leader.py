@@ -1,4 +1,4 @@
-"""Holds the Lease that lets one of several operators act, and fences the writes of one that has lost it.
+"""Holds the Lease by which one of several operators acts, and fences the writes of one that has lost it.
 
 The process that loses the Lease ends: what it has half decided must not go on beside its successor. Reads and watches
 of a candidate that waits go on, so that it acts at once when its turn comes.
@@ -40,16 +40,16 @@ class Leader:
         return valid(self._clock.steady(), self._renewed)
 
     async def acquire(self) -> None:
-        """Wait until the Lease is ours. An API server that does not answer is asked again."""
-        said = ""
+        """Wait until the Lease is ours. An API server that does not answer is tried again."""
+        logged = ""
         while True:
             why = await self.attempt()
             if self.held:
                 LOG.info("leading as %s: %s", self._me, why)
                 return
-            if why != said:
+            if why != logged:
                 LOG.info("standing by as %s: %s", self._me, why)
-                said = why
+                logged = why
             await self._pause()
 
     async def keep(self) -> None:
@@ -85,7 +85,7 @@ class Leader:
                 elif found.verb != "wait":
                     await self._write(self._patch(record, taking=found.verb == "take"))
         except ConflictError:
-            return "somebody else wrote the Lease first"
+            return "another candidate wrote the Lease first"
         except (KubeError, TimeoutError) as error:
             return f"the API server does not answer: {str(error) or type(error).__name__}"
         self._renewed = None if found.verb == "wait" else begun
@@ -116,7 +116,7 @@ class Leader:
         if taking:
             transitions = (record.transitions if record else 0) + 1
             spec |= self._holding(now) | {"leaseTransitions": transitions}
-        # The version makes the write fail when anybody else was quicker.
+        # The version makes the write fail when another candidate was quicker.
         return {"metadata": {"resourceVersion": self._version}, "spec": spec}
 
     def _holding(self, now: str) -> Json:

@@ -1,4 +1,4 @@
-"""Asks for the nodes of replicas when one of them must leave, and only then; called by the reconciler.
+"""Reads the nodes of replicas when one of them must leave, and only then; called by the reconciler.
 
 Nodes are not watched: there may be thousands, and they matter for seconds. Where nodes may not be read, as in an
 installation for one namespace, replicas are told apart by their work alone.
@@ -18,7 +18,7 @@ from kvasir_operator.observed.service import Observed
 
 LOG: Final = logging.getLogger(__name__)
 KNOWN_S: Final = 30.0
-"""What a node said is taken to hold for so long."""
+"""A node that was read is not read again for so long."""
 FORBIDDEN_S: Final = 3600.0
 MOST_KNOWN: Final = 4096
 
@@ -59,7 +59,7 @@ class NodeReader:
             known = GONE
         except KubeError as error:
             if error.status == 403:
-                LOG.info("nodes may not be read, so none tells one replica from another: %s", error)
+                LOG.info("nodes may not be read, so the choice of a replica that leaves ignores them: %s", error)
                 self._forbidden_until = now + FORBIDDEN_S
             return NodeLifetime()
         self._known[name] = (now, known)

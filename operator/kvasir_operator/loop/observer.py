@@ -29,11 +29,11 @@ from kvasir_operator.loop.store import Store
 from kvasir_operator.observed.service import Observed, observed, parsed_class
 
 CLAIM_KNOWN_S: Final = 60.0
-"""A claim that was there with its volume is not asked for again for so long; its absence is asked for each time."""
+"""A claim that has its volume is not read again for so long; a missing one is read each time."""
 
 
 class Observer:
-    """Reads the store, and live what no watch tells: the model's claim, and a Service that is not ours."""
+    """Reads the store, and live what is not watched: the model's claim, and a Service that is not ours."""
 
     def __init__(self, cluster: Cluster, store: Store, scraper: Scraper, *, clock: Clock) -> None:
         self._cluster, self._store, self._scraper, self._clock = cluster, store, scraper, clock
@@ -66,11 +66,11 @@ class Observer:
         )
 
     async def with_nodes(self, seen: Observed, *, wanted: int) -> Observed:
-        """The same with what the nodes say of themselves, where one of its replicas must leave."""
+        """The same with the state of its nodes, where one of its replicas must leave."""
         return await self._nodes.marked(seen, wanted=wanted)
 
     async def _unlabelled_svc(self, name: Key) -> Json | None:
-        """A Service of the service's name that the watch, which asks for our label, does not see."""
+        """A Service of the service's name without our label, by which the watch selects."""
         try:
             return await self._cluster.get(SERVICE, *name)
         except NotFoundError:

@@ -33,7 +33,7 @@ STUCK_S: Final = 300.0
 """A key that was due so long ago means that the workers are stuck."""
 TICK_LATE_S: Final = 60.0
 STALE_WATCH_LONG_S: Final = 180.0
-"""A watch that owes something for so long has not been cured by starting it again."""
+"""A watch that is stale for so long was not cured by starting it again."""
 UNLISTED_S: Final = 300.0
 LAST_FILL_PAUSE_S: Final = 20.0
 
@@ -52,8 +52,8 @@ class Operator:
         leader: Leader | None = None,
         bucket: TokenBucket | None = None,
     ) -> None:
-        """leader: lets one of several operators act; without it this one acts at once. bucket: the pace of requests;
-        without it they go at once."""
+        """leader: the election among several operators; without it this one acts at once. bucket: limits the rate of
+        requests; without it they are not limited."""
         cluster = FencedCluster(cluster, leader) if leader else cluster
         # The fence is behind the bucket: a Lease may be lost while a write waits for its turn.
         cluster = RateLimitedCluster(cluster, bucket) if bucket else cluster
@@ -144,7 +144,7 @@ class Operator:
         self.telemetry.reconciled("ok", self._clock.steady() - started)
 
     async def release(self) -> None:
-        """Let the next one lead. To be called when `run` has ended."""
+        """Give the Lease back. To be called when `run` has ended."""
         if self._leader:
             await self._leader.release()
 

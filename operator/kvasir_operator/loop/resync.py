@@ -1,6 +1,6 @@
-"""Lists everything now and then: finds what the watches did not tell, repairs the store, and so proves that they tell.
+"""Lists everything periodically: finds what the watches missed, repairs the store, and detects stale watches.
 
-A list that knows a version which no watch has brought a minute later means that the operator is deaf; liveness says so.
+A list that knows a version that no watch has delivered a minute later means that a watch is stale; liveness fails then.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ WATCHED: Final[tuple[tuple[Kind, str], ...]] = (
 """What the operator watches, and the label selector of each."""
 STALE_WATCH_S: Final = 60.0
 AFTER_S: Final = 3.0
-"""So long after the watches have listed everything anew it is listed here too: of what was deleted while there was no
-watch no watch ever tells."""
+"""So long after the watches have listed everything again it is listed here too: a watch does not deliver what was
+deleted while there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissedEvent:
-    """What a list has shown and a watch has not told yet: a version, or that the object is gone."""
+    """What a list has shown and a watch has not delivered yet: a version, or that the object is gone."""
 
     version: int
     since: float
@@ -81,15 +81,15 @@ class Resync:
         self._cluster, self._store, self._workqueue = cluster, store, workqueue
         self._namespace, self._clock, self._interval_s = namespace, clock, interval_s
         self._overdue: dict[tuple[str, Key], MissedEvent] = {}
-        self._anew, self._after_s = asyncio.Event(), after_s
+        self._restarted, self._after_s = asyncio.Event(), after_s
         self.listed_at = clock.steady()
 
     async def run(self) -> None:
-        """Every interval, with jitter, and soon after the watches began anew, until cancelled."""
+        """Every interval, with jitter, and soon after the watches started again, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s * random.uniform(0.8, 1.2)):
-                    await self._anew.wait()
+                    await self._restarted.wait()
                     await asyncio.sleep(self._after_s)
             try:
                 await self.once()
@@ -97,17 +97,17 @@ class Resync:
                 LOG.warning("the periodic list failed: %s", error)
 
     async def once(self) -> None:
-        """List all kinds; whatever differs is remembered and its service reconciled.
+        """List all kinds; what differs is stored and its service reconciled.
 
         Raises KubeError, the first of them: a kind that cannot be listed does not keep the others from it.
         """
         refused: KubeError | None = None
-        anew = self._anew.is_set()
-        self._anew.clear()
+        restarted = self._restarted.is_set()
+        self._restarted.clear()
         self._store.age()
         for kind, selector in WATCHED:
             try:
-                await self._compare(kind, selector, anew=anew)
+                await self._compare(kind, selector, restarted=restarted)
             except KubeError as error:
                 refused = refused or KubeError(
                     f"{kind.plural}: {error}",
@@ -127,30 +127,32 @@ class Resync:
         for service in self._store.touched(kind, obj):
             self._workqueue.mark(service)
 
-    def told(self, kind: Kind, obj: Json) -> None:
-        """A watch brought this object."""
+    def delivered(self, kind: Kind, obj: Json) -> None:
+        """A watch delivered this object."""
         waiting = self._overdue.get((kind.plural, key(obj)))
         if waiting and resource_version(obj) >= waiting.version:
             del self._overdue[kind.plural, key(obj)]
 
     def relisted(self) -> None:
         """A watch lists its kind, as at its start or when it has expired."""
-        self._anew.set()
+        self._restarted.set()
 
     def began(self) -> None:
-        """The watches began anew and list everything, so what was missing from the last list they never tell of."""
+        """The watches started again and list everything, so what was missing from the last list is never delivered."""
         self.relisted()
         self._overdue = {name: waiting for name, waiting in self._overdue.items() if not waiting.gone}
 
     def stale_watches(self, *, began: float = -math.inf, after_s: float = STALE_WATCH_S) -> str:
-        """What a watch owes us for longer than after_s; empty when all is well. began: since when the watches run, in
-        steady seconds."""
+        """What the watches have not delivered for longer than after_s; empty when all is well.
+
+        began: since when the watches run, in steady seconds.
+        """
         now = self._clock.steady()
         late = [name for name, waiting in self._overdue.items() if now - max(waiting.since, began) > after_s]
         return ", ".join(f"{plural} {name[0]}/{name[1]}" for plural, name in late[:3])
 
-    async def _compare(self, kind: Kind, selector: str, *, anew: bool) -> None:
-        """anew: watches have begun since the list before, and owe no deletion."""
+    async def _compare(self, kind: Kind, selector: str, *, restarted: bool) -> None:
+        """restarted: watches have started since the list before, and deliver no deletion from before that."""
         before = {key(obj): resource_version(obj) for obj in self._store.all(kind)}
         listing = await self._cluster.list(kind, self._namespace, selector)
         now = self._clock.steady()
@@ -168,6 +170,6 @@ class Resync:
             if name not in listed and known is not None and resource_version(known) == version:
                 self._mark(kind, known)
                 self._store.drop(kind, name)
-                if self.synced and not anew:
+                if self.synced and not restarted:
                     self._overdue[kind.plural, name] = MissedEvent(version=version, since=now, gone=True)
         self._overdue = {k: v for k, v in self._overdue.items() if v.gone or k[0] != kind.plural or k[1] in listed}

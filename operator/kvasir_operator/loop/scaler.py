@@ -42,7 +42,7 @@ class ScalerMemory:
     state: ScalingState
     decision: ScalingDecision | None = None
     decisions: list[Entry] = field(default_factory=list)
-    heard: tuple[object, ...] = ()
+    digest: tuple[object, ...] = ()
     held: bool = False
 
 
@@ -79,7 +79,7 @@ class Scaler:
             await asyncio.sleep(max(0.1, self._interval_s - (self._clock.steady() - started)))
 
     async def tick(self) -> None:
-        """Listen to everybody, then decide for each service whose pods have all been heard."""
+        """Read all pods and gateways, then decide for each service whose pods have all been read once."""
         await self._scraper.scrape()
         services = [key(service) for service in self._store.all(INFERENCE_SERVICE)]
         for gone in set(self._memory) - set(services):
@@ -119,7 +119,7 @@ class Scaler:
     def _status(
         self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
     ) -> AutoscalingStatus | None:
-        """What status says of autoscaling; None while it is off."""
+        """status.autoscaling; None while autoscaling is off."""
         if spec.autoscaling is None:
             return None
         memory = self._remembered(name, uid, spec, status)
@@ -165,9 +165,9 @@ class Scaler:
             await self._decide(name, service, spec, replicas, memory)
         else:
             memory.decision = None
-        heard = _digest(replicas, memory)
-        if heard != memory.heard:
-            memory.heard = heard
+        digest = _digest(replicas, memory)
+        if digest != memory.digest:
+            memory.digest = digest
             self._workqueue.mark(name, 0.0)
 
     async def _decide(
@@ -242,5 +242,5 @@ def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object
 
 
 def _serving(r: Replica) -> tuple[str, ...]:
-    """On what it computes, and why it lets nobody in, as it said."""
+    """The hardware that it reports, and why it accepts no client."""
     return (r.reading.device, r.reading.kernels, r.reading.fallback, r.reading.locked) if r.reading else ()

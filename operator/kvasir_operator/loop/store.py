@@ -1,4 +1,4 @@
-"""The operator's memory of the cluster: objects as the watches told them, found by the service they belong to.
+"""The operator's memory of the cluster: objects as the watches delivered them, found by the service they belong to.
 
 Written by handlers, by the periodic lists and by our own writes; an older version never replaces a newer one.
 """
@@ -77,7 +77,7 @@ class Store:
         return [objects[name] for name in sorted(self._children.get(kind.plural, {}).get(service, ()))]
 
     def touched(self, kind: Kind, obj: Json) -> Iterator[Key]:
-        """Services that a change of the object may concern: its own one, or all that ask for an accelerator class."""
+        """Services that a change of the object may concern: its own one, or all with an accelerator class."""
         if kind is ACCELERATOR_CLASS:
             for service in self.all(INFERENCE_SERVICE):
                 asked = ((service.get("spec") or {}).get("resources") or {}).get("accelerator") or {}

@@ -47,9 +47,9 @@ class Telemetry:
         self._families["kvasir_service_ready_replicas"].labels(*service).set(ready)
 
     def decided(self, service: Key, decision: ScalingDecision) -> None:
-        """What each signal asks for, and whether the number changed."""
-        asked = (decision.demand.kv, decision.demand.backlog, decision.demand.prefill)
-        for signal, replicas in zip(SIGNALS, asked, strict=True):
+        """Replicas required by each signal, and whether the number changed."""
+        required = (decision.demand.kv, decision.demand.backlog, decision.demand.prefill)
+        for signal, replicas in zip(SIGNALS, required, strict=True):
             self._families["kvasir_service_demand_replicas"].labels(*service, signal).set(replicas)
         if decision.changed:
             self._families["kvasir_service_decisions_total"].labels(*service, decision.signal).inc()

@@ -89,11 +89,11 @@ class Watches:
 
 
 class StaleWatchError(KubeError):
-    """A watch is open and tells nothing."""
+    """A watch is open and delivers nothing."""
 
 
 def _thread(start: Start, stop: threading.Event) -> asyncio.Future[BaseException | None]:
-    """Run start in a thread that does not keep the process alive; the future tells what it raised."""
+    """Run start in a thread that does not keep the process alive; the future holds what it raised."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[BaseException | None] = loop.create_future()
 
@@ -105,9 +105,9 @@ def _thread(start: Start, stop: threading.Event) -> asyncio.Future[BaseException
         error: BaseException | None = None
         try:
             start(stop)
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, who waits is told
+        except BaseException as raised:  # noqa: BLE001 - raised again by whatever awaits the future
             error = raised
-        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, error)
 
     threading.Thread(target=run, name="watches", daemon=True).start()
@@ -115,7 +115,7 @@ def _thread(start: Start, stop: threading.Event) -> asyncio.Future[BaseException
 
 
 async def _stopped(thread: asyncio.Future[BaseException | None], stop: threading.Event, stop_s: float) -> None:
-    """Wait for a thread that was told to stop. Raises KubeError when it does not: two must never run."""
+    """Wait for a thread whose stop is set. Raises KubeError when it does not: two must never run."""
     stop.set()
     await asyncio.wait({thread}, timeout=stop_s)
     if not thread.done():
@@ -123,7 +123,7 @@ async def _stopped(thread: asyncio.Future[BaseException | None], stop: threading
 
 
 def _word(error: KubeError) -> str:
-    """What the metric says of it."""
+    """The label of the metric."""
     if isinstance(error, StaleWatchError):
         return "stale"
     return {401: "unauthorized", 403: "forbidden", 404: "missing"}.get(error.status, "failed")

@@ -16,8 +16,8 @@ FIRST_BACKOFF_S: Final = 0.5
 LAST_BACKOFF_S: Final = 60.0
 WORKERS: Final = 8
 HASTE_S: Final = 5.0
-"""After a failure news are heeded at most this often, unless the server asked for a longer pause; time alone waits for
-the whole pause."""
+"""After a failure a change is tried at most this often, unless the server required a longer pause; without a change the
+whole pause passes."""
 
 
 class Workqueue:
@@ -69,11 +69,11 @@ class Workqueue:
     def _again(self, key: Key, why: str, at_least_s: float) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * random.uniform(0.8, 1.2)
-        # Whoever asked for a pause asked many at once.
+        # The server requires the same pause of many clients at once.
         at_least_s *= random.uniform(1.0, 1.2)
         pause = max(pause, at_least_s)
         LOG.warning("%s/%s: %s; again in %.1f s", *key, why, pause)
-        # The pause replaces whatever was due earlier, or a storm of events would be a storm of retries.
+        # The pause replaces an earlier time, or a storm of events would be a storm of retries.
         now = self._clock()
         self._due[key] = now + pause
         self._pauses[key] = (now + max(at_least_s, min(pause, HASTE_S)), now + pause)

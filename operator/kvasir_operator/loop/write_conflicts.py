@@ -1,4 +1,4 @@
-"""Tells when somebody else keeps changing an object of ours, so that two who both insist do not write all day.
+"""Detects that another manager keeps changing an object of ours, so that the two do not write without end.
 
 Called by the writer alone, with what it restores: an object that it had applied already, and that is different now.
 """
@@ -32,7 +32,7 @@ class WriteConflicts:
         return max(0.0, times[-1] + PAUSE_S - self._clock.steady()) if len(times) >= MOST_AT_ONCE else 0.0
 
     def restored(self, where: Where) -> bool:
-        """Note that it was. True when that was once too often, which is to be told."""
+        """Note that it was. True when that reached the limit, which is worth an event."""
         self._restored[where] = (*self._recent(where), self._clock.steady())
         return len(self._restored[where]) == MOST_AT_ONCE
 
@@ -49,8 +49,8 @@ class WriteConflicts:
 
 
 def other_managers(obj: Json) -> str:
-    """Who else wrote an object, the last first; empty when nobody tells."""
+    """The other managers that wrote an object, the last first; empty when none is known."""
     entries: Iterable[Json] = (obj.get("metadata") or {}).get("managedFields") or ()
     foreign = [e for e in entries if e.get("manager") != names.MANAGER and not e.get("subresource")]
     ordered = sorted(foreign, key=lambda e: str(e.get("time") or ""), reverse=True)
-    return ", ".join(dict.fromkeys(str(e.get("manager") or "somebody") for e in ordered))
+    return ", ".join(dict.fromkeys(str(e.get("manager") or "an unnamed manager") for e in ordered))

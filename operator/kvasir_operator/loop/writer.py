@@ -65,7 +65,7 @@ class Writer:
         self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
 
     async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> tuple[str, ...]:
-        """Apply and delete. Returns objects that carry a child's name but belong to somebody else, as kind/name.
+        """Apply and delete. Returns objects that carry a child's name but have another owner, as kind/name.
 
         Raises KubeError. What surrounds the pods and is refused for good does not keep the pods from being made.
         """
@@ -92,7 +92,7 @@ class Writer:
         if write.verb == "delete":
             await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
             self._telemetry.wrote(kind.kind)
-        elif write.new and await self._somebody_elses(kind, seen, write.name):
+        elif write.new and await self._has_other_owner(kind, seen, write.name):
             return [f"{write.kind}/{write.name}"]
         else:
             await self._apply(kind, service, write.manifest)
@@ -101,7 +101,7 @@ class Writer:
     async def status(self, service: Json, status: Json) -> None:
         """Apply the whole status. A service that is gone, or another one of the same name, is left alone.
 
-        A field that was applied before and is absent now goes with that; one that somebody else wrote stays, so it is
+        A field that was applied before and is absent now goes with that; one that another manager wrote stays, so it is
         removed by a patch.
         """
         namespace, name = key(service)
@@ -156,9 +156,8 @@ class Writer:
                 await self._say(seen, service, "QuarantinedPodDeleted", r, action.why)
 
     async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
-        """Apply unless the very same was applied to the very same object: the server may write a value in another way
-        than we do, and must not be asked for it again and again. What somebody else changes is restored, but not in a
-        race."""
+        """Apply unless the same manifest was applied to the same object: the server may store a value in another form,
+        which must not cause a write per reconcile. What another manager changes is restored, but not in a race."""
         where = (kind.plural, key(manifest))
         digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         applied = self._applied.setdefault(key(service), {})
@@ -177,7 +176,7 @@ class Writer:
         self._store.put(kind, written)
 
     async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:
-        """Before it is restored, since that takes the field from whoever it was."""
+        """Before it is restored, since that takes the field from its manager."""
         try:
             who = other_managers(await self._cluster.get(kind, *name))
         except NotFoundError:
@@ -186,7 +185,7 @@ class Writer:
         pace = f"it is restored once in {PAUSE_S:g} s from now on"
         await self._recorder.event(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
 
-    async def _somebody_elses(self, kind: Kind, seen: Observed, name: str) -> bool:
+    async def _has_other_owner(self, kind: Kind, seen: Observed, name: str) -> bool:
         """Whether an object of that name exists that this service does not control; a forced apply would take it
         over."""
         try:
@@ -213,7 +212,7 @@ class Writer:
         await self._annotate(seen, r, {names.ANNOTATION_DELETION_COST: None, names.ANNOTATION_DRAIN: None})
 
     async def _quarantine(self, seen: Observed, r: Replica, now: str) -> None:
-        """Its workload lets go of a pod that has not its labels; from then on it goes with the service."""
+        """A workload gives up a pod without its labels; the service becomes its owner."""
         await self._patch(
             seen,
             r,

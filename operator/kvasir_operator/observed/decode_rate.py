@@ -1,4 +1,4 @@
-"""How fast replicas decode, one stretch of load after the other, from what they say of their steps at each tick.
+"""How fast replicas decode, one stretch of load after the other, from the step counters of each tick.
 
 Called by the loop; what is too slow is decided in `status`. A stretch without enough work gives no evidence, so that an
 idle replica is neither slow nor fast.
@@ -12,11 +12,11 @@ from kvasir_api.state import DecodeTotals
 from kvasir_operator.observed.replica import Replica
 
 BUSY_FRACTION: Final = 0.25
-"""Share of a stretch that must have gone into steps that decode: fewer say more of prompts and pauses between them."""
+"""Share of a stretch that must have gone into steps that decode: fewer reflect prompts and pauses between them."""
 LEAST_STEPS: Final = 20
 """One step may meet anything; so many have a mean."""
 MOST_STRETCHES: Final = 10
-"""A stretch that long without enough work begins anew: it would mix loads of other hours."""
+"""A stretch that long without enough work starts again: it would mix loads of other hours."""
 KEPT: Final = 2
 
 
@@ -55,7 +55,7 @@ def followed(
 
 def _next(rate: DecodeRate, decoded: DecodeTotals, *, now: float, window_s: float) -> DecodeRate:
     if rate.base is not None and decoded.steps < rate.base.steps:
-        return DecodeRate(since=now)  # its process began anew
+        return DecodeRate(since=now)  # its process restarted
     elapsed = now - rate.since
     if elapsed < window_s:
         return rate

@@ -16,7 +16,7 @@ SPOT_LABELS: Final = {
     "kubernetes.azure.com/scalesetpriority": "spot",
     "node.kubernetes.io/lifecycle": "spot",
 }
-"""Label and value by which a node says that it can vanish at short notice."""
+"""Label and value of a node that can vanish at short notice."""
 LEAVING_TAINTS: Final = frozenset(
     {
         "ToBeDeletedByClusterAutoscaler",

@@ -1,4 +1,4 @@
-"""A pod of a service as decisions see it: what it is doing, since when, and what it last said.
+"""A pod of a service as decisions see it: its phase, since when, and its last reading.
 
 Called by the loop when it observes, never by a decision; knows the shape of a pod, no client and no clock.
 """
@@ -37,9 +37,9 @@ class Replica:
     """One pod.
 
     created, scheduled_at, mounted_at, started_at, ready_at, drain_since: epoch seconds; None where it did not happen.
-    mounted_at: when its volumes were there, which not every kubelet tells. assigned: a node was found. refusal: the
+    mounted_at: when its volumes were there, which not every kubelet reports. assigned: a node was found. refusal: the
     line with which the runtime refused model or options. last_words: why it failed, for people. drained: the operator
-    has marked it as the first to go. reading: what the runtime said last, None when it is silent. node: where it runs;
+    has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
     said, when it ended last, that its device failed. unhealthy: devices of it that the kubelet calls so.
@@ -76,7 +76,7 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Whether it said that it has no request. A silent pod is not known to be idle."""
+        """Whether its reading has no request. A silent pod is not known to be idle."""
         return self.reading is not None and self.reading.running == 0 and self.reading.waiting == 0
 
     @property
@@ -86,7 +86,7 @@ class Replica:
 
     @property
     def unhealthy_words(self) -> str:
-        """What the kubelet says of its devices, empty when they are well."""
+        """The kubelet's verdict on its devices, empty when they are healthy."""
         return f"the kubelet calls {', '.join(self.unhealthy)} unhealthy" if self.unhealthy else ""
 
     @property
@@ -155,7 +155,7 @@ def refusal_line(terminated: Json) -> str:
 
 
 def device_fault(terminated: Json) -> str:
-    """The line with which `kvasir serve` said that its device failed; empty when it ended in another way."""
+    """The line in which `kvasir serve` reported that its device failed; empty when it ended in another way."""
     return _said(terminated) if terminated.get("exitCode") == names.EXIT_DEVICE else ""
 
 
@@ -166,7 +166,7 @@ def _said(terminated: Json) -> str:
 
 
 def _unhealthy(runtime: Json) -> tuple[str, ...]:
-    """Devices of the container that the kubelet calls unhealthy, where it tells of health at all."""
+    """Devices of the container that the kubelet calls unhealthy, where it reports health at all."""
     resources = [r for a in runtime.get("allocatedResourcesStatus") or () for r in a.get("resources") or ()]
     return tuple(str(r.get("resourceID", "")) for r in resources if r.get("health") == "Unhealthy")
 

@@ -49,7 +49,7 @@ class RevisionWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One service. foreign: objects that carry our children's names but belong to somebody else, as kind/name.
+    """One service. foreign: objects that carry our children's names but have another owner, as kind/name.
 
     guards: its disruption budget and network policy. created: its creationTimestamp. invalid: why the spec breaks the
     contract, with the path of the field; spec is then a stand-in that no decision may use. claim_found: whether the
@@ -118,7 +118,7 @@ def observed(
     inspections: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
 ) -> Observed:
-    """Parse the objects of one service. A spec that the API server accepted but the models do not is said in
+    """Parse the objects of one service. A spec that the API server accepted but the models do not sets
     invalid."""
     metadata = service["metadata"]
     uid = str(metadata["uid"])
@@ -163,7 +163,7 @@ def parsed_spec(service: Json) -> tuple[InferenceServiceSpec, str]:
 
 
 def parsed_status(service: Json) -> InferenceServiceStatus:
-    """The status as written before; an empty one when somebody broke it, since everything in it can be observed
+    """The status as written before; an empty one when it is invalid, since everything in it can be observed
     again."""
     try:
         return InferenceServiceStatus.model_validate(service.get("status") or {})
@@ -184,7 +184,7 @@ def _split(uid: str, kind: str, objects: Iterable[Json]) -> tuple[list[Json], tu
 
 
 def parsed_class(obj: Json) -> tuple[str, AcceleratorClassSpec]:
-    """The API server let only valid ones in; of a newer version's field we know nothing, and need not."""
+    """The API server accepted only valid ones; unknown fields of a newer version are ignored."""
     return str(obj["metadata"]["name"]), AcceleratorClassSpec.model_validate(obj.get("spec") or {})
 
 

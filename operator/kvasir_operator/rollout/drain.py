@@ -1,9 +1,9 @@
 """Which pods leave a workload, and when its count may be lowered: drained first, then marked, then counted down.
 
-The order follows what a ReplicaSet does whatever we wish (pods without a node, then pending ones, then those not
-ready); within that it is ours, by pod-deletion-cost: failed ones, those whose node leaves, those on spot nodes, then
-whoever costs least. Old revisions are workloads of their own, which the planner lowers first. A count is lowered only
-for pods whose mark has come back to us in a watch.
+The order follows the fixed order of a ReplicaSet (pods without a node, then pending ones, then those not ready). Within
+that the operator orders them by pod-deletion-cost: failed ones, those whose node leaves, those on spot nodes, then the
+one that costs least. Old revisions are workloads of their own, which the planner lowers first. A count is lowered only
+for pods whose mark a watch has brought back.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def cost_s(reading: RuntimeState | None) -> float:
         return 0.0
     step_s = reading.rates.decode_step_s or GUESSED_STEP_S
     prefill = reading.rates.prefill_tokens_per_s or GUESSED_PREFILL
-    # An older runtime tells only the bounds of its requests.
+    # An older runtime reports only the bounds of its requests.
     tokens = reading.expected_tokens or reading.remaining_tokens
     prompts_s = (reading.waiting_uncached_tokens + reading.reused_tokens) / prefill
     return tokens * step_s / max(1, reading.running) + prompts_s

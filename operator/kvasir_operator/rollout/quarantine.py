@@ -1,7 +1,7 @@
-"""Which pods are quarantined because their device failed, for how long, and when they come back or go.
+"""Which pods are quarantined because their device failed, for how long, and when they are restored or deleted.
 
 A pod that is quarantined is no replica any more, so that its workload makes another one at once; but it still holds its
-device, which the scheduler can thus give to nobody, whatever else the node has to offer. That needs no right over
+device, so that the scheduler gives it to no other pod. That needs no right over
 nodes, changes no other pod, and ends by itself. It is for faults that last or came again; others restart in place.
 """
 
@@ -16,7 +16,7 @@ from kvasir_operator.stages import PodAction
 MAX_QUARANTINED: Final = 2
 """Of one service: a fault of a driver everywhere must not take every device of a cluster out of use."""
 QUARANTINE_S: Final = 1800.0
-"""Long enough for somebody, or whatever repairs nodes, to see to it; then the device is tried again."""
+"""Long enough for an administrator or a repair of the node; then the device is tried again."""
 NO_ROOM_S: Final = 120.0
 """A replica that finds no node for so long will find none; what adds nodes to a cluster has had its time."""
 REPEATS: Final = 2
@@ -33,7 +33,7 @@ def actions(seen: Observed, *, wanted: int, now: float) -> tuple[PodAction, ...]
 
 
 def words(r: Replica) -> str:
-    """How the device of a replica failed, by the runtime or else by the kubelet; empty where neither says so."""
+    """How the device of a replica failed, by the runtime or else by the kubelet; empty without a failure."""
     return r.device_fault or r.unhealthy_words
 
 

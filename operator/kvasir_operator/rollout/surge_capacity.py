@@ -61,7 +61,7 @@ def _lacks_device(seen: Observed, r: Replica) -> bool:
 
 
 def _place(revision: Revision) -> Json:
-    """What of a pod says which nodes and devices it can take."""
+    """The fields of a pod that determine which nodes and devices it can take."""
     pod = revision.template.get("spec") or {}
     limits = ((pod.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
     return {

@@ -1,6 +1,6 @@
-"""Where a rollout heads: to the spec's revision, how far for now, or back to the last good one. Called before the plan.
+"""The target of a rollout: the spec's revision, how far for now, or the last good one. Called by `plan.py`.
 
-Stateless but for what status says: the step of a canary, since when it holds, and which revision was rolled back.
+Stateless but for what status holds: the step of a canary, since when it holds, and which revision was rolled back.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class RevisionTraffic:
 
 
 def rollout_target(seen: Observed, *, current: str, wanted: int, now: float) -> RolloutTarget:
-    """What to head for, and how. current: the revision that the spec asks for. now: epoch seconds."""
+    """The revision to bring to the wanted number, and how. current: the revision of the spec. now: epoch seconds."""
     head = _heading(seen, current, wanted, now)
     if head.phase not in MOVING or not _others(seen, head.revision):
         return head
@@ -130,7 +130,7 @@ def _missing(seen: Observed, current: str) -> str:
 def judged(rules: Analysis | None, new: RevisionTraffic, old: RevisionTraffic) -> str:
     """Why the new revision is worse than the rules allow; empty when it is not, or when too little was served to say.
 
-    Errors count only where the old revision has a smaller share of them, so that a bad client fails nobody's rollout.
+    Errors count only where the old revision has a smaller share of them, so that a bad client fails no rollout.
     """
     if rules is None or new.requests < rules.min_requests:
         return ""
@@ -149,7 +149,7 @@ def judged(rules: Analysis | None, new: RevisionTraffic, old: RevisionTraffic) -
 
 
 def of(replicas: Iterable[Replica]) -> RevisionTraffic:
-    """What these replicas served, as far as they speak."""
+    """What these replicas served, as far as they were read."""
     said = [r.reading.served for r in replicas if r.reading is not None]
     first_tokens = sum(s.first_tokens for s in said)
     return RevisionTraffic(
@@ -160,7 +160,7 @@ def of(replicas: Iterable[Replica]) -> RevisionTraffic:
 
 
 def _step(seen: Observed, current: str) -> int:
-    """The step that status tells of, 0 when it is of another revision."""
+    """The step in status, 0 when it is of another revision."""
     before = seen.status.rollout
     return (before.step or 0) if before.current_revision == current else 0
 

@@ -28,7 +28,7 @@ EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Replicas by signal, as fractions. known: whether any replica has said what it can hold. sentence: the numbers."""
+    """Replicas by signal, as fractions. known: whether the capacity of any replica was read. sentence: the numbers."""
 
     known: bool
     kv: float = 0.0

@@ -1,4 +1,4 @@
-"""What a service's pods and gateways said over the last minutes, one sample per tick.
+"""Readings of a service's pods and gateways over the last minutes, one sample per tick.
 
 Counters become differences here, so that a restarted pod counts from zero and a removed one counts no more. A pod that
 is ready and silent is named as missing and keeps its last gauges; it is never read as zero.
@@ -15,7 +15,7 @@ KEPT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledReplica:
-    """A replica that takes requests or finishes them. reading: what it said last; fresh: within the last few
+    """A replica that takes requests or finishes them. reading: its last document; fresh: within the last few
     seconds."""
 
     uid: str
@@ -115,7 +115,7 @@ def extended(
 
 
 def _difference(before: RequestTotals | None, after: RequestTotals) -> RequestTotals:
-    """What was counted between two readings. Nothing on first sight; all of it when the process started anew."""
+    """What was counted between two readings. Nothing on first sight; all of it when the process restarted."""
     if before is None:
         return RequestTotals()
     if after.arrivals < before.arrivals or after.completions < before.completions:

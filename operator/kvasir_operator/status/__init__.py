@@ -1,1 +1,1 @@
-"""What the operator says about a service: conditions that kstatus tools understand, counts, revisions, the address."""
+"""The status of a service: conditions that kstatus tools understand, counts, revisions, the address."""

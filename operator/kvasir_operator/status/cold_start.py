@@ -1,4 +1,4 @@
-"""Where the time of a start went: as Kubernetes says until the container runs, then as the runtime says."""
+"""Where the time of a start went: by Kubernetes until the container runs, then by the runtime."""
 
 from kvasir_api.state import StartupSeconds
 from kvasir_api.status import ColdStart

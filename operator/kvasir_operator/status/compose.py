@@ -78,7 +78,7 @@ def _valued(node: Any) -> Any:
 
 
 def _settled(part: Json) -> Json:
-    """Without what moves with every pod: their numbers, and the words in which conditions tell them."""
+    """Without what moves with every pod: their numbers, and the messages of conditions that name them."""
     kept = {name: value for name, value in part.items() if name not in NUMBERS}
     moving = ("updatedReplicas", "history")
     kept["rollout"] = {k: v for k, v in (part.get("rollout") or {}).items() if k not in moving}
@@ -134,7 +134,7 @@ def _counts(found: StatusInputs) -> ReplicaCounts:
 
 
 def _capacity(found: StatusInputs) -> Capacity:
-    """What one replica was measured to hold, as known before while none that is ready speaks; and what was forecast."""
+    """What one replica was measured to hold, as known before while no ready one was read; and what was forecast."""
     measured = _measured(found).model_copy(update=decode_speed.measured(found))
     judged = found.resolved.placement.forecast
     if judged is None:
@@ -178,7 +178,7 @@ def _serving(reading: RuntimeState) -> str:
 
 
 def _counted(value: float) -> int:
-    """Whole, and within what a status may hold, whatever a pod says of itself."""
+    """Whole, and within what a status may hold, whatever a pod reports."""
     return max(0, min(round(value), MOST))
 
 

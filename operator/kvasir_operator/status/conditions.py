@@ -51,7 +51,7 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
 def _at_max(found: StatusInputs) -> int:
     """maxReplicas while it keeps replicas from being added; 0 otherwise.
 
-    Once said it holds until less than the maximum would do, or a load at the edge would write with every reading.
+    Once set it holds until less than the maximum would do, or a load at the edge would write with every reading.
     """
     rules, now = found.seen.spec.autoscaling, found.scaler.status
     if rules is None or now is None or now.desired_replicas < rules.max_replicas:

@@ -1,4 +1,4 @@
-"""Whether replicas decode as fast as their class allows, and what the status says of their speed.
+"""Whether replicas decode as fast as their class allows, and the speeds in status.
 
 Each stretch of load is compared with the roofline of just the batches that it computed, so that neither a small batch
 nor a long context makes a replica look slow.
@@ -48,7 +48,7 @@ def message(found: StatusInputs, slowed: tuple[SlowReplica, ...], serving: int) 
 
 
 def measured(found: StatusInputs) -> dict[str, Any]:
-    """What of the status's capacity tells of speed; as it was known while no replica has been under load."""
+    """The speeds in status.capacity; as known before while no replica was under load."""
     latest = [e for r in found.serving if (e := _latest(found, r))]
     before = found.seen.status.capacity
     told: dict[str, Any] = {"slow_replicas": [one.name for one in slow(found)][:MOST_NAMED]}

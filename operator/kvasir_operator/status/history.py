@@ -44,7 +44,7 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _leaves(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Lists are told as a whole."""
+    """A list counts as one value."""
     for name, child in node.items():
         here = f"{path}.{name}".lstrip(".")
         if isinstance(child, Mapping):

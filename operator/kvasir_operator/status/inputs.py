@@ -82,7 +82,7 @@ class StatusInputs:
 
     @property
     def refused_pods(self) -> str:
-        """Why the cluster does not create pods of the current revision, as it says; empty when it does."""
+        """The cluster's message about pods of the current revision that it does not create; empty when it does."""
         failure = next((w.failure for w in self.seen.workloads if w.failure and w.revision == self.current), "")
         return without_pod_name(failure)
 

@@ -1,4 +1,4 @@
-"""Whether a service still gets nearer to what it should be. The clock starts anew with every step towards it."""
+"""Whether a service still makes progress towards its spec. The clock starts again with every step."""
 
 from dataclasses import dataclass
 

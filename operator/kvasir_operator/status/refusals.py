@@ -1,7 +1,7 @@
 """What a refusal of the API server means: something that no retry cures, in one word, or something that passes.
 
 Called by the loop for what was answered to us, and by the summary for what was answered to a Deployment, of which only
-the words are known. A cure is always somebody else's (a larger quota, a right, another spec), and is found by going on
+the words are known. The cure is never ours (a larger quota, a right, another spec), and is found by going on
 with retries at long intervals.
 """
 

@@ -118,7 +118,7 @@ def _overdue(found: StatusInputs) -> Summary | None:
 
 
 def _refused_pods(found: StatusInputs) -> Summary | None:
-    """Pods that the cluster does not let the workload have, and will not until somebody changes something."""
+    """Pods that the cluster refuses to create until something else changes."""
     reason = refusal(found.refused_pods)
     if not reason or found.updated_ready >= found.minimum:
         return None

@@ -310,7 +310,7 @@ async def test_a_watch_that_owes_something_is_stale(bench):
     bench.clock.advance(120)
     await bench.operator.scaler.tick()
     assert bench.operator.live() == "stale watch: it has not delivered inferenceservices default/tiny"
-    bench.operator.resync.told(INFERENCE_SERVICE, bench.cluster.stored(INFERENCE_SERVICE, *KEY))
+    bench.operator.resync.delivered(INFERENCE_SERVICE, bench.cluster.stored(INFERENCE_SERVICE, *KEY))
     assert bench.operator.live() == ""
 
 

@@ -147,7 +147,7 @@ async def test_a_deletion_that_no_watch_told_is_owed(told):
     assert bench.store.get(POD, ("default", "p0")) is None
     if told:
         gone["metadata"]["resourceVersion"] = "999"
-        bench.resync.told(POD, gone)
+        bench.resync.delivered(POD, gone)
     bench.clock.advance(STALE_WATCH_S + 1)
     assert bench.resync.stale_watches() == ("" if told else "pods default/p0")
     bench.resync.began()
