@@ -198,7 +198,7 @@ async def _until_ended(parts: Operator, *, namespace: str, reach: Callable[[], A
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop.set)
-    take = handlers.into(parts.store, parts.workqueue, parts.resync)
+    take = handlers.store_events(parts.store, parts.workqueue, parts.resync)
 
     def seen(kind: Kind, verb: str, obj: Json) -> None:
         loop.call_soon_threadsafe(take, kind, verb, obj)

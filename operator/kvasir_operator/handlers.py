@@ -86,7 +86,7 @@ def _death(watchers: set[asyncio.Task[Any]], *, age_s: float) -> KubeError | Non
     return None
 
 
-def into(store: Store, workqueue: Workqueue, resync: Resync) -> Seen:
+def store_events(store: Store, workqueue: Workqueue, resync: Resync) -> Seen:
     """What the operator does with an event; called in the operator's own event loop."""
 
     def seen(kind: Kind, verb: str, obj: Json) -> None:

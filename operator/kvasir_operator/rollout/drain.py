@@ -2,7 +2,7 @@
 
 The order follows the fixed order of a ReplicaSet (pods without a node, then pending ones, then those not ready). Within
 that the operator orders them by pod-deletion-cost: failed ones, those whose node leaves, those on spot nodes, then the
-one that costs least. Old revisions are workloads of their own, which the planner lowers first. A count is lowered only
+one that costs least. Old revisions are workloads of their own, whose counts are lowered first. A count is lowered only
 for pods whose mark a watch has brought back.
 """
 

@@ -2,8 +2,8 @@
 
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.rollout import quarantine
+from kvasir_operator.rollout.counts import RevisionCounts, RolloutBounds, next_counts
 from kvasir_operator.rollout.drain import drain_plan
-from kvasir_operator.rollout.planner import RevisionCounts, RolloutBounds, next_counts
 from kvasir_operator.rollout.target import rollout_target
 from kvasir_operator.stages import PodAction, RolloutPlan, RolloutTarget
 

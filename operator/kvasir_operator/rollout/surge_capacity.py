@@ -9,7 +9,7 @@ from typing import Final
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, Revision
-from kvasir_operator.rollout.planner import RolloutBounds, least
+from kvasir_operator.rollout.counts import RolloutBounds, least
 from kvasir_operator.stages import RolloutStrategy
 
 NO_DEVICE: Final = "cannot allocate all claims"

@@ -12,7 +12,7 @@ from fakes.virtual_loop import LoopClock, elapse
 from kvasir_api.state import KvState, RuntimeState
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD
-from kvasir_operator.handlers import into
+from kvasir_operator.handlers import store_events
 from kvasir_operator.loop.resync import WATCHED
 
 AWAY_S = 300.0
@@ -44,7 +44,7 @@ class LoopBench(Bench):
     def watch(self):
         """Watches begin, and tell of everything as a list."""
         self.operator.resync.began()
-        hear = into(self.operator.store, self.operator.workqueue, self.operator.resync)
+        hear = store_events(self.operator.store, self.operator.workqueue, self.operator.resync)
         for kind, _ in WATCHED:
             for obj in self.cluster.objects.get(kind.plural, {}).values():
                 hear(kind, "", obj)

@@ -21,7 +21,7 @@ class Bench:
         self.cluster, self.clock, self.store = cluster or FakeCluster(), FakeClock(), Store()
         self.workqueue = Workqueue(self.clock.steady)
         self.resync = Resync(self.cluster, self.store, self.workqueue, clock=self.clock, after_s=0.01)
-        self.tell = handlers.into(self.store, self.workqueue, self.resync)
+        self.tell = handlers.store_events(self.store, self.workqueue, self.resync)
 
 
 async def test_a_list_that_was_on_its_way_brings_nothing_back():

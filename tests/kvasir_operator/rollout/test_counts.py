@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kvasir_operator.rollout.planner import RevisionCounts, RolloutBounds, next_counts
+from kvasir_operator.rollout.counts import RevisionCounts, RolloutBounds, next_counts
 
 
 def plan(current, old=(), *, wanted, **bounds):
