@@ -160,7 +160,7 @@ async def test_the_watch_follows_and_says_how_many_but_never_which(secret, caplo
     assert opening(made, "second-secret")
     secret.put()
     await until(lambda: made.locked)
-    await until(lambda: caplog.records[-1].levelno == logging.WARNING and "0 let" in caplog.text)
+    await until(lambda: caplog.records[-1].levelno == logging.WARNING and "0 are" in caplog.text)
     watching.cancel()
     assert caplog.text.count("cannot be read") == 1
     assert "secret" not in caplog.text.replace(str(secret.folder), "")
