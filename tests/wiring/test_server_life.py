@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -67,6 +68,30 @@ def test_ports_answer_while_the_model_loads(model, tmp_path):
         assert server.ask("/v1/completions", BODY).status == 200
         for fact in ("stub, none kernels, float32", "8,192 tokens", "1.0 MiB", "2.00 requests of 4,096 tokens"):
             assert fact in server.output()
+
+
+def test_a_startup_probe_that_waits_is_answered_when_the_model_is_loaded(model, tmp_path):
+    gate = tmp_path / "loaded"
+    with api_process(model, faults={"load_gate": str(gate)}, wait="listening") as server:
+        early = server.ask("/startupz?wait_s=0.2", ops=True)
+        assert early.status == 503
+        with ThreadPoolExecutor() as pool:
+            held = pool.submit(server.ask, "/startupz?wait_s=60", ops=True)
+            server.until("progress", lambda: server.ask("/startupz", ops=True).json["phase"] == "loading")
+            assert not held.done()
+            gate.touch()
+            assert held.result(timeout=30).status == 200
+        assert server.ask("/startupz?wait_s=-1", ops=True).status == 422
+
+
+def test_a_startup_probe_that_waits_does_not_hold_up_a_process_that_ends(model, tmp_path):
+    with api_process(model, faults={"load_gate": str(tmp_path / "never")}, wait="listening") as server:
+        with ThreadPoolExecutor() as pool:
+            held = pool.submit(server.ask, "/startupz?wait_s=60", ops=True)
+            server.until("loading", lambda: server.state()["phase"] == "loading")
+            server.signal(signal.SIGTERM)
+            assert held.result(timeout=10).status == 503
+        assert server.wait() == 0
 
 
 def test_a_model_from_the_hub_is_fetched_and_the_seconds_are_told(model, tmp_path):

@@ -1,4 +1,4 @@
-"""Probes of a runtime pod: every threshold in one place. All ask the ops port, which clients cannot reach.
+"""Probes of a runtime pod: every threshold in one place. All read the ops port, which clients cannot reach.
 
 How long a start may take follows from the model's size, since reading the weights is what takes long.
 """
@@ -15,6 +15,12 @@ STARTUP_BASE_S: Final = 900
 """What does not depend on the size: processes, compilation of kernels, graphs, the first steps."""
 SLOWEST_READ: Final = 25_000_000
 """Bytes per second below which a disk counts as broken: a congested network file system gives more."""
+STARTUP_TRIES: Final = 12
+STARTUP_PERIOD_S: Final = 5
+ANSWER_S: Final = 5
+"""So much earlier than the kubelet gives up the runtime says how far it is."""
+LISTENS_S: Final = 2
+"""A runtime listens before anything slow happens: 0.3 seconds after its start, and a busy node takes longer."""
 STARTUP_MOST_S: Final = 6 * 3600
 STARTUP_UNKNOWN_S: Final = 3600
 
@@ -22,7 +28,7 @@ STARTUP_UNKNOWN_S: Final = 3600
 def probes(model_bytes: int) -> Json:
     """The three probes, keyed as in a container. model_bytes: what is read at the start, 0 for unknown."""
     return {
-        "startupProbe": _probe(names.PATH_STARTUPZ, period_s=1, timeout_s=5, failures=startup_s(model_bytes)),
+        "startupProbe": _startup(startup_s(model_bytes)),
         # The gateway leaves a pod by its own readings within a second or two; this is for plain Services.
         "readinessProbe": _probe(names.PATH_READYZ, period_s=2, timeout_s=5, failures=3),
         # A restart costs a cold start, so a busy node gets a minute and a half before it is believed to hang.
@@ -45,6 +51,17 @@ def model_bytes(seen: Observed, placed: Placement) -> int:
     if not asked.accelerator.count:
         return int(parse(asked.memory))
     return int(parse(placed.accelerator.memory)) * asked.accelerator.count if placed.accelerator else 0
+
+
+def _startup(limit_s: int) -> Json:
+    """The runtime answers when the model is loaded: a probe that fails on the way leaves a Warning event each time.
+
+    A replica that hangs is killed after limit_s; one that does not even listen after STARTUP_TRIES periods.
+    """
+    timeout_s = -(-limit_s // STARTUP_TRIES)
+    path = f"{names.PATH_STARTUPZ}?wait_s={timeout_s - ANSWER_S}"
+    probe = _probe(path, period_s=STARTUP_PERIOD_S, timeout_s=timeout_s, failures=STARTUP_TRIES)
+    return {"initialDelaySeconds": LISTENS_S, **probe}
 
 
 def _probe(path: str, *, period_s: int, timeout_s: int, failures: int) -> Json:

@@ -13,6 +13,7 @@ from kvasir_api.options import ServeOptions
 
 if TYPE_CHECKING:
     from kvasir_runtime.client.engine_process import EngineProcess
+    from kvasir_runtime.server.ports import Listeners
 
 KEY_VARIABLE = "KVASIR_API_KEY"
 
@@ -52,22 +53,34 @@ def run(options: ServeOptions, engine_command: tuple[str, ...] | None = None) ->
     Imports are late, so that --help is quick, and later still than the engine's start: it imports torch meanwhile.
     """
     from kvasir_runtime.client.engine_process import ENGINE_COMMAND, EngineProcess
+    from kvasir_runtime.server import ports
 
+    try:
+        listeners = ports.opened(options.host, options.port, options.ops_port)
+    except ports.PortError as error:
+        return _failed(options, str(error))
     child = EngineProcess(engine_command or ENGINE_COMMAND)
     child.begin()
     gc.disable()  # what is imported now stays: looking for garbage in it costs a sixth of the time
     try:
-        return _served(options, child)
+        return _served(options, child, listeners)
     finally:
         child.abandon()
 
 
-def _served(options: ServeOptions, child: "EngineProcess") -> int:
+def _failed(options: ServeOptions, why: str) -> int:
+    from kvasir_runtime import log_config
+    from kvasir_runtime.server.console import Console
+
+    log_config.configure(options.log_format)
+    return Console(options.log_format).failed(why)
+
+
+def _served(options: ServeOptions, child: "EngineProcess", listeners: "Listeners") -> int:
     import uvloop
 
     from kvasir_runtime import log_config
     from kvasir_runtime.server.console import Console
-    from kvasir_runtime.server.listen import PortError
     from kvasir_runtime.server.process import ServeProcess
 
     gc.freeze()
@@ -76,11 +89,7 @@ def _served(options: ServeOptions, child: "EngineProcess") -> int:
     console = Console(options.log_format)
 
     async def live() -> int:
-        return await ServeProcess(options, console, child=child).run()
+        return await ServeProcess(options, console, child=child, listeners=listeners).run()
 
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(live())
-    except PortError as error:
-        console.failed(str(error))
-        return 1
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(live())

@@ -4,6 +4,8 @@ One object, written by the process (start, signals) and the drain endpoint, read
 holds no socket and no clock of its own.
 """
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Final
@@ -25,6 +27,7 @@ class Lifecycle:
         self._clock = clock
         self._started: Phase = "starting"
         self._drained_at: float | None = None
+        self._start_ended = asyncio.Event()
         self.leaving = False
         self.failed = False
         self.fraction = 0.0
@@ -51,6 +54,17 @@ class Lifecycle:
     def advance(self, phase: Phase, fraction: float = 0.0, eta_s: float = -1.0, message: str = "") -> None:
         """A step of the start."""
         self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
+        if self.was_ready:
+            self._start_ended.set()
+
+    def abandon_start(self) -> None:
+        """The process ends, whether it was ready or not: nothing waits for its start any longer."""
+        self._start_ended.set()
+
+    async def until_started(self, timeout_s: float) -> None:
+        """Wait until the start is over, for at most so long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._start_ended.wait(), timeout_s)
 
     def drain(self) -> None:
         """Drain, on request of the control plane; undrain() reverts it."""

@@ -4,9 +4,9 @@ Built once by the process. The probes answer from what the process knows, withou
 never fails one; the liveness probe fails when the engine has sent nothing for much longer than any step takes.
 """
 
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from kvasir_api import names, state
@@ -15,6 +15,7 @@ from kvasir_runtime.server.json_response import json_response
 
 SILENT_S: Final = 120.0
 """An idle engine sends its state once a second, a busy one after each step; a slow CPU's longest step takes seconds."""
+MOST_WAIT_S: Final = 86_400.0
 
 
 def ops_app(app_state: AppState) -> FastAPI:
@@ -42,8 +43,10 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
         return json_response({"ready": ready, "phase": app_state.lifecycle.phase}, status=200 if ready else 503)
 
     @app.get(names.PATH_STARTUPZ)
-    async def startupz() -> Response:
+    async def startupz(wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0) -> Response:
+        """wait_s: hold the answer for so long while the start goes on. A probe that fails leaves a Warning event."""
         lifecycle = app_state.lifecycle
+        await lifecycle.until_started(wait_s)
         document = {
             "phase": lifecycle.phase,
             "progress_fraction": lifecycle.fraction,

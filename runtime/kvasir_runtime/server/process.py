@@ -1,4 +1,4 @@
-"""The life of the API process: open the ports, find the model, start the engine, serve, drain, end with a code.
+"""The life of the API process: serve the open ports, find the model, start the engine, serve, drain, end with a code.
 
 Started by the command. It is the only place that knows signals and both the apps and the engine's child process.
 Exit codes: 0 after a drain, 1 when the start or the engine failed or after a second signal, 3 when the device
@@ -25,7 +25,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, listen
+from kvasir_runtime.server import auth, listen, ports
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -40,14 +40,16 @@ SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
 
 
 class ServeProcess:
-    """One run. child: the engine, begun or not; it is ended here."""
+    """One run. child: the engine, begun or not; it is ended here. listeners: its ports, open."""
 
-    def __init__(self, options: ServeOptions, console: Console, *, child: EngineProcess) -> None:
+    def __init__(
+        self, options: ServeOptions, console: Console, *, child: EngineProcess, listeners: ports.Listeners
+    ) -> None:
         names = options.served_model_name or (source.name_of(options.model),)
         self._options = options
         self._console = console
         self._app_state = AppState(options=options, names=names, created=int(time.time()))
-        self._child = child
+        self._child, self._listeners = child, listeners
         self._client: EngineClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._leave = asyncio.Event()
@@ -56,15 +58,9 @@ class ServeProcess:
         self._began = child.began_s or time.monotonic()
 
     async def run(self) -> int:
-        """Serve until a signal or a failure; the exit code. Raises listen.PortError at once."""
-        options = self._options
-        http = listen.bind(options.host, options.port, "--port")
-        try:
-            ops = listen.bind(options.host, options.ops_port, "--ops-port")
-        except listen.PortError:
-            http.close()
-            raise
-        self._addresses = listen.address_of(http), listen.address_of(ops)
+        """Serve until a signal or a failure; the exit code."""
+        http, ops = self._listeners
+        self._addresses = ports.address_of(http), ports.address_of(ops)
         self._console.listening(*self._addresses)
         servers = [listen.server(http_app(self._app_state)), listen.server(ops_app(self._app_state))]
         serving = [
@@ -75,6 +71,7 @@ class ServeProcess:
         try:
             return await self._live()
         finally:
+            self._app_state.lifecycle.abandon_start()
             for server in servers:
                 server.should_exit = True
                 server.force_exit = self._stop.is_set()

@@ -5,7 +5,7 @@ import pytest
 from fakes.manifests import service
 from fakes.stages import pod_template
 from kvasir_operator.desired.accelerator import placement
-from kvasir_operator.desired.probes import model_bytes, startup_s
+from kvasir_operator.desired.probes import model_bytes, probes, startup_s
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -56,7 +56,18 @@ def test_the_probes_of_a_pod():
         for name in ("startupProbe", "readinessProbe", "livenessProbe")
     }
     assert found == {
-        "startupProbe": ("/startupz", 1, 1220),
+        "startupProbe": ("/startupz?wait_s=97", 5, 12),
         "readinessProbe": ("/readyz", 2, 3),
         "livenessProbe": ("/livez", 10, 9),
     }
+    startup = container["startupProbe"]
+    assert (startup["initialDelaySeconds"], startup["timeoutSeconds"]) == (2, 102)
+
+
+@pytest.mark.parametrize("size", [0, GB, 140 * GB])
+def test_a_hanging_start_is_killed_at_its_limit_and_its_probe_is_answered_before_the_kubelet_gives_up(size):
+    startup = probes(size)["startupProbe"]
+    limit_s, timeout_s = startup_s(size), startup["timeoutSeconds"]
+    assert limit_s <= startup["failureThreshold"] * timeout_s < limit_s + startup["failureThreshold"]
+    assert startup["httpGet"]["path"] == f"/startupz?wait_s={timeout_s - 5}"
+    assert startup["failureThreshold"] * startup["periodSeconds"] >= 60, "time to begin to listen"
