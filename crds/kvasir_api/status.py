@@ -33,19 +33,19 @@ class Condition(CrdObject):
 
 
 class ReplicaCounts(CrdObject):
-    """Replicas by what they are doing."""
+    """Replicas by what they are doing; what none of them does is absent."""
 
-    starting: int = option(
-        0, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0, le=MOST_REPLICAS
+    starting: int | None = option(
+        None, "Pods scheduled whose runtime has not spoken yet.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
-    loading: int = option(0, "Pods that load or warm the model.", unit="replicas", ge=0, le=MOST_REPLICAS)
-    ready: int = option(0, "Pods that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
-    draining: int = option(
-        0, "Pods that finish their requests before they leave.", unit="replicas", ge=0, le=MOST_REPLICAS
+    loading: int | None = option(None, "Pods that load or warm the model.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    ready: int | None = option(None, "Pods that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    draining: int | None = option(
+        None, "Pods that finish their requests before they leave.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
-    failed: int = option(0, "Pods that fail.", unit="replicas", ge=0, le=MOST_REPLICAS)
-    unschedulable: int = option(
-        0, "Pods for which the scheduler finds no node.", unit="replicas", ge=0, le=MOST_REPLICAS
+    failed: int | None = option(None, "Pods that fail.", unit="replicas", ge=0, le=MOST_REPLICAS)
+    unschedulable: int | None = option(
+        None, "Pods for which the scheduler finds no node.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
 
 
@@ -202,7 +202,7 @@ class RolloutStatus(CrdObject):
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
     history: list[RevisionStatus] = Field(
         [],
-        description="Revisions that there are, newest first.",
+        description="Revisions that there are, newest first; absent while there is one.",
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
@@ -241,7 +241,9 @@ class InferenceServiceStatus(CrdObject):
         0, "Pods wanted, by hand or by the autoscaler.", unit="replicas", ge=0, le=MOST_REPLICAS
     )
     model_name: str = option("", "Name that clients put into the field model of a request.", max_length=253)
-    counts: ReplicaCounts = option(ReplicaCounts(), "Replicas by what they are doing.")
+    counts: ReplicaCounts = option(
+        ReplicaCounts(), "Replicas by what they are doing; what none of them does is absent."
+    )
     model: ModelStatus | None = option(None, "What was read of the model before replicas start; absent until then.")
     capacity: Capacity = option(Capacity(), "What one replica can hold.")
     cold_start: ColdStart | None = option(None, "How the last start of a replica went; absent until one was ready.")

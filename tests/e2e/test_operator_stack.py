@@ -27,6 +27,13 @@ async def test_a_service_lives_through_it_all(life: Life, installed: ControlPlan
     await life.until(lambda: not life.items(kinds), "everything is collected")
 
 
+async def test_a_normal_start_leaves_no_warning(life: Life):
+    life.apply()
+    await life.until_ready()
+    found = [(e["reason"], e["message"]) for e in life.items("events") if e["type"] == "Warning"]
+    assert found == []
+
+
 async def refused_and_mended(life: Life) -> None:
     life.apply(uri="pvc://kvasir-tiny/absent")
     stalled = await life.until(lambda: life.condition("Stalled"), "Stalled")

@@ -2,6 +2,10 @@
 
 import pytest
 
+from fakes.operator_rig import kubectl
+
+SCREEN = 60
+"""Lines."""
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
@@ -20,3 +24,38 @@ async def test_slower_kernels_degrade_the_service_until_they_are_gone(rig):
         return status["capacity"]["device"] == "cpu, cpu avx2" and "Degraded" not in str(status["conditions"])
 
     await rig.until(cured, lambda: rig.dump("tiny"))
+
+
+async def test_a_healthy_service_fits_on_one_screen(rig):
+    await rig.apply(replicas=2, resources={"cpu": "2", "memory": "8Gi"})
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+
+    async def measured():
+        return (await rig.status()).get("capacity", {}).get("kvTokens")
+
+    await rig.until(measured, lambda: rig.dump("tiny"))
+    shown = kubectl(rig.control, "describe", "infsvc", "tiny", f"--namespace={rig.namespace}")
+    assert len(shown.splitlines()) <= SCREEN, shown
+
+
+async def test_a_value_that_is_gone_leaves_the_status(rig):
+    """Server-side apply removes what the operator applied before and does not apply now."""
+    await rig.apply(autoscaling={"minReplicas": 1})
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    assert (await rig.status())["autoscaling"]["desiredReplicas"] == 1
+    await rig.apply(replicas=1)
+
+    async def gone():
+        status = await rig.status()
+        return bool(status) and "autoscaling" not in status
+
+    await rig.until(gone, lambda: rig.dump("tiny"))
+    await rig.apply(replicas=0)
+    await rig.until_condition("Ready", reason="ScaledToZero")
+    await rig.until_pods(0)
+
+    async def empty():
+        status = await rig.status()
+        return (status.get("replicas"), status.get("counts")) == (0, None)
+
+    await rig.until(empty, lambda: rig.dump("tiny"))

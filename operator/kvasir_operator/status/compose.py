@@ -90,13 +90,14 @@ def _settled(part: Json) -> Json:
 def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     before, planned = found.seen.status.rollout, found.plan
     full = found.resolved.unavailable_classes
+    revisions = history(found.seen, found.resolved.revision if planned else None)
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
         accelerator_class=found.resolved.placement.choice.name if planned else "",
         unavailable_classes=list(full[-MAX_CLASSES:]),
         pod_hash=found.resolved.placement.pod_hash if full else "",
         updated_replicas=len(found.updated),
-        history=history(found.seen, found.resolved.revision if planned else None),
+        history=revisions if len(revisions) > 1 else [],
         last_good_revision=_last_good(found, answer),
     )
     if planned is None:
@@ -124,12 +125,12 @@ def _when(found: StatusInputs, head: RolloutTarget) -> str:
 def _counts(found: StatusInputs) -> ReplicaCounts:
     phases = [r.phase for r in found.seen.replicas]
     return ReplicaCounts(
-        starting=phases.count("starting"),
-        loading=phases.count("loading"),
-        ready=phases.count("ready"),
-        draining=phases.count("draining"),
-        failed=phases.count("failed"),
-        unschedulable=phases.count("unschedulable"),
+        starting=phases.count("starting") or None,
+        loading=phases.count("loading") or None,
+        ready=phases.count("ready") or None,
+        draining=phases.count("draining") or None,
+        failed=phases.count("failed") or None,
+        unschedulable=phases.count("unschedulable") or None,
     )
 
 

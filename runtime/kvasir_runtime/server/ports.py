@@ -1,7 +1,7 @@
 """Opens the two ports before anything slow happens, imports included.
 
-Called by the command. A taken port is one clear line at once, not an error after a minute of loading. A probe that comes
-early waits for its answer instead of being refused.
+Called by the command. A taken port is one clear line at once, not an error after a minute of loading. A probe that
+comes early waits for its answer instead of being refused.
 """
 
 import socket

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 
-from fakes.situations import findings, situations
+from fakes.situations import findings, replica, situations
 from kvasir_operator.status.compose import compose, document
 
 
@@ -17,7 +17,6 @@ def values(node, path=""):
 
 COUNTED = {
     *(f".{name}" for name in ("replicas", "readyReplicas", "desiredReplicas")),
-    *(f".counts.{name}" for name in ("starting", "loading", "ready", "draining", "failed", "unschedulable")),
     *(f".autoscaling.{name}" for name in ("desiredReplicas", "rawReplicas")),
     *(f".rollout.{name}" for name in ("updatedReplicas", "history[].replicas", "history[].readyReplicas")),
     *(f".coldStart.{name}Seconds" for name in ("schedule", "weights", "image", "load", "warm", "other")),
@@ -40,6 +39,12 @@ def test_what_is_not_known_is_absent():
     written = document(compose(findings(current="", wanted=0, gateway_url=""))[0])
     assert set(written) == {
         "observedGeneration", "conditions", "selector", "replicas", "readyReplicas", "desiredReplicas", "modelName",
-        "counts", "rollout",
+        "rollout",
     }  # fmt: skip
     assert written["rollout"] == {"updatedReplicas": 0}
+
+
+def test_a_state_without_replicas_and_the_only_revision_are_absent():
+    done = document(compose(findings(replica("ready"), replica("ready", name="b"), wanted=2))[0])
+    assert done["counts"] == {"ready": 2}
+    assert "history" not in done["rollout"]

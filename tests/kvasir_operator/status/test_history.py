@@ -71,5 +71,7 @@ def test_an_old_one_that_is_asked_for_again_is_the_newest():
 def test_whatever_there_was_a_status_holds_it(count, name):
     found = seen(*(revision(n, runtime={name: n}) for n in range(1, count + 1)))
     status, _ = compose(findings(obj=None, current="", seen=found))
-    assert [r.number for r in status.rollout.history] == list(range(count, max(0, count - 8), -1))
+    assert [r.number for r in status.rollout.history] == (
+        list(range(count, max(0, count - 8), -1)) if count > 1 else []
+    )
     assert InferenceServiceStatus.model_validate(document(status)) == status
