@@ -182,9 +182,7 @@ class OutputCollector:
             self.end("abort")
             return openai_errors.aborted()
         self.end("error")
-        if self._client.failure is not None or event.finish_reason == "abort":
-            return engine_gone(event.message or "The request was ended by the server.")
-        return openai_errors.internal(event.message or "The engine could not serve the request.")
+        return engine_failure(self._client, event)
 
     def _count(self, index: int, reason: str, now: float) -> None:
         choice, request, times = self.choices[index], self.request.requests[index], self._times[index]
@@ -201,6 +199,13 @@ class OutputCollector:
         )
         self.trace.sequences.append(stats)
         self._context.metrics.ended(stats)
+
+
+def engine_failure(client: EngineClient, output: EngineOutput) -> ApiError:
+    """Why a sequence ended without an answer."""
+    if client.failure is not None or output.finish_reason == "abort":
+        return engine_gone(output.message or "The request was ended by the server.")
+    return openai_errors.internal(output.message or "The engine could not serve the request.")
 
 
 def engine_gone(message: str) -> ApiError:

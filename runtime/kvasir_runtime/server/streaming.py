@@ -54,7 +54,7 @@ class GenerationResponse(Response):
         scope["state"]["summary"] = collector.trace
         ids = {self._request.answer_id, scope["state"].get("request_id", self._request.answer_id)}
         registry.add(ids, collector)
-        watcher = asyncio.create_task(_watch(receive, collector.queue))
+        watcher = asyncio.create_task(watch_disconnect(receive, collector.queue))
         try:
             collector.submit()
             await (self._stream(send) if self._request.stream else self._send_whole(send))
@@ -142,7 +142,7 @@ async def send_document(send: Send, status: int, document: bytes, headers: Mappi
     await send({"type": "http.response.body", "body": document})
 
 
-async def _watch(receive: Receive, queue: EventQueue) -> None:
+async def watch_disconnect(receive: Receive, queue: EventQueue) -> None:
     """Wakes the queue when the client hangs up."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,5 @@
 """The routes of Anthropic's API. Added to the http app; errors take their shape from the path."""
 
-import asyncio
-
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,10 +10,9 @@ from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.anthropic import protocol as bodies
 from kvasir_runtime.server.api.anthropic.protocol import CountTokensBody, MessagesBody
 from kvasir_runtime.server.api.anthropic.serialize import MessagesSerializer
+from kvasir_runtime.server.api.serving import PreparedRequest, respond, respond_document
 from kvasir_runtime.server.app_state import AppState
-from kvasir_runtime.server.body_reader import read_body
-from kvasir_runtime.server.generation import PreparedRequest, respond
-from kvasir_runtime.server.json_response import body_schema, json_response
+from kvasir_runtime.server.json_response import body_schema
 
 
 def add(app: FastAPI, app_state: AppState) -> None:
@@ -27,10 +24,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        served_model = app_state.ready_model()
-        raw = await read_body(request, app_state.options.max_body_bytes)
-        loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(app_state.threads, bodies.counted, raw, served_model.profile))
+        return await respond_document(request, app_state, bodies.counted)
 
 
 def _prepared(raw: bytes, profile: ModelProfile) -> PreparedRequest:

@@ -23,10 +23,10 @@ from kvasir_runtime.server.api.ollama import protocol as requests
 from kvasir_runtime.server.api.ollama.embedding import EmbeddingsRequest, EmbedRequest
 from kvasir_runtime.server.api.ollama.protocol import ChatRequest, GenerateRequest
 from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer, head, message_fields
-from kvasir_runtime.server.api.pooling.routes import pooled
+from kvasir_runtime.server.api.pooling import routes as pooling
+from kvasir_runtime.server.api.serving import PreparedRequest, respond
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
-from kvasir_runtime.server.generation import PreparedRequest, respond
 from kvasir_runtime.server.json_response import body_schema, json_response
 
 PREFIX: Final = "ollama-"
@@ -77,13 +77,13 @@ def add(app: FastAPI, app_state: AppState) -> None:
     @app.post(http_apis.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
     async def embed(request: Request) -> Response:
         began = app_state.clock()
-        return await pooled(
+        return await pooling.respond(
             request, app_state, lambda raw, profile: embedding.embed(raw, profile, lambda: app_state.clock() - began)
         )
 
     @app.post(http_apis.OLLAMA + "/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
     async def embeddings(request: Request) -> Response:
-        return await pooled(request, app_state, embedding.embeddings)
+        return await pooling.respond(request, app_state, embedding.embeddings)
 
     @app.get(http_apis.OLLAMA + "/tags")
     async def tags() -> Response:

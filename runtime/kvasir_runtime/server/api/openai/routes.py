@@ -3,7 +3,6 @@
 Routes are thin: a body becomes a generation request in a worker thread, and its response is returned.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,16 +14,15 @@ from kvasir_api import openai_errors
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend import tool_results as results
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol.generation import ChatBody, CompletionBody
 from kvasir_runtime.frontend.tool_results import ToolResultsBody
 from kvasir_runtime.server.api.openai import abort
 from kvasir_runtime.server.api.openai import tokenize as tokens
 from kvasir_runtime.server.api.openai.abort import AbortBody, AbortOneBody
 from kvasir_runtime.server.api.openai.tokenize import DetokenizeBody, TokenizeBody
+from kvasir_runtime.server.api.serving import PreparedRequest, respond, respond_document
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.body_reader import read_body
-from kvasir_runtime.server.generation import PreparedRequest, respond
 from kvasir_runtime.server.json_response import body_schema, json_response
 from kvasir_runtime.server.tool_result_stream import ToolResultCollector
 
@@ -76,19 +74,13 @@ def _add_generation(app: FastAPI, app_state: AppState) -> None:
 
 
 def _add_tokens(app: FastAPI, app_state: AppState) -> None:
-    async def answer(request: Request, made: Callable[[bytes, ModelProfile], dict[str, Any]]) -> Response:
-        served_model = app_state.ready_model()
-        raw = await read_body(request, app_state.options.max_body_bytes)
-        loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(app_state.threads, made, raw, served_model.profile))
-
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        return await answer(request, tokens.tokenize)
+        return await respond_document(request, app_state, tokens.tokenize)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        return await answer(request, tokens.detokenize)
+        return await respond_document(request, app_state, tokens.detokenize)
 
 
 def _add_models(app: FastAPI, app_state: AppState) -> None:

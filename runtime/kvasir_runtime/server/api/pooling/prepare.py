@@ -21,7 +21,7 @@ Write = Callable[[str, Sequence[EngineOutput], int], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledRequest:
-    """One accepted request. requests: one for each prompt. write: called once with their last events, in order."""
+    """One accepted request. requests: one for each prompt. write: called once with their last outputs, in order."""
 
     answer_id: str
     requests: tuple[EngineRequest, ...]

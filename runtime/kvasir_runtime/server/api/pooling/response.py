@@ -5,7 +5,6 @@ step later. A request of thousands of inputs never holds more places of the queu
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -15,14 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from kvasir_api import http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
+from kvasir_runtime.client.engine_client import EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.frontend.errors import GenerationFailed
-from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
+from kvasir_runtime.server.api.pooling.prepare import PooledRequest
+from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.server.observability.tracing import RequestTrace
-from kvasir_runtime.server.output_collector import ClientGone, engine_gone
-from kvasir_runtime.server.request_registry import RequestRegistry
-from kvasir_runtime.server.streaming import send_document
+from kvasir_runtime.server.output_collector import ClientGone, ServingContext, engine_failure, engine_gone
+from kvasir_runtime.server.streaming import send_document, watch_disconnect
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
 WAKE_S: Final = 60.0
@@ -31,50 +30,47 @@ Finish = Callable[[Sequence[EngineOutput]], Awaitable[bytes]]
 
 
 class PooledResponse(Response):
-    """requests: all with pooling. finish: the document from their events, in order. window: prompts sent at a time."""
+    """One accepted request on its way out. finish: the document, from the last outputs of the prompts in order.
+
+    window: prompts that are in the engine at a time. arrived: when it came, by the clock. on_end is called once.
+    """
 
     def __init__(
         self,
-        requests: Sequence[EngineRequest],
-        client: EngineClient,
+        pooled: PooledRequest,
+        context: ServingContext,
         finish: Finish,
         *,
-        answer_id: str,
         model: str,
         window: int,
-        meter: RequestMetrics,
         arrived: float,
         on_end: Callable[[], None],
-        running: RequestRegistry,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.status_code = 200
         self.background = None
-        tokens = sum(len(request.prompt) for request in requests)
-        self.summary = RequestTrace(answer_id=answer_id, model=model, prompt_tokens=tokens)
-        self._requests = requests
-        self._client = client
+        tokens = sum(len(request.prompt) for request in pooled.requests)
+        self.trace = RequestTrace(answer_id=pooled.answer_id, model=model, prompt_tokens=tokens)
+        self._pooled = pooled
+        self._context = context
+        self._client = context.client
         self._finish = finish
-        self._answer_id = answer_id
         self._window = window
-        self._meter = meter
         self._arrived = arrived
         self._on_end = on_end
-        self._running = running
-        self._clock = clock
         self._queue = EventQueue()
         self._open: dict[str, tuple[EngineRequest, float]] = {}
         self._aborted = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; whatever happens, no prompt of it goes on afterwards."""
-        scope["state"]["summary"] = self.summary
-        ids = {self._answer_id, scope["state"].get("request_id", self._answer_id)}
-        self._running.add(ids, self)
-        watcher = asyncio.create_task(_watch(receive, self._queue))
+        """Answer; whatever happens, no prompt of the request runs afterwards."""
+        scope["state"]["summary"] = self.trace
+        answer_id = self._pooled.answer_id
+        ids = {answer_id, scope["state"].get("request_id", answer_id)}
+        self._context.registry.add(ids, self)
+        watcher = asyncio.create_task(watch_disconnect(receive, self._queue))
         try:
-            document = await self._finish(await self._events())
-            self.summary.reason = "stop"
+            document = await self._finish(await self._outputs())
+            self.trace.reason = "stop"
             headers = {"content-type": "application/json", "content-length": str(len(document))}
             await send_document(send, 200, document, headers)
         except EngineDeadError as gone:
@@ -86,22 +82,22 @@ class PooledResponse(Response):
             self._give_up("abort")
         finally:
             watcher.cancel()
-            self._running.remove(ids, self)
+            self._context.registry.remove(ids, self)
             self._give_up("abort")
             self._on_end()
 
     def abort(self) -> None:
-        """Somebody asked to end it: its client is told why."""
+        """End the request by request of a client; its response has the reason."""
         self._aborted = True
         self._queue.put(0, EngineOutput(request_id="", finish_reason="abort"))
 
-    async def _events(self) -> list[EngineOutput]:
-        """The last event of every prompt, in the order of the requests. Raises Failed, Gone and EngineDeadError."""
-        waiting, found = deque(self._requests), dict[str, EngineOutput]()
+    async def _outputs(self) -> list[EngineOutput]:
+        """The last output of every prompt, in order. Raises GenerationFailed, ClientGone and EngineDeadError."""
+        waiting, found = deque(self._pooled.requests), dict[str, EngineOutput]()
         while waiting or self._open:
             batch = [waiting.popleft() for _ in range(min(len(waiting), self._window - len(self._open)))]
             if batch:
-                now = self._clock()
+                now = self._context.clock()
                 self._open |= {request.request_id: (request, now) for request in batch}
                 self._client.submit(batch, self._queue)
             events = await self._queue.take(WAKE_S)
@@ -113,27 +109,25 @@ class PooledResponse(Response):
                 if event.finish_reason is not None:
                     found[event.request_id] = event
                     self._close(event.request_id, "stop", event)
-        return [found[request.request_id] for request in self._requests]
+        return [found[request.request_id] for request in self._pooled.requests]
 
     def _failure(self, event: EngineOutput) -> ApiError:
         if self._aborted:
             return openai_errors.aborted()
         self._give_up("error")
-        if self._client.failure is not None or event.finish_reason == "abort":
-            return engine_gone(event.message or "The request was ended by the server.")
-        return openai_errors.internal(event.message or "The engine could not serve the request.")
+        return engine_failure(self._client, event)
 
     def _give_up(self, reason: str) -> None:
-        """The prompts that are still open are not waited for."""
+        """Abort the prompts that are still open."""
         for request_id in list(self._open):
             self._client.abort(request_id)
             self._close(request_id, reason, EngineOutput(request_id=request_id))
-            self.summary.reason = reason
+            self.trace.reason = reason
 
     def _close(self, request_id: str, reason: str, event: EngineOutput) -> None:
         request, submitted = self._open.pop(request_id)
-        now = self._clock()
-        self.summary.cached_tokens += event.cached_tokens
+        now = self._context.clock()
+        self.trace.cached_tokens += event.cached_tokens
         computed = event.finish_reason is not None
         ended = SequenceStats(
             reason=reason,
@@ -144,17 +138,10 @@ class PooledResponse(Response):
             prompt_tokens=len(request.prompt),
             cached_tokens=event.cached_tokens,
         )
-        self.summary.sequences.append(ended)
-        self._meter.ended(ended)
+        self.trace.sequences.append(ended)
+        self._context.metrics.ended(ended)
 
 
 async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
     status, document, headers = http_apis.error_response(error, scope["path"])
     await send_document(send, status, document, headers)
-
-
-async def _watch(receive: Receive, queue: EventQueue) -> None:
-    """Tells the queue when the client hangs up."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    queue.leave()

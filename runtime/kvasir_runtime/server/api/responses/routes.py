@@ -22,10 +22,9 @@ from kvasir_runtime.server.api.responses.prepare import PreparedResponse
 from kvasir_runtime.server.api.responses.protocol import InputBody, ResponsesBody
 from kvasir_runtime.server.api.responses.serialize import ResponsesSerializer
 from kvasir_runtime.server.api.responses.store import ResponseStore, StoredResponse, StoreLimits
+from kvasir_runtime.server.api.serving import PreparedRequest, respond, respond_document
 from kvasir_runtime.server.api.sse import encode
 from kvasir_runtime.server.app_state import AppState
-from kvasir_runtime.server.body_reader import read_body
-from kvasir_runtime.server.generation import PreparedRequest, respond
 from kvasir_runtime.server.json_response import body_schema, json_response
 from kvasir_runtime.server.streaming import GenerationResponse
 
@@ -96,12 +95,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
     async def input_tokens(request: Request) -> Response:
-        served_model = app_state.ready_model()
-        raw = await read_body(request, app_state.options.max_body_bytes)
-        loop = asyncio.get_running_loop()
-        return json_response(
-            await loop.run_in_executor(app_state.threads, prepare.counted, raw, served_model.profile, store)
-        )
+        return await respond_document(request, app_state, lambda raw, profile: prepare.counted(raw, profile, store))
 
     @app.get(ONE)
     async def retrieve(request: Request, response_id: str) -> Response:

@@ -6,8 +6,11 @@ from collections import deque
 
 import pytest
 
+from fakes import tiny_tokenizer
 from kvasir_runtime.client.engine_client import EngineDeadError
+from kvasir_runtime.server.api.pooling.prepare import PooledRequest
 from kvasir_runtime.server.api.pooling.response import PooledResponse
+from kvasir_runtime.server.output_collector import ServingContext
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.wire import EngineOutput, EngineRequest, PoolingConfig, SamplingConfig
 
@@ -89,17 +92,15 @@ async def run(client, *, count=5, window=2, hang_up=False, abort=""):
         return json.dumps([event.pooled[0] for event in events]).encode()
 
     answer = PooledResponse(
-        requests,
-        client,
+        PooledRequest(answer_id="e", requests=tuple(requests), write=lambda *_: b""),
+        ServingContext(
+            client=client, tokenizer=tiny_tokenizer.tokenizer(), metrics=meter, registry=running, clock=lambda: 1.0
+        ),
         finish,
-        answer_id="e",
         model="m",
         window=window,
-        meter=meter,
         arrived=0.0,
         on_end=lambda: ended.append(1),
-        running=running,
-        clock=lambda: 1.0,
     )
     task = asyncio.create_task(
         answer({"path": "/v1/embeddings", "state": {"request_id": "theirs"}}, wire.receive, wire.send)
@@ -124,7 +125,7 @@ async def test_vectors_come_in_order_through_a_window():
     assert client.aborted == []
     assert [ended.reason for ended in meter.ends] == ["stop"] * 7
     assert {(ended.prompt_tokens, ended.cached_tokens, ended.generation_tokens) for ended in meter.ends} == {(2, 1, 0)}
-    assert (answer.summary.prompt_tokens, answer.summary.cached_tokens, answer.summary.reason) == (14, 7, "stop")
+    assert (answer.trace.prompt_tokens, answer.trace.cached_tokens, answer.trace.reason) == (14, 7, "stop")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ async def test_a_client_that_leaves_has_its_prompts_aborted():
     assert wire.sent == []
     assert client.aborted == ["e-0", "e-1"]
     assert [ended.reason for ended in meter.ends] == ["abort", "abort"]
-    assert answer.summary.reason == "abort"
+    assert answer.trace.reason == "abort"
 
 
 @pytest.mark.parametrize("name", ["e", "theirs"])

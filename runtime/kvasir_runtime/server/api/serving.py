@@ -1,0 +1,134 @@
+"""From an HTTP request to its response: what the routes of all APIs have in common.
+
+Refuses early and cheaply, prepares in a thread, then checks the queue again with the true number of sequences. Each API
+decides what a body means and how its answer is written; its documents are not known here.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, TypeVarTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.logprobs import TokenLabels
+from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.server.admission import queue_refusal
+from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
+from kvasir_runtime.server.api.serializer import Serializer
+from kvasir_runtime.server.app_state import AppState, ServedModel
+from kvasir_runtime.server.body_reader import read_body
+from kvasir_runtime.server.json_response import json_response
+from kvasir_runtime.server.output_collector import ServingContext
+from kvasir_runtime.server.streaming import GenerationResponse
+
+_Prepared = TypeVar("_Prepared")
+_Arguments = TypeVarTuple("_Arguments")
+SerializerOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request and how its answer is written."""
+
+    request: GenerationRequest
+    serializer: SerializerOf = OpenAiSerializer
+
+
+async def respond(
+    request: Request,
+    app_state: AppState,
+    prepare: Callable[[bytes, ModelProfile], PreparedRequest],
+    *,
+    on_end: Callable[[], None] = lambda: None,
+) -> GenerationResponse:
+    """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
+    arrived = app_state.clock()
+
+    async def work(raw: bytes, served_model: ServedModel) -> PreparedRequest:
+        prepared = await in_thread(app_state, prepare, raw, served_model.profile)
+        return replace(prepared, request=await served_model.grammar_validator.checked(prepared.request))
+
+    prepared, served_model = await admit(request, app_state, work, lambda prepared, _: len(prepared.request.requests))
+
+    def ended() -> None:
+        app_state.end_request()
+        on_end()
+
+    labels = TokenLabels(served_model.profile.tokenizer, as_ids=prepared.request.as_token_ids)
+    serializer = prepared.serializer(prepared.request, int(time.time()), served_model.fingerprint, labels)
+    context = serving_context(app_state, served_model)
+    return GenerationResponse(prepared.request, serializer, context, arrived=arrived, on_end=ended)
+
+
+async def respond_document(
+    request: Request, app_state: AppState, made: Callable[[bytes, ModelProfile], Any]
+) -> Response:
+    """A document that needs no engine. made runs in a thread. Raises Refused."""
+    served_model = app_state.ready_model()
+    raw = await read_body(request, app_state.options.max_body_bytes)
+    return json_response(await in_thread(app_state, made, raw, served_model.profile))
+
+
+async def admit(
+    request: Request,
+    app_state: AppState,
+    work: Callable[[bytes, ServedModel], Awaitable[_Prepared]],
+    num_sequences: Callable[[_Prepared, ServedModel], int],
+) -> tuple[_Prepared, ServedModel]:
+    """What work made of the body. It counts as active from here on, until app_state.end_request(). Raises Refused.
+
+    num_sequences: that are sent to the engine at a time.
+    """
+    served_model = app_state.ready_model()
+    check_queue(app_state, served_model, 1)
+    raw = await read_body(request, app_state.options.max_body_bytes)
+    app_state.begin_request()
+    app_state.num_preparing += 1
+    try:
+        try:
+            prepared = await work(raw, served_model)
+        finally:
+            app_state.num_preparing -= 1
+        app_state.ready_model()
+        check_queue(app_state, served_model, num_sequences(prepared, served_model))
+    except BaseException:
+        app_state.end_request()
+        raise
+    return prepared, served_model
+
+
+async def in_thread(
+    app_state: AppState, function: Callable[[*_Arguments], _Prepared], *arguments: *_Arguments
+) -> _Prepared:
+    """The function's result, computed beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(app_state.threads, function, *arguments)
+
+
+def serving_context(app_state: AppState, served_model: ServedModel) -> ServingContext:
+    """What responses need of the process."""
+    return ServingContext(
+        client=served_model.client,
+        tokenizer=served_model.profile.tokenizer,
+        metrics=app_state.metrics,
+        registry=app_state.registry,
+        clock=app_state.clock,
+    )
+
+
+def check_queue(app_state: AppState, served_model: ServedModel, num_new: int) -> None:
+    """Requests in threads count too: a burst must not get past the bound while it is being tokenized."""
+    refusal = queue_refusal(
+        served_model.client.state,
+        inflight=served_model.client.num_inflight + app_state.num_preparing + num_new,
+        max_sequences=served_model.max_sequences,
+        max_waiting=app_state.options.max_waiting,
+        jitter=random.random(),
+    )
+    if refusal is not None:
+        raise Refused(refusal)
