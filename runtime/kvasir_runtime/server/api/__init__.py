@@ -1,1 +1,1 @@
-"""The HTTP APIs that the server speaks, one folder each: protocol, routes, serialize."""
+"""The HTTP APIs of the server, one folder each: protocol, routes, serialize."""

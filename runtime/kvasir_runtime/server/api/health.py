@@ -1,4 +1,4 @@
-"""Routes that say how the server is: /health, /ping, /version, /load and /metrics, as vLLM has them."""
+"""Routes about the state of the server: /health, /ping, /version, /load and /metrics, as vLLM has them."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""The base of the parts of other APIs' bodies: null means absent at every depth, as it does for a body's fields."""
+"""The base of the parts of bodies: null means absent at every depth, as it does for a body's own fields."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from kvasir_runtime.frontend.protocol.validation import StrictModel
 
 
 def null_is_absent(schema: dict[str, Any]) -> None:
-    """The schema of a part says it too: a field that is not known may be there with nothing in it."""
+    """The schema of a part says so too: an unknown field is accepted when it is null."""
     if schema.get("additionalProperties") is False:
         schema["additionalProperties"] = {"type": "null"}
 

@@ -1,4 +1,4 @@
-"""/openapi.json: what FastAPI knows of the routes, completed by what is true of all of them.
+"""/openapi.json: FastAPI's description of the routes, completed by what is true of all of them.
 
 Called by the http app. FastAPI finds the routes, so that a new one is described without being named here: its errors
 follow from its API, its body and its parameters, and null is allowed wherever it means absent. Answers are

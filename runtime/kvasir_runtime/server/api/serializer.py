@@ -1,7 +1,7 @@
-"""How an answer is written: the interface between the streams, which know when, and the APIs, which know how.
+"""How an answer is written: the interface between the streams, which decide when, and the APIs, which decide how.
 
 streaming.py turns the engine's events into output deltas and a Serializer turns these into bytes; each folder of api/
-implements one in its serialize.py. A Serializer holds the state of one answer and knows no sockets and no clock.
+implements one in its serialize.py. A Serializer holds the state of one answer; it uses no socket and no clock.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from kvasir_runtime.frontend.parsing.parts import Content, Part
 class RequestUsage:
     """Counts and times of a request, at its end or so far. Times are -1 where it did not come so far.
 
-    reasoning_tokens: of the completion's, those of thoughts. cached_tokens: of the prompts, found in the prefix cache.
+    reasoning_tokens: part of the completion's. cached_tokens: of the prompts, found in the prefix cache.
     total_s: since its arrival. prompt_s: from its first chunk to its first token. answer_s: from there to the last.
     """
 
@@ -53,10 +53,10 @@ class Serializer(Protocol):
         """What one wake-up brought, in order."""
 
     def end(self, usage: RequestUsage) -> bytes:
-        """The last words of a stream that went well."""
+        """The end of a stream without an error."""
 
     def broken(self, error: ApiError) -> bytes:
-        """The last words of one that did not, after begin()."""
+        """The end of a stream that failed after begin()."""
 
     def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""

@@ -21,7 +21,7 @@ from kvasir_runtime.server.api.openai.tokenize import MAX_TOKENS
 
 
 def chat_body(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
-    """A chat's body that a surface made. names: its fields, and what they are called there. Raises Refused."""
+    """A translated body as a chat's body. names: a chat's fields, and their names in the API. Raises Refused."""
     try:
         return generation.parse_chat(document)
     except Refused as refused:
@@ -31,7 +31,7 @@ def chat_body(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
 def generation_request(
     body: ChatBody, profile: ModelProfile, prefix: str, names: Mapping[str, str], *, fit: bool = False
 ) -> GenerationRequest:
-    """The job of a translated body, with errors in the surface's names. fit: as prepare.job_of. Raises Refused."""
+    """The job of a translated body, with errors in the API's own names. fit: as prepare.job_of. Raises Refused."""
     try:
         generation_request = prepare.from_body(body, profile, prefix, fit=fit)
         return replace(
@@ -57,7 +57,7 @@ def prompt_tokens(body: ChatBody, profile: ModelProfile, names: Mapping[str, str
 
 
 def with_own_names(refused: Refused, names: Mapping[str, str]) -> Refused:
-    """An error about a chat's field as one about the surface's."""
+    """An error about a chat's field as one about the API's own field."""
     error = refused.error
     for ours, theirs in names.items():
         if error.param is not None and error.param.startswith(ours):
@@ -67,9 +67,9 @@ def with_own_names(refused: Refused, names: Mapping[str, str]) -> Refused:
 
 
 def thinking_fields(level: bool | str | None) -> dict[str, Any]:
-    """The chat's fields that switch thoughts on (true), off (false), or to a level; nothing for null.
+    """The chat's fields that switch reasoning on (true), off (false), or to a level; none for null.
 
-    Off is an effort, which is refused where a model cannot do without; on is a switch that others do not know.
+    Off is an effort, which is refused for models that always reason; on is a variable of the chat template.
     """
     if level is True:
         return {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}

@@ -13,7 +13,7 @@ from kvasir_runtime.server.api.nullable_model import NullableModel
 
 Chat = dict[str, Any]
 Ignored = Annotated[Any, Field(exclude=True)]
-"""Where a prompt may be cached is decided here by its prefix alone, so marks for it change nothing."""
+"""Prompts are cached by their prefix alone, so marks for caching change nothing."""
 
 
 def _texts(value: Any) -> Any:
@@ -31,7 +31,7 @@ class TextBlock(NullableModel):
 
 
 class ThinkingBlock(NullableModel):
-    """What the model thought earlier. signature: ours are empty, so there is nothing to check."""
+    """Earlier reasoning of the model. signature: ours are empty, so it is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -52,7 +52,7 @@ Texts = Annotated[list[TextBlock], BeforeValidator(_texts)]
 
 
 class ToolResultBlock(NullableModel):
-    """What a call gave. is_error: it failed, which the model is told."""
+    """The result of a call. is_error: it failed; the text for the model begins with Error."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/messages` and its counting of tokens: what is taken, and what it means as a chat.
+"""Bodies of `/v1/messages` and its counting of tokens: fields and bounds, and the same as a chat.
 
 Called in a worker thread with the raw bytes. What is not here is refused by name.
 Field names and limits are Anthropic's.
@@ -31,7 +31,7 @@ from kvasir_runtime.server.api.anthropic.blocks import (
 from kvasir_runtime.server.api.nullable_model import NullableModel
 
 LABELS: Final = frozenset({"metadata", "cache_control", "inference_geo", "user_profile_id", "workspace_id"})
-"""Taken with any value: they change nothing of an answer; what of a prompt is cached its prefix decides."""
+"""Accepted with any value: they change no answer, and prompts are cached by their prefix alone."""
 HARMLESS: Final = {
     "service_tier": only("auto", "standard_only"),
     "speed": only("standard"),
@@ -168,7 +168,7 @@ class CountTokensBody(StrictModel):
         return {**NAMES, "reasoning_effort": "thinking" if off else "output_config.effort"}
 
     def _thought(self) -> dict[str, Any]:
-        """An effort that is high asks for nothing, as that is Anthropic's default: only some templates look at it."""
+        """The effort high is Anthropic's default, so it changes nothing but the variables of chat templates."""
         effort = self.output_config.effort if self.output_config is not None else None
         thinking = self.thinking.type if self.thinking is not None else None
         if thinking == "disabled":

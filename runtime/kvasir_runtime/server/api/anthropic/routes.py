@@ -7,7 +7,7 @@ from starlette.responses import Response
 from kvasir_api import http_apis
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.server.api import translation
-from kvasir_runtime.server.api.anthropic import protocol as bodies
+from kvasir_runtime.server.api.anthropic import protocol
 from kvasir_runtime.server.api.anthropic.protocol import CountTokensBody, MessagesBody
 from kvasir_runtime.server.api.anthropic.serialize import MessagesSerializer
 from kvasir_runtime.server.api.serving import PreparedRequest, respond, respond_document
@@ -20,15 +20,15 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.ANTHROPIC, openapi_extra=body_schema(MessagesBody))
     async def messages(request: Request) -> Response:
-        return await respond(request, app_state, _prepared)
+        return await respond(request, app_state, _prepare)
 
     @app.post(http_apis.ANTHROPIC + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        return await respond_document(request, app_state, bodies.counted)
+        return await respond_document(request, app_state, protocol.counted)
 
 
-def _prepared(raw: bytes, profile: ModelProfile) -> PreparedRequest:
-    body, chat = bodies.parsed(raw)
+def _prepare(raw: bytes, profile: ModelProfile) -> PreparedRequest:
+    body, chat = protocol.parsed(raw)
     generation_request = translation.generation_request(chat, profile, "msg_", body.names, fit=True)
     shows = body.thinking is None or body.thinking.display != "omitted"
     return PreparedRequest(

@@ -30,7 +30,7 @@ Document = dict[str, Any]
 
 
 class MessagesSerializer:
-    """max_tokens: as the client asked. shows_thinking: false leaves thinking blocks empty."""
+    """max_tokens: of the request. shows_thinking: false leaves thinking blocks empty."""
 
     stream_type = sse.STREAM_TYPE
     keep_alive = PING
@@ -60,7 +60,7 @@ class MessagesSerializer:
     def end(self, usage: RequestUsage) -> bytes:
         """The last block's end, the reason and the counts."""
         reason = self._reason(self._last, usage)
-        # A message has at least one block, also where the model said nothing.
+        # A message has at least one block, also without output of the model.
         frames = [*([] if self._index >= 0 else self._start("text", {"type": "text", "text": ""})), *self._stop()]
         frames.append(sse.named("message_delta", {"delta": reason, "usage": _usage(usage)}))
         return b"".join([*frames, sse.named("message_stop", {})])
@@ -119,7 +119,7 @@ class MessagesSerializer:
             case CallEnd():
                 yield from self._stop()
             case CallBroken():
-                yield from self._stop()  # what was told of it stays; a stream takes nothing back
+                yield from self._stop()  # what was sent of it stays: a stream cannot take it back
 
     def _text(self, text: str) -> Iterable[bytes]:
         if self._open != "text":

@@ -1,1 +1,1 @@
-"""`/api`: the part of Ollama's API that chats, generates and tells of models."""
+"""`/api`: the part of Ollama's API for chats, completions, embeddings and models."""

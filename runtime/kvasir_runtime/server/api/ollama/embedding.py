@@ -21,7 +21,7 @@ from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
 from kvasir_runtime.frontend.protocol.validation import StrictModel
 from kvasir_runtime.server.api import translation
-from kvasir_runtime.server.api.ollama import options as fields
+from kvasir_runtime.server.api.ollama import options as ollama_options
 from kvasir_runtime.server.api.ollama.options import Options
 from kvasir_runtime.server.api.pooling.prepare import PooledRequest, pooled_request
 from kvasir_runtime.wire import EngineOutput, PoolingConfig
@@ -43,7 +43,7 @@ def _texts(value: Any) -> Any:
 
 class _Request(StrictModel):
     model: str = Field(min_length=1, max_length=512)
-    options: Annotated[Options, BeforeValidator(fields.known)] = Options()
+    options: Annotated[Options, BeforeValidator(ollama_options.known)] = Options()
 
     def asked(self, profile: ModelProfile, texts: Sequence[str], **more: Any) -> EmbeddingInputs:
         """The same as a body of /v1/embeddings. Raises Refused."""
@@ -58,7 +58,7 @@ class _Request(StrictModel):
 class EmbedRequest(_Request):
     """A body of `/api/embed`. truncate: of a text that is too long the beginning is taken; else it is refused.
 
-    No text, or an empty one, asks to load the model, which is loaded.
+    No text, or an empty one, only loads the model, which is loaded.
     """
 
     input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MAX_INPUTS)]

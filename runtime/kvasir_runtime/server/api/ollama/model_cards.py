@@ -1,4 +1,4 @@
-"""What Ollama's API tells of the model that is served: lists, details, what it is able to do.
+"""The documents of Ollama's API about the served model: lists, details, capabilities.
 
 Called by the routes. Pure but for reading the model's config, which is small. A list is answered while the model loads.
 """

@@ -1,4 +1,4 @@
-"""`options` of Ollama's requests: those that change an answer, and those that say how Ollama itself shall load a model.
+"""`options` of Ollama's requests: those that change an answer, and those for Ollama's own loader, which have no effect.
 
 Called by the bodies. The defaults are Ollama's, so that a client that moves here is answered in the same way.
 """
@@ -25,7 +25,7 @@ LOADING: Final = (
     "num_thread",
     "num_keep",
 )
-"""How Ollama would load and keep a model: they change no answer."""
+"""Options for Ollama's loader: they change no answer."""
 
 _ASKS_NOTHING: Final[dict[str, tuple[float, ...]]] = {
     "typical_p": (1,),
@@ -48,7 +48,7 @@ def _texts(value: Any) -> Any:
 
 
 def _described(schema: dict[str, Any]) -> None:
-    """What `known` takes beside the fields: Ollama's own that ask for nothing."""
+    """The schema with Ollama's own options, which `known` accepts without effect."""
     null_is_absent(schema)
     schema["properties"] |= {name: {} for name in LOADING}
     schema["properties"] |= {name: {"enum": [*values, None]} for name, values in _ASKS_NOTHING.items()}
@@ -56,7 +56,7 @@ def _described(schema: dict[str, Any]) -> None:
 
 
 class Options(NullableModel):
-    """num_predict: -1 and -2 mean all that fits. num_ctx: at most what the model is served with."""
+    """num_predict: -1 and -2 mean all that fits. num_ctx: at most the context that is served."""
 
     model_config = ConfigDict(json_schema_extra=_described)
 
@@ -84,7 +84,7 @@ class Options(NullableModel):
         return found
 
     def check(self, max_context: int) -> None:
-        """Whether the context that is asked for is there. Raises Refused."""
+        """Check num_ctx against the served context. Raises Refused."""
         if self.num_ctx is not None and self.num_ctx > max_context:
             message = f"`options.num_ctx` {self.num_ctx} is more than the {max_context} tokens that are served."
             raise Refused(openai_errors.invalid(message, param="options.num_ctx", code="invalid_value"))
@@ -96,7 +96,7 @@ def _same(one: Any, other: float) -> bool:
 
 
 def known(value: Any) -> Any:
-    """The options that change an answer. Raises Refused for what Ollama knows and is not supported here."""
+    """The options that change an answer. Raises Refused for options of Ollama that are not supported here."""
     if not isinstance(value, dict):
         return value
     found = {}

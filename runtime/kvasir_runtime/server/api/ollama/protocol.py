@@ -18,7 +18,7 @@ from kvasir_runtime.frontend.protocol.sampling_fields import MAX_LOGPROBS
 from kvasir_runtime.frontend.protocol.validation import StrictModel
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.nullable_model import NullableModel
-from kvasir_runtime.server.api.ollama import options as fields
+from kvasir_runtime.server.api.ollama import options as ollama_options
 from kvasir_runtime.server.api.ollama.options import Options
 
 LABELS: Final = frozenset({"keep_alive"})
@@ -58,7 +58,7 @@ class CalledFunction(NullableModel):
 
 
 class ToolCall(NullableModel):
-    """A call that the model made. id: as it was told, or none, as Ollama's own messages had long none."""
+    """A call that the model made. id: optional, because Ollama's own messages long had none."""
 
     function: CalledFunction
     id: str | None = Field(None, max_length=256)
@@ -88,7 +88,7 @@ class Request(StrictModel):
 
     model: str = Field(min_length=1, max_length=512)
     stream: bool = True
-    options: Annotated[Options, BeforeValidator(fields.known)] = Options()
+    options: Annotated[Options, BeforeValidator(ollama_options.known)] = Options()
     format: Literal["", "json"] | dict[str, Any] = ""
     think: bool | str | None = None
     logprobs: bool = False
@@ -148,7 +148,7 @@ class GenerateRequest(Request):
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Without what Ollama's client adds to a function's parameters and says nothing."""
+    """Without the null fields that Ollama's client adds to a function's parameters."""
     function = tool.get("function")
     if not isinstance(function, dict):
         return {"type": "function", **tool}

@@ -18,8 +18,7 @@ from kvasir_runtime.frontend.protocol import generation, validation
 from kvasir_runtime.frontend.protocol.ignored_fields import only
 from kvasir_runtime.frontend.protocol.validation import StrictModel
 from kvasir_runtime.server.api import translation
-from kvasir_runtime.server.api.ollama import embedding, model_cards
-from kvasir_runtime.server.api.ollama import protocol as requests
+from kvasir_runtime.server.api.ollama import embedding, model_cards, protocol
 from kvasir_runtime.server.api.ollama.embedding import EmbeddingsRequest, EmbedRequest
 from kvasir_runtime.server.api.ollama.protocol import ChatRequest, GenerateRequest
 from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer, head, message_fields
@@ -41,7 +40,7 @@ class ShowRequest(StrictModel):
 
 
 class NoPrompt(Exception):
-    """The request only asked to load a model, which is loaded; document is the answer."""
+    """A request without a prompt only loads the model, which is loaded; document is the answer."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         super().__init__("nothing asked")
@@ -99,19 +98,19 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
 
 def _chat(raw: bytes, profile: ModelProfile) -> PreparedRequest:
-    body = validation.validated(raw, ChatRequest, requests.CHAT_HARMLESS, requests.LABELS)
+    body = validation.validated(raw, ChatRequest, protocol.CHAT_HARMLESS, protocol.LABELS)
     check_model(body.served_name, profile)
     body.options.check(profile.max_context)
     if not body.messages:
         raise NoPrompt(_loaded(body.model, chat=True))
-    chat = translation.chat_body(body.as_chat(profile.defaults), requests.NAMES)
+    chat = translation.chat_body(body.as_chat(profile.defaults), protocol.NAMES)
     return _prepared(
-        translation.generation_request(chat, profile, PREFIX, requests.NAMES, fit=True), body.model, chat=True
+        translation.generation_request(chat, profile, PREFIX, protocol.NAMES, fit=True), body.model, chat=True
     )
 
 
 def _generate(raw: bytes, profile: ModelProfile) -> PreparedRequest:
-    body = validation.validated(raw, GenerateRequest, requests.GENERATE_HARMLESS, requests.LABELS)
+    body = validation.validated(raw, GenerateRequest, protocol.GENERATE_HARMLESS, protocol.LABELS)
     check_model(body.served_name, profile)
     body.options.check(profile.max_context)
     if not body.prompt:
@@ -122,10 +121,10 @@ def _generate(raw: bytes, profile: ModelProfile) -> PreparedRequest:
 def _generated(body: GenerateRequest, profile: ModelProfile) -> GenerationRequest:
     if not body.raw:
         return translation.generation_request(
-            translation.chat_body(body.as_chat(profile.defaults), requests.NAMES),
+            translation.chat_body(body.as_chat(profile.defaults), protocol.NAMES),
             profile,
             PREFIX,
-            requests.NAMES,
+            protocol.NAMES,
             fit=True,
         )
     try:
@@ -133,7 +132,7 @@ def _generated(body: GenerateRequest, profile: ModelProfile) -> GenerationReques
             generation.parse_completion(body.as_completion(profile.defaults)), profile, PREFIX, fit=True
         )
     except Refused as refused:
-        raise translation.with_own_names(refused, requests.NAMES) from refused
+        raise translation.with_own_names(refused, protocol.NAMES) from refused
 
 
 def _prepared(generation_request: GenerationRequest, model: str, *, chat: bool) -> PreparedRequest:

@@ -56,7 +56,7 @@ class OllamaSerializer:
         self._labels = labels
         self._head = head(model, created)
         self._chat = chat
-        # Every line must be a document: one that says nothing is the sign of life.
+        # Every line must be a document, so the sign of life is one without text.
         self.keep_alive = encode(self._head | message_fields("", "", [], chat=chat) | {"done": False}) + b"\n"
         self._calls: dict[int, ToolCall] = {}
         self._reason = "stop"
@@ -66,7 +66,7 @@ class OllamaSerializer:
         return b""
 
     def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
-        """A line for each that says anything."""
+        """A line for each that is not empty."""
         return b"".join([self._line(delta) for delta in deltas])
 
     def end(self, usage: RequestUsage) -> bytes:
@@ -92,7 +92,7 @@ class OllamaSerializer:
         return encode(document | {"done": False}) + b"\n" if document else b""
 
     def _document(self, delta: OutputDelta) -> Document:
-        """What a piece says; {} where that is nothing."""
+        """The document of a delta; {} for an empty one."""
         text, thoughts = "", ""
         calls: list[Document] = []
         for part in answer_parts(delta, self._request):

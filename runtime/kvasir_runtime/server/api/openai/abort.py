@@ -1,4 +1,4 @@
-"""Bodies that ask to abort requests by id, in vLLM's form and in SGLang's.
+"""Bodies of the routes that abort requests by id, in vLLM's form and in SGLang's.
 
 Called by the routes. An id is that of an answer (`chatcmpl-…`), or the `x-request-id` that the client sent with it.
 """
@@ -23,7 +23,7 @@ class AbortBody(StrictModel):
 
 
 class AbortOneBody(StrictModel):
-    """`/abort_request`, as in SGLang. abort_all would end the requests of everybody, so only false is taken."""
+    """`/abort_request`, as in SGLang. abort_all would end the requests of all clients, so only false is accepted."""
 
     rid: Id | None = None
     abort_all: bool = False

@@ -1,7 +1,7 @@
 """The documents of OpenAI's API and of vLLM's additions, as they are encoded and as /openapi.json shows them.
 
-Bodies of requests are in frontend/protocol, because the offline engine reads them too. A thought stands under both
-names that clients of vLLM look for, reasoning_content and reasoning.
+Bodies of requests are in frontend/protocol, because the offline engine reads them too. Reasoning has both
+names that clients of vLLM read, reasoning_content and reasoning.
 """
 
 from typing import Any, Final, Literal
@@ -34,7 +34,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Part of Usage: tokens of the answer that were thoughts."""
+    """Part of Usage: tokens of the answer that are reasoning."""
 
     reasoning_tokens: int
 
@@ -134,7 +134,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnyCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Any of the four documents. usage is null in every chunk but the last where it was asked for."""
+    """Any of the four documents. usage, if requested, is null in every chunk but the last."""
 
     id: str
     object: str

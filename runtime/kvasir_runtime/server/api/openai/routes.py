@@ -17,7 +17,7 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.generation import ChatBody, CompletionBody
 from kvasir_runtime.frontend.tool_results import ToolResultsBody
 from kvasir_runtime.server.api.openai import abort
-from kvasir_runtime.server.api.openai import tokenize as tokens
+from kvasir_runtime.server.api.openai import tokenize as tokenization
 from kvasir_runtime.server.api.openai.abort import AbortBody, AbortOneBody
 from kvasir_runtime.server.api.openai.tokenize import DetokenizeBody, TokenizeBody
 from kvasir_runtime.server.api.serving import PreparedRequest, respond, respond_document
@@ -76,11 +76,11 @@ def _add_generation(app: FastAPI, app_state: AppState) -> None:
 def _add_tokens(app: FastAPI, app_state: AppState) -> None:
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        return await respond_document(request, app_state, tokens.tokenize)
+        return await respond_document(request, app_state, tokenization.tokenize)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        return await respond_document(request, app_state, tokens.detokenize)
+        return await respond_document(request, app_state, tokenization.detokenize)
 
 
 def _add_models(app: FastAPI, app_state: AppState) -> None:

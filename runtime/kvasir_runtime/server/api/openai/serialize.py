@@ -58,7 +58,7 @@ class OpenAiSerializer:
         return b"".join([self._chunks.delta(delta) for delta in deltas])
 
     def end(self, usage: RequestUsage) -> bytes:
-        """Usage if asked for, and the mark of the end."""
+        """Usage if requested, and the mark of the end."""
         return (self._chunks.usage(usage_document(usage)) if self._request.include_usage else b"") + DONE
 
     def broken(self, error: ApiError) -> bytes:
@@ -218,7 +218,7 @@ def usage_document(usage: RequestUsage) -> Usage:
 
 
 def chat_delta(parts: Iterable[Part]) -> ChatDelta:
-    """All parts of one piece together. A call that broke stays as it was told: a stream takes nothing back."""
+    """All parts of one piece together. A broken call stays as it was sent: a stream cannot take it back."""
     content, thoughts = "", ""
     calls: dict[int, ToolCallDelta] = {}
     for part in parts:
@@ -241,7 +241,7 @@ def chat_delta(parts: Iterable[Part]) -> ChatDelta:
 
 
 def message(parts: Iterable[Part]) -> ChatMessage:
-    """The whole answer; without a content where there are only thoughts or calls."""
+    """The whole answer; content is null if there is only reasoning or calls."""
     found = join(parts)
     calls = [ToolCall(id=call.call_id, function=FunctionCall(call.name, call.arguments)) for call in found.calls]
     thoughts = found.reasoning or UNSET
@@ -254,5 +254,5 @@ def message(parts: Iterable[Part]) -> ChatMessage:
 
 
 def finish_reason(delta: OutputDelta) -> str | None:
-    """OpenAI's finish reason: an answer that ended with calls asks to make them."""
+    """OpenAI's finish reason: an answer that ended with calls has tool_calls."""
     return "tool_calls" if delta.called and delta.reason == "stop" else delta.reason

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what a text or a chat is in token ids, and back, as the model of this pod sees it.
+"""`/tokenize` and `/detokenize`: a text or a chat in token ids, and back, by the tokenizer of the served model.
 
 Called in a worker thread with the raw body. Field names and answers are those of vLLM; a field that has no effect here
 is refused by name.
@@ -54,7 +54,7 @@ class DetokenizeBody(StrictModel):
 
 
 def tokenize(raw: bytes, profile: ModelProfile) -> dict[str, Any]:
-    """count, max_model_len, tokens, and token_strs where asked for (else null). Raises Refused."""
+    """count, max_model_len, tokens, and token_strs if requested (else null). Raises Refused."""
     body = validation.validated(raw, TokenizeBody, ignored_fields.TOKENIZE)
     _check_model(body.model, profile)
     tokenizer = profile.tokenizer

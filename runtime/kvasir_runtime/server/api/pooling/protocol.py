@@ -10,7 +10,7 @@ import msgspec
 RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS: Final = ("/score", "/v1/score")
 OUTSIDE_V1: Final = tuple(path for path in (*RERANK_PATHS, *SCORE_PATHS) if not path.startswith("/v1/"))
-"""Paths that ask for keys though they are not below /v1."""
+"""Paths that require a key though they are not below /v1."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(NullableModel):
-    """A text of a user or of the model. Where a prompt may be cached its prefix decides, so marks change nothing."""
+    """A text of a user or of the model. Prompts are cached by their prefix alone, so marks for it change nothing."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -28,7 +28,7 @@ class TextPart(NullableModel):
 
 
 class ReasoningPart(NullableModel):
-    """A piece of what the model thought."""
+    """A piece of reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
@@ -43,7 +43,7 @@ Texts = Annotated[list[TextPart], BeforeValidator(_texts)]
 
 
 class MessageItem(NullableModel):
-    """A message. phase says what an assistant's was for, which no template asks."""
+    """A message. phase: the purpose of an assistant's message, which no template uses."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -65,7 +65,7 @@ class CallItem(NullableModel):
 
 
 class CallOutputItem(NullableModel):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Id
@@ -75,7 +75,7 @@ class CallOutputItem(NullableModel):
 
 
 class ReasoningItem(NullableModel):
-    """What the model thought before; of its content, or else of its summary."""
+    """Earlier reasoning: its content, or else its summary."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] = Field([])
@@ -141,7 +141,7 @@ def _listed(item: Item) -> dict[str, Any]:
 
 
 def chat_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The messages of a chat: what the model thought, said and called in one turn is one message."""
+    """The messages of a chat: reasoning, text and calls of one turn are one message."""
     found: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None
     for item in items:

@@ -1,6 +1,6 @@
-"""The output of one response as it grows: items from the parts of the answer, and the events that tell of each change.
+"""The output of one response as it grows: items from the parts of the answer, and an event for each change.
 
-Owned by the framing of that response. Pure; it does not number the events, since others come before and after.
+Owned by the serializer of that response. Pure; it does not number the events, since others come before and after.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ Event = tuple[str, Document]
 
 
 def parts_of(joined: JoinedAnswer) -> list[Part]:
-    """A whole answer in the order of a response: thoughts, text, calls."""
+    """A whole answer in the order of a response: reasoning, text, calls."""
     parts: list[Part] = [Reasoning(joined.reasoning)] if joined.reasoning else []
     parts += [Content(joined.content)] if joined.content or not joined.calls else []
     for index, call in enumerate(joined.calls):
@@ -60,7 +60,7 @@ class OutputItems:
             case CallEnd():
                 yield from self.close("completed")
             case CallBroken():
-                yield from self.close("incomplete")  # what was told of it stays; a stream takes nothing back
+                yield from self.close("incomplete")  # what was sent of it stays: a stream cannot take it back
 
     def close(self, status: str) -> Iterator[Event]:
         """End the open item, if there is one."""

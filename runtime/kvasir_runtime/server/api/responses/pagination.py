@@ -1,4 +1,4 @@
-"""What queries on stored responses may ask, and pages of their items. Pure; called by the routes."""
+"""Checks queries on stored responses, and makes pages of their items. Pure; called by the routes."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,7 +17,7 @@ _HARMLESS: Final = {
 
 
 def check_query(query: Query) -> None:
-    """What is kept is shown as it is: a query may only ask for that. Raises Refused."""
+    """Responses are shown as they are kept, so other parameters are refused. Raises Refused."""
     for name, value in query:
         bare = name.partition("[")[0]
         if value not in _HARMLESS.get(bare, ()):

@@ -32,7 +32,7 @@ class PreparedResponse:
 
 
 def prepared_response(raw: bytes, profile: ModelProfile, store: ResponseStore, instance: str) -> PreparedResponse:
-    """Parse, find the conversation, translate, cut where asked. Raises Refused."""
+    """Parse, find the conversation, translate, and cut if truncation is auto. Raises Refused."""
     body = validation.validated(raw, ResponsesBody, HARMLESS, LABELS)
     stored = body.store is not False and store.keeps
     _check(body, stored=stored, keeps=store.keeps)
@@ -97,7 +97,7 @@ def _before(body: InputBody, store: ResponseStore) -> tuple[list[Item], int]:
 def _fitting(
     body: ResponsesBody, conversation: list[Item], generation_request: Callable[[list[Item]], GenerationRequest]
 ) -> GenerationRequest:
-    """The job with as much of the conversation as fits, where truncation is asked for.
+    """The job with as much of the conversation as fits, if truncation is auto.
 
     Only whole turns are left out, from the first on, so that no result of a call loses its call.
     """

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/responses`: what is taken, what it means as a chat, and what of it the answer repeats.
+"""Bodies of `/v1/responses`: fields and bounds, the same as a chat, and what the answer repeats.
 
 Called in a worker thread. What is not here is refused by name.
 """
@@ -116,7 +116,7 @@ class Text(NullableModel):
 
 
 class Reasoning(NullableModel):
-    """How much the model thinks. There are no summaries: an item carries what it thought."""
+    """How much the model reasons. There are no summaries: an item carries the reasoning itself."""
 
     effort: str | None = Field(None, max_length=16)
     summary: None = None
@@ -124,7 +124,7 @@ class Reasoning(NullableModel):
 
 
 class StreamOptions(NullableModel):
-    """include_obfuscation: we pad nothing, so only false is true."""
+    """include_obfuscation: nothing is padded here, so only false is accepted."""
 
     include_obfuscation: Literal[False] = False
 
@@ -180,7 +180,7 @@ class InputBody(StrictModel):
 
 
 class ResponsesBody(InputBody):
-    """A body of `/v1/responses`. store: keep the response for a while; null and absent mean yes where there is room."""
+    """A body of `/v1/responses`. store: keep the response for a while; null and absent mean yes if any are kept."""
 
     store: bool | None = None
     background: bool = False
@@ -206,7 +206,7 @@ class ResponsesBody(InputBody):
         return document
 
     def repeated(self, sampling: SamplingConfig) -> dict[str, Any]:
-        """What the response says of its request. sampling: as the engine is asked."""
+        """The fields that a response repeats of its request. sampling: as it is sent to the engine."""
         return {
             "background": self.background,
             "instructions": self.instructions,

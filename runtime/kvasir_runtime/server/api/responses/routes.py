@@ -33,45 +33,47 @@ ONE: Final = http_apis.RESPONSES + "/{response_id}"
 
 
 class RunningResponse:
-    """One response while it is made: what was asked, how it is written, and where it is kept."""
+    """One response while it is made: its request, its serializer, and its place in the store."""
 
     def __init__(self, store: ResponseStore, instance: str) -> None:
         self._store = store
         self._instance = instance
-        self.made: PreparedResponse | None = None
-        self.framing: ResponsesSerializer | None = None
+        self.prepared: PreparedResponse | None = None
+        self.serializer: ResponsesSerializer | None = None
 
     def prepare(self, raw: bytes, profile: ModelProfile) -> PreparedRequest:
         """In a worker thread. Raises Refused."""
-        self.made = prepare.prepared_response(raw, profile, self._store, self._instance)
-        return PreparedRequest(request=self.made.request, serializer=self._framed)
+        self.prepared = prepare.prepared_response(raw, profile, self._store, self._instance)
+        return PreparedRequest(request=self.prepared.request, serializer=self._make_serializer)
 
     def begin(self) -> Document:
         """It is about to be sent to the engine: keep it from now on. What it is like now."""
-        assert self.framing is not None
-        assert self.made is not None
-        document = self.framing.document()
-        if self.made.stored:
-            stored = StoredResponse(document=document, items=self.made.items, size_bytes=self.made.size_bytes)
+        assert self.serializer is not None
+        assert self.prepared is not None
+        document = self.serializer.document()
+        if self.prepared.stored:
+            stored = StoredResponse(document=document, items=self.prepared.items, size_bytes=self.prepared.size_bytes)
             self._store.put(document["id"], stored)
         return document
 
     def left(self) -> None:
         """It ended, or its client went away."""
-        if self.framing is not None:
-            self.framing.left()
+        if self.serializer is not None:
+            self.serializer.left()
 
-    def _framed(
+    def _make_serializer(
         self, generation_request: GenerationRequest, created: int, _fingerprint: str, labels: TokenLabels
     ) -> ResponsesSerializer:
-        assert self.made is not None
-        repeated = self.made.body.repeated(generation_request.requests[0].sampling) | {"store": self.made.stored}
-        self.framing = ResponsesSerializer(generation_request, created, labels, repeated=repeated, keep=self._keep)
-        return self.framing
+        assert self.prepared is not None
+        repeated = self.prepared.body.repeated(generation_request.requests[0].sampling) | {
+            "store": self.prepared.stored
+        }
+        self.serializer = ResponsesSerializer(generation_request, created, labels, repeated=repeated, keep=self._keep)
+        return self.serializer
 
     def _keep(self, document: Document) -> None:
-        assert self.made is not None
-        if self.made.stored:
+        assert self.prepared is not None
+        if self.prepared.stored:
             self._store.finish(document["id"], document, len(encode(document)))
 
 
@@ -82,11 +84,11 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
-        making = RunningResponse(store, app_state.instance)
-        answer = await respond(request, app_state, making.prepare, on_end=making.left)
-        document = making.begin()
-        assert making.made is not None
-        if not making.made.body.background:
+        response = RunningResponse(store, app_state.instance)
+        answer = await respond(request, app_state, response.prepare, on_end=response.left)
+        document = response.begin()
+        assert response.prepared is not None
+        if not response.prepared.body.background:
             return answer
         task = asyncio.create_task(_alone(answer))
         background.add(task)
@@ -134,7 +136,7 @@ def _found(store: ResponseStore, response_id: str) -> StoredResponse:
 
 
 async def _alone(answer: GenerationResponse) -> None:
-    """Make a response without a client; the framing keeps what comes of it."""
+    """Make a response without a client; its serializer keeps the documents."""
 
     async def receive() -> dict[str, Any]:
         await asyncio.Event().wait()

@@ -21,7 +21,7 @@ Kept = Callable[[Document], None]
 
 
 class ResponsesSerializer:
-    """repeated: what the document says of its request. keep: is called with the last document."""
+    """repeated: the fields that the document repeats of its request. keep: is called with the last document."""
 
     stream_type = sse.STREAM_TYPE
     keep_alive = sse.COMMENT
@@ -80,7 +80,7 @@ class ResponsesSerializer:
         """The last item's end and the whole response."""
         cut = self._last.reason == "length"
         served_model: list[Event] = []
-        if not self._output.items:  # a response has at least one item, also where the model said nothing
+        if not self._output.items:  # a response has at least one item, also without output
             served_model = list(self._output.take(Content(""), []))
         closed = [*served_model, *self._output.close("incomplete" if cut else "completed")]
         document = self._finished(usage, cut=cut)
@@ -90,7 +90,7 @@ class ResponsesSerializer:
         """The response as it is, with why it goes no further."""
         closed = list(self._output.close("incomplete"))
         document = self._failed(error)
-        # No event of the API says cancelled: what was told is valid and goes no further, which is incomplete.
+        # The API has no event for cancelled: what was sent is valid but ends early, which is incomplete.
         kind = "response.incomplete" if document["status"] == "cancelled" else "response.failed"
         return self._told([*closed, (kind, {"response": document})])
 

@@ -1,7 +1,7 @@
 """Responses that are kept in memory: bounded in number, bytes and age; the least recently used go first.
 
-Written by the framing and the routes on the event loop, read by worker threads that prepare a request, so it is locked.
-It knows documents, not how they were made. What it holds is lost with the process.
+Written by the serializer and the routes on the event loop, read by worker threads that prepare a request, so
+it is locked. It holds documents only, and they are lost with the process.
 """
 
 import threading
@@ -102,7 +102,7 @@ class ResponseStore:
             return self._drop(response_id)
 
     def _shrink(self) -> None:
-        """The least recently used go; an old one that was used since goes when it is asked for."""
+        """Remove the least recently used; an old one that was used since is removed at its next use."""
         bounds = self._bounds
         while self._kept:
             first = next(iter(self._kept))
