@@ -12,7 +12,7 @@ class FakeGrammars:
     questions: dict[str, int] = field(default_factory=dict)
     held: dict[str, Grammar] = field(default_factory=dict)
 
-    def ask(self, request_id: str, grammar: Grammar) -> None:
+    def compile(self, request_id: str, grammar: Grammar) -> None:
         """Begin."""
         assert request_id not in self.held
         self.held[request_id] = grammar

@@ -69,7 +69,7 @@ class Facts(Protocol):
 class Grammars(Protocol):
     """Compiles the grammars that answers must follow, while the engine goes on."""
 
-    def ask(self, request_id: str, grammar: Grammar) -> None:
+    def compile(self, request_id: str, grammar: Grammar) -> None:
         """Begin to compile for a request; never waits."""
 
     def ready(self, request_id: str) -> str | None:

@@ -174,7 +174,7 @@ class Engine:
             why = f"a request with the id {request.request_id} has not ended yet"
             self._outbox[client].append(EngineOutput(request_id=request.request_id, finish_reason="error", message=why))
             return
-        self._grammars.ask(request.request_id, request.sampling.grammar)
+        self._grammars.compile(request.request_id, request.sampling.grammar)
         self._parked[request.request_id] = message
         self._owners[request.request_id] = client
         self._submitted[request.request_id] = self._clock()

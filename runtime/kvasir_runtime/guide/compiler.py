@@ -46,7 +46,7 @@ class GrammarCompiler:
         self._entries: OrderedDict[Grammar, _Entry] = OrderedDict()
         self._held: dict[str, Grammar] = {}
 
-    def ask(self, request_id: str, grammar: Grammar) -> None:
+    def compile(self, request_id: str, grammar: Grammar) -> None:
         """Begin to compile for a request; its grammar is kept until the request is dropped."""
         entry = self._entry(grammar)
         entry.holders.add(request_id)
@@ -67,7 +67,7 @@ class GrammarCompiler:
             self._entries[grammar].holders.discard(request_id)
             self._forget()
 
-    def guide(self, sampling: SamplingConfig, answered: Sequence[int]) -> "GrammarMatcher":
+    def matcher(self, sampling: SamplingConfig, answered: Sequence[int]) -> "GrammarMatcher":
         """The beginning of an answer, or where it stood when it was preempted. Raises GrammarError."""
         from kvasir_runtime.guide.matcher import GrammarMatcher
 

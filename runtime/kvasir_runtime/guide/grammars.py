@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llguidance import LLParserLimits, regex_to_lark
 
-from kvasir_runtime.guide import tags
+from kvasir_runtime.guide import lark
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.wire import Grammar
 
@@ -30,9 +30,9 @@ def rewritten(grammar: Grammar, specials: Mapping[str, int]) -> Grammar:
     Raises GrammarError. It may take long for hostile texts, so only the worker calls it.
     """
     if grammar.kind == "structural_tag":
-        return Grammar(kind="lark", text=tags.lark(decoded(grammar.text), specials), after=grammar.after)
+        return Grammar(kind="lark", text=lark.from_structural_tag(decoded(grammar.text), specials), after=grammar.after)
     if grammar.kind == "lark":
-        return Grammar(kind="lark", text=tags.as_lark(grammar.text), after=grammar.after)
+        return Grammar(kind="lark", text=lark.from_gbnf(grammar.text), after=grammar.after)
     return grammar
 
 
@@ -45,9 +45,9 @@ def source(grammar: Grammar, specials: Mapping[str, int]) -> str:
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
-            return tags.json_grammar(decoded(grammar.text))
+            return lark.json_grammar(decoded(grammar.text))
         case "json_object":
-            return tags.json_grammar({"type": "object"})
+            return lark.json_grammar({"type": "object"})
         case "regex":
             pattern = regex_to_lark(grammar.text, "d")  # digits are those of ASCII, as they are in JSON schemas
             return f"start: /{pattern}/" if pattern else 'start: ""'
@@ -64,9 +64,9 @@ def _after(text: str, end: str, specials: Mapping[str, int]) -> str:
     """Any text until a certain one has been written; from then on the grammar holds."""
     grammars = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
     if end in specials:
-        start = f"start: BEFORE <[{specials[end]}]> @answer\nBEFORE: {tags.ANY}"
+        start = f"start: BEFORE <[{specials[end]}]> @answer\nBEFORE: {lark.ANY}"
     else:
-        start = f"start: before @answer\nbefore[suffix={json.dumps(end)}]: {tags.ANY}"
+        start = f"start: before @answer\nbefore[suffix={json.dumps(end)}]: {lark.ANY}"
     return json.dumps({"grammars": [{"lark_grammar": start}, {**grammars[0], "name": "answer"}, *grammars[1:]]})
 
 

@@ -1,6 +1,6 @@
 """Builds structural tags: the forms that an answer may have, as JSON in XGrammar's newer shape.
 
-Used by the frontend for tools, reasoning and structured outputs; tags.py turns the result into Lark. Light: the API
+Used by the frontend for tools, reasoning and structured outputs; lark.py turns the result into Lark. Light: the API
 process imports it, and nothing here loads llguidance.
 """
 

@@ -84,7 +84,7 @@ class GrammarMasks:
         for join in plan.joins:
             if join.sampling.grammar is not None:
                 try:
-                    matcher = self._compiler.guide(join.sampling, join.tokens[join.prompt_tokens :])
+                    matcher = self._compiler.matcher(join.sampling, join.tokens[join.prompt_tokens :])
                 except GrammarError as error:
                     self._matchers[join.row] = str(error)
                 else:

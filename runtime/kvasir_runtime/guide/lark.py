@@ -1,4 +1,4 @@
-"""Structural tags as Lark: free text in which certain beginnings force a form until an end, as function calls do.
+"""Lark grammars from structural tags: free text in which certain beginnings force a form until an end, as calls do.
 
 Takes the older shape (structures and triggers) and the newer one (a format made of tags, sequences, choices, schemas).
 Used by grammars.py. The format follows XGrammar's documentation of structural tags; Lark as llguidance reads it.
@@ -39,7 +39,7 @@ def with_whitespace(schema: Any) -> Any:
     return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **own}}
 
 
-def lark(document: Any, specials: Mapping[str, int]) -> str:
+def from_structural_tag(document: Any, specials: Mapping[str, int]) -> str:
     """The grammar of a structural tag. specials: ids of special tokens, which are never spelled with letters.
 
     Raises GrammarError that names what is missing or unknown.
@@ -52,7 +52,7 @@ def lark(document: Any, specials: Mapping[str, int]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}, *writer.others]}, ensure_ascii=False)
 
 
-def as_lark(text: str) -> str:
+def from_gbnf(text: str) -> str:
     """Lark as it is, GBNF translated. Raises GrammarError. It may take long for hostile texts."""
     try:
         return str(any_to_lark(text))
@@ -105,7 +105,7 @@ class _Writer:
                 return self._named(f"/{pattern}/" if pattern else '""')
             case "grammar":
                 name = f"other_{len(self.others)}"
-                self.others.append({"name": name, "lark_grammar": as_lark(_text(form, "grammar", where))})
+                self.others.append({"name": name, "lark_grammar": from_gbnf(_text(form, "grammar", where))})
                 return self._named(f"@{name}")
             case "any_text":
                 return "TEXT"
