@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from bench import probes
 from bench.limits import Ceilings
 from kvasir_runtime.kernels import quantized
 from kvasir_runtime.kernels.cpu.library import library
@@ -51,8 +52,10 @@ def ways_to_read(num_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
     if found is None:
         return ways
     found.start(torch.get_num_threads())
-    if found.has("ceiling_read"):
-        loads = found.function("ceiling_read", ctypes.c_void_p, ctypes.c_int64)
+    probing = probes.library(found.isa)
+    if probing.has("ceiling_read"):
+        probing.start(torch.get_num_threads())
+        loads = probing.function("ceiling_read", ctypes.c_void_p, ctypes.c_int64)
         pieces = data.nbytes // PIECE
         ways["loads"] = pieces * PIECE, lambda: loads(data.data_ptr(), pieces)
     weight, x = torch.ones(OUTER, INNER).bfloat16(), torch.ones(1, INNER).bfloat16()

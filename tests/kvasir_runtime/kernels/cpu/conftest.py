@@ -2,7 +2,9 @@
 
 import pytest
 
+from bench import probes as probing
 from kvasir_runtime.kernels.cpu import build, library
+from kvasir_runtime.kernels.cpu.library import Library
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +20,11 @@ def cpu_library():
         pytest.skip(library.absence())
     loaded.start(2)
     return loaded
+
+
+@pytest.fixture(scope="session")
+def probes(cpu_library: Library) -> Library:
+    """The probes of this processor's variant, with two threads of their own."""
+    found = probing.library(cpu_library.isa)
+    found.start(2)
+    return found

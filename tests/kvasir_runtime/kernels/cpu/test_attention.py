@@ -84,11 +84,11 @@ def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: in
     assert torch.equal(variant.attention(query, cache, attn_metadata, 0.125, window), clean)
 
 
-def test_structs_are_as_large_as_the_headers_say(cpu_library: Library) -> None:
+def test_structs_are_as_large_as_the_headers_say(probes: Library) -> None:
     """A field that only one side has would be read as its neighbour."""
-    named = ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "GateArgs", "GatherArgs", "ArgmaxArgs")
+    named = ("Sequences", "AttentionArgs", "NormArgs", "SplitArgs", "ActAndMulArgs", "GatherArgs", "ArgmaxArgs")
     of_step = {"StepLayer": LayerStruct, "StepModel": ModelStruct, "StepBatch": BatchStruct}
     structs_of = {name: getattr(structs, name) for name in named} | of_step
     for name, struct in structs_of.items():
-        size = getattr(cpu_library.handle, f"kvasir_sizeof_{name}")
+        size = getattr(probes.handle, f"kvasir_sizeof_{name}")
         assert size() == ctypes.sizeof(struct), name

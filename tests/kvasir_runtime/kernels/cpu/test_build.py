@@ -67,5 +67,6 @@ def test_what_leaves_the_library_aside_is_said(environment, why):
 
 def test_the_variant_is_one_that_was_built(cpu_library):
     assert cpu_library.isa in build.VARIANTS
-    assert cpu_library.has("probe")
+    assert cpu_library.has("attention")
+    assert not cpu_library.has("probe"), "probes are for tests alone"
     assert not cpu_library.has("nothing")

@@ -99,8 +99,8 @@ def test_infinity_and_nan_reach_only_their_own_rows(library: Library) -> None:
 
 
 @pytest.mark.parametrize("name", ["LinearStruct", "ProductStruct"])
-def test_structs_are_as_large_as_those_of_the_library(cpu_library: Library, name: str) -> None:
-    size = getattr(cpu_library.handle, f"kvasir_sizeof_{name.removesuffix('Struct')}")
+def test_structs_are_as_large_as_those_of_the_library(probes: Library, name: str) -> None:
+    size = getattr(probes.handle, f"kvasir_sizeof_{name.removesuffix('Struct')}")
     assert ctypes.sizeof(getattr(linear, name)) == size()
 
 

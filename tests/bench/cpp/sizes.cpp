@@ -1,4 +1,4 @@
-// How large the structs are that Python fills, so that a test finds a field which only one side has.
+// Sizes of the structs that Python fills, so that a test finds a field which only one side has.
 #define KVASIR_ISA sizes
 #include "elementwise.h"
 #include "linear.h"
@@ -11,7 +11,7 @@ KVASIR_SIZE(Sequences)
 KVASIR_SIZE(AttentionArgs)
 KVASIR_SIZE(NormArgs)
 KVASIR_SIZE(SplitArgs)
-KVASIR_SIZE(GateArgs)
+KVASIR_SIZE(ActAndMulArgs)
 KVASIR_SIZE(GatherArgs)
 KVASIR_SIZE(ArgmaxArgs)
 KVASIR_SIZE(Linear)

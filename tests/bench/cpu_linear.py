@@ -1,4 +1,4 @@
-"""How near linear layers come to what this processor can do: `python -m kvasir_runtime.kernels.cpu.bench`.
+"""How near linear layers come to what this processor can do: `PYTHONPATH=tests python -m bench.cpu_linear`.
 
 Weights are streamed from memory: as many copies of each shape as fill several caches. In every round the ceilings are
 measured again, between the candidates, because other programs take bandwidth and cores as they like; figures are the
@@ -18,6 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bench import probes
 from kvasir_runtime.kernels import linear, quantized
 from kvasir_runtime.kernels.cpu.library import Library, absence, library
 from kvasir_runtime.kernels.cpu.linear import packed, takes
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     torch.set_num_threads(given.threads)
     clock = time.thread_time if found.start(given.threads) == 1 else time.perf_counter
-    ceilings = _ceilings(found)
+    ceilings = _ceilings(found, given.threads)
     sys.stdout.write(f"{found.isa}, {given.threads} threads; best of {given.rounds} rounds [median]\n")
     for kind in given.kinds:
         for shape in given.shapes:
@@ -76,11 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ceilings(found: Library) -> Mapping[str, Call]:
+def _ceilings(found: Library, threads: int) -> Mapping[str, Call]:
     """Plain reads of memory, and dot products of both kinds without any."""
     memory = torch.zeros(PIECE * READ_PIECES, dtype=torch.uint8)
-    read = found.function("ceiling_read", ctypes.c_void_p, ctypes.c_int64)
-    dots = found.function("ceiling_dots", ctypes.c_int32, ctypes.c_int64)
+    probing = probes.library(found.isa)
+    probing.start(threads)
+    read = probing.function("ceiling_read", ctypes.c_void_p, ctypes.c_int64)
+    dots = probing.function("ceiling_dots", ctypes.c_int32, ctypes.c_int64)
     return {
         "read": lambda: read(memory.data_ptr(), READ_PIECES),
         "16": lambda: dots(0, DOT_ROUNDS),
