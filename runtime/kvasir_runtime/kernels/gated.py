@@ -1,6 +1,6 @@
 """The first half of a gated feed-forward layer: one product to gate and up, and the gate of them.
 
-    out[t] = silu_mul(linear(x[t]))                            # kernels.linear, kernels.silu_mul
+    out[t] = act_and_mul(linear(x[t]), "silu")                 # kernels.linear, kernels.act_and_mul
 
 weight: (2 * dim, in_features), gate first; bias: (2 * dim,) or None; x: (tokens, in_features); out: (tokens, dim)
 Errors as of the two together; a fused kernel rounds once where the two round twice. Built once like a linear layer.
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import linear, silu_mul
+from kvasir_runtime.kernels import act_and_mul, linear
+from kvasir_runtime.kernels.act_and_mul import ActAndMul, Activation
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
 
 
@@ -28,24 +29,24 @@ class FeedForward:
         return self.down(self.gate_up(x))
 
 
-def composed(build: Build, gate: Linear) -> Build:
-    """Of a linear layer of the given builder and a gate."""
+def composed(build: Build, gate: ActAndMul, activation: Activation) -> Build:
+    """A linear layer of the given builder and a gate behind it."""
 
     def gated(weight: Weight, bias: Tensor | None) -> Linear:
         product = build(weight, bias)
-        return lambda x: gate(product(x))
+        return lambda x: gate(product(x), activation)
 
     return gated
 
 
 def reference(weight: Weight, bias: Tensor | None) -> Linear:
     """The two one after the other."""
-    return composed(linear.reference, silu_mul.reference)(weight, bias)
+    return composed(linear.reference, act_and_mul.reference, "silu")(weight, bias)
 
 
 def cpu(weight: Weight, bias: Tensor | None) -> Linear:
     """The two of the CPU one after the other."""
-    return composed(linear.cpu, silu_mul.cpu)(weight, bias)
+    return composed(linear.cpu, act_and_mul.cpu, "silu")(weight, bias)
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:

@@ -3,7 +3,7 @@
     logits[t, e] = linear(x[t])[e] by the router's weight                # kernels.linear, rounded to x's dtype
     chosen[t]    = the top_k experts with the largest logits, of equals the lower
     share[t, e]  = exp(logits[t, e]) / sum(exp(logits[t, f]) for f in (chosen[t] if renormalised else all experts))
-    out[t]       = sum(share[t, e] * (down[e] @ silu_mul(gate_up[e] @ x[t])) for e in chosen[t])
+    out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], "silu")) for e in chosen[t])
 
 router:  (experts, hidden), x's dtype
 gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or Quantized
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import linear, quantized, silu_mul
+from kvasir_runtime.kernels import act_and_mul, linear, quantized
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight
 
@@ -56,7 +56,7 @@ def reference(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renorma
         for expert in range(experts):
             token, which = (chosen == expert).nonzero(as_tuple=True)
             if token.shape[0]:
-                given = downs[expert](silu_mul.reference(ups[expert](x[token])))
+                given = downs[expert](act_and_mul.reference(ups[expert](x[token]), "silu"))
                 out.index_add_(0, token, given.float() * share[token, which, None])
         return out.to(x.dtype)
 
@@ -89,7 +89,7 @@ class GroupedExperts:
 
 
 def grouped(build: Build, gated: Build) -> BuildMoe:
-    """The builder whose experts are linear layers of the given builders. gated: with silu_mul behind the product."""
+    """The builder whose experts are linear layers of the given builders. gated: as kernels.gated."""
 
     def built(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renormalised: bool) -> Linear:
         experts = router.shape[0]

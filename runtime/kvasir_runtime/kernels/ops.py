@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import attention, moe, sample, step_inputs
+from kvasir_runtime.kernels import act_and_mul, attention, moe, sample, step_inputs
 from kvasir_runtime.kernels.decoder_step import BuildDecoderStep
 from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.quantize import Quantize
@@ -37,8 +37,7 @@ class Ops:
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     split_qkv: Callable[[Tensor, Tensor | None, float, Tensor, Tensor, Tensor, Tensor], Tensor]
     attention: attention.Attention
-    silu_mul: Callable[[Tensor], Tensor]
-    gelu_mul: Callable[[Tensor], Tensor]
+    act_and_mul: act_and_mul.ActAndMul
     sample: Callable[[Tensor, sample.Draws], Tensor]
     argmax: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]

@@ -1,6 +1,7 @@
 """REFERENCE: every operation in plain torch, for any device. The other tables are compared with it."""
 
 from kvasir_runtime.kernels import (
+    act_and_mul,
     append_ids,
     argmax,
     attention,
@@ -8,7 +9,6 @@ from kvasir_runtime.kernels import (
     copy_blocks,
     embedding,
     gated,
-    gelu_mul,
     linear,
     moe,
     penalties,
@@ -16,7 +16,6 @@ from kvasir_runtime.kernels import (
     rms_norm,
     rope,
     sample,
-    silu_mul,
     split_qkv,
     step_inputs,
     write_kv,
@@ -34,8 +33,7 @@ REFERENCE = Ops(
     write_kv=write_kv.reference,
     split_qkv=split_qkv.reference,
     attention=attention.reference,
-    silu_mul=silu_mul.reference,
-    gelu_mul=gelu_mul.reference,
+    act_and_mul=act_and_mul.reference,
     sample=sample.reference,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,

@@ -57,7 +57,7 @@ def plain(tensors: Tensors, name: str) -> Tensor:
 
 
 def _gated(prefix: str, ops: Ops, tensors: Tensors, activation: Activation) -> FeedForward:
-    build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.gelu_mul)
+    build_gate = ops.gated if activation == "silu" else composed(ops.linear, ops.act_and_mul, activation)
     biases = {name: f"{prefix}{name}.bias" for name in ("gate_up", "down")}
     gate_up, down = (plain(tensors, bias) if bias in tensors else None for bias in biases.values())
     return FeedForward(

@@ -147,7 +147,7 @@ def elementwise_cells(scale: Scale, ops: Ops, device: torch.device, dtype: torch
 
     def gate(tokens: int) -> Callable[[], object]:
         x = random(tokens, 2 * scale.intermediate)
-        return lambda: ops.silu_mul(x)
+        return lambda: ops.act_and_mul(x, "silu")
 
     def split(tokens: int) -> Callable[[], object]:
         num_blocks = -(-tokens // scale.block_size)
@@ -160,7 +160,7 @@ def elementwise_cells(scale: Scale, ops: Ops, device: torch.device, dtype: torch
     for tokens in scale.tokens:
         for name, make, elements in (
             ("rms_norm with residual", norm, 4 * scale.hidden),
-            ("silu_mul", gate, 3 * scale.intermediate),
+            ("act_and_mul", gate, 3 * scale.intermediate),
             ("split_qkv", split, 2 * width + 2 * scale.head),
         ):
             moved = tokens * elements * dtype.itemsize

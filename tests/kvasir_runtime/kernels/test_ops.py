@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
@@ -161,7 +162,18 @@ def test_rope_turns_by_its_angle() -> None:
             assert complex(out[i], out[i + 2]) == pytest.approx(turned, abs=1e-6)
 
 
-def test_silu_mul_is_its_formula() -> None:
+def test_a_gate_is_its_formula() -> None:
+    half_tanh = [g / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) for g in (1.0, -2.0)]
     for table in (REFERENCE, CPU, CPP):
-        out = table.silu_mul(torch.tensor([[1.0, -2.0, 3.0, 5.0]]))
+        out = table.act_and_mul(torch.tensor([[1.0, -2.0, 3.0, 5.0]]), "silu")
         torch.testing.assert_close(out, torch.tensor([[3 / (1 + math.exp(-1)), -10 / (1 + math.exp(2))]]))
+        out = table.act_and_mul(torch.tensor([[1.0, -2.0, 3.0, 5.0]]), "gelu")
+        torch.testing.assert_close(out, torch.tensor([[half_tanh[0] * 3, half_tanh[1] * 5]]))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_gates_far_from_zero_are_open_or_shut(activation: Activation) -> None:
+    gates = torch.tensor([[1e13, 300.0, 90.0, -90.0, -300.0, -1e13]]).repeat(1, 4)  # in whole vectors and behind them
+    for table in (REFERENCE, CPU, CPP):
+        out = table.act_and_mul(torch.cat((gates, torch.full_like(gates, 2.0)), dim=1), activation)
+        torch.testing.assert_close(out, gates.clamp(min=0) * 2)

@@ -11,12 +11,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import attention, embedding, rms_norm, silu_mul, split_qkv
+from kvasir_runtime.kernels import act_and_mul, attention, embedding, rms_norm, split_qkv
+from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
 
 TYPES: Final = (torch.float32, torch.bfloat16)
+ACTIVATIONS: Final[dict[Activation, int]] = {"silu": 0, "gelu": 1}
 MAX_HEAD_DIM: Final = 512
 
 
@@ -27,7 +29,7 @@ class CpuKernels:
     _attention: Function
     _norm: Function
     _split_qkv: Function
-    _gate: Function
+    _act_and_mul: Function
     _gather: Function
     _argmax: Function
 
@@ -117,14 +119,21 @@ class CpuKernels:
         self._split_qkv(ctypes.byref(args))
         return qkv[:, :heads]
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        """kernels.silu_mul."""
+    def act_and_mul(self, x: Tensor, activation: Activation) -> Tensor:
+        """kernels.act_and_mul."""
         if x.dtype not in TYPES:
-            return silu_mul.cpu(x)
+            return act_and_mul.cpu(x, activation)
         rows, dim = x.shape[0], x.shape[1] // 2
         out = x.new_empty((rows, dim))
-        args = structs.GateArgs(x=x.data_ptr(), out=out.data_ptr(), rows=rows, dim=dim, type=structs.TYPES[x.dtype])
-        self._gate(ctypes.byref(args))
+        args = structs.ActAndMulArgs(
+            x=x.data_ptr(),
+            out=out.data_ptr(),
+            rows=rows,
+            dim=dim,
+            type=structs.TYPES[x.dtype],
+            activation=ACTIVATIONS[activation],
+        )
+        self._act_and_mul(ctypes.byref(args))
         return out
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -168,6 +177,6 @@ def cpu_kernels(library: Library) -> CpuKernels:
     return CpuKernels(
         *(
             library.function(name, ctypes.c_void_p)
-            for name in ("attention", "norm", "split_qkv", "gate", "gather", "argmax")
+            for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax")
         )
     )

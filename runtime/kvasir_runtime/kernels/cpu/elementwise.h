@@ -30,12 +30,16 @@ struct SplitArgs {
   Type type, cache_type;
 };
 
-// out[r, i] = silu(x[r, i]) * x[r, dim + i]; x: (rows, 2 * dim)
-struct GateArgs {
+// As `Activation` in kernels/act_and_mul.py; GELU in the form that a hyperbolic tangent approximates.
+enum Activation : int32_t { SILU, GELU };
+
+// out[r, i] = activation(x[r, i]) * x[r, dim + i]; x: (rows, 2 * dim)
+struct ActAndMulArgs {
   const void* x;
   void* out;
   int64_t rows, dim;
   Type type;
+  Activation activation;
 };
 
 // out[r] = table[ids[r]], rows of row_bytes
@@ -60,12 +64,12 @@ namespace KVASIR_ISA {
 
 void norm(int tid, int nth, const kvasir::NormArgs& args);
 void split_qkv(int tid, int nth, const kvasir::SplitArgs& args);
-void gate(int tid, int nth, const kvasir::GateArgs& args);
+void act_and_mul(int tid, int nth, const kvasir::ActAndMulArgs& args);
 void gather(int tid, int nth, const kvasir::GatherArgs& args);
 int64_t argmax_bytes(const kvasir::ArgmaxArgs& args);
 void argmax(int tid, int nth, const kvasir::ArgmaxArgs& args);
 // The same, each row by one thread.
-void likeliest(int tid, int nth, const kvasir::ArgmaxArgs& args);
+void argmax_by_row(int tid, int nth, const kvasir::ArgmaxArgs& args);
 
 // A small one on the calling thread, outside of any region; false where it is not small, and then nothing was done.
 bool argmax_alone(const kvasir::ArgmaxArgs& args);

@@ -145,26 +145,31 @@ void split_token(const kvasir::SplitArgs& a, int64_t token) {
   }
 }
 
-template <class T>
-void gate_rows(int tid, int nth, const kvasir::GateArgs& a) {
+// Half of gelu's hyperbolic tangent plus one is the sigmoid of this: both activations are g * sigmoid(z).
+template <kvasir::Activation ACTIVATION>
+KVASIR_INLINE Floats gate_of(Floats g) {
+  // 2^127 is the largest that exp2 may give; beyond +-126.5 the sigmoid is 0 or 1 in float32.
+  const Floats z = ACTIVATION == kvasir::SILU ? g : splat(1.59576912f) * (g + splat(0.044715f) * g * g * g);
+  const Floats power = exp2(-smaller(larger(z * splat(1.44269504f), splat(-126.5f)), splat(126.5f)));
+  return g / (splat(1) + power);
+}
+
+template <kvasir::Activation ACTIVATION, class T>
+void act_and_mul_rows(int tid, int nth, const kvasir::ActAndMulArgs& a) {
   const auto* x = static_cast<const T*>(a.x);
   auto* out = static_cast<T*>(a.out);
   const int64_t parts = (a.dim + COLUMNS - 1) / COLUMNS;
-  const Floats one = splat(1), negative = splat(-1.44269504f);
   for (int64_t chunk; (chunk = kvasir::claim(tid, nth, a.rows * parts)) >= 0;) {
     const int64_t row = chunk / parts, end = least(a.dim, (chunk % parts + 1) * COLUMNS);
     const T *gates = x + row * 2 * a.dim, *ups = gates + a.dim;
     int64_t i = chunk % parts * COLUMNS;
     for (; i + kLanes <= end; i += kLanes) {
-      const Floats g = load(gates + i);
-      // 2^127 is the largest that exp2 may give; beyond it the quotient is 0 in all types anyway.
-      const Floats power = exp2(-larger(g * -negative, splat(-126.5f)));
-      store(out + row * a.dim + i, g / (one + power) * load(ups + i));
+      store(out + row * a.dim + i, gate_of<ACTIVATION>(load(gates + i)) * load(ups + i));
     }
     for (; i < end; ++i) {
-      float g = widen(gates[i]), power[kLanes];
-      store(power, exp2(-larger(splat(g) * -negative, splat(-126.5f))));
-      narrow(out + row * a.dim + i, g / (1 + power[0]) * widen(ups[i]));
+      float gated[kLanes];
+      store(gated, gate_of<ACTIVATION>(splat(widen(gates[i]))));
+      narrow(out + row * a.dim + i, gated[0] * widen(ups[i]));
     }
   }
 }
@@ -228,8 +233,14 @@ void split_qkv(int tid, int nth, const kvasir::SplitArgs& a) {
   }
 }
 
-void gate(int tid, int nth, const kvasir::GateArgs& a) {
-  a.type == kvasir::FLOAT32 ? gate_rows<float>(tid, nth, a) : gate_rows<bfloat16>(tid, nth, a);
+template <kvasir::Activation ACTIVATION>
+KVASIR_INLINE void act_and_mul_of(int tid, int nth, const kvasir::ActAndMulArgs& a) {
+  a.type == kvasir::FLOAT32 ? act_and_mul_rows<ACTIVATION, float>(tid, nth, a)
+                            : act_and_mul_rows<ACTIVATION, bfloat16>(tid, nth, a);
+}
+
+void act_and_mul(int tid, int nth, const kvasir::ActAndMulArgs& a) {
+  a.activation == kvasir::SILU ? act_and_mul_of<kvasir::SILU>(tid, nth, a) : act_and_mul_of<kvasir::GELU>(tid, nth, a);
 }
 
 void gather(int tid, int nth, const kvasir::GatherArgs& a) {
@@ -257,7 +268,7 @@ bool argmax_alone(const kvasir::ArgmaxArgs& a) {
   return true;
 }
 
-void likeliest(int tid, int nth, const kvasir::ArgmaxArgs& a) {
+void argmax_by_row(int tid, int nth, const kvasir::ArgmaxArgs& a) {
   for (int64_t row; (row = kvasir::claim(tid, nth, a.rows)) >= 0;) best_of_row(a, row);
 }
 
@@ -283,11 +294,13 @@ KVASIR_EXPORT(kvasir_split_qkv)(const kvasir::SplitArgs* args) {
   run_alone<kvasir::SplitArgs, KVASIR_ISA::split_qkv>(args);
 }
 
-KVASIR_EXPORT(kvasir_gate)(const kvasir::GateArgs* args) { run_alone<kvasir::GateArgs, KVASIR_ISA::gate>(args); }
+KVASIR_EXPORT(kvasir_act_and_mul)(const kvasir::ActAndMulArgs* args) {
+  run_alone<kvasir::ActAndMulArgs, KVASIR_ISA::act_and_mul>(args);
+}
 
 KVASIR_EXPORT(kvasir_gather)(const kvasir::GatherArgs* args) { run_alone<kvasir::GatherArgs, KVASIR_ISA::gather>(args); }
 
 KVASIR_EXPORT(kvasir_argmax)(const kvasir::ArgmaxArgs* args) {
-  if (KVASIR_ISA::argmax_alone(*args)) return;  // not worth waking anybody
+  if (KVASIR_ISA::argmax_alone(*args)) return;  // not worth waking a thread
   run_alone<kvasir::ArgmaxArgs, KVASIR_ISA::argmax>(args, {kvasir::SLOT_OTHER, KVASIR_ISA::argmax_bytes(*args)});
 }

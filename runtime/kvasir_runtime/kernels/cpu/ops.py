@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from kvasir_runtime.kernels import (
+    act_and_mul,
     append_ids,
     argmax,
     attention,
@@ -16,7 +17,6 @@ from kvasir_runtime.kernels import (
     copy_blocks,
     embedding,
     gated,
-    gelu_mul,
     linear,
     moe,
     penalties,
@@ -24,7 +24,6 @@ from kvasir_runtime.kernels import (
     rms_norm,
     rope,
     sample,
-    silu_mul,
     split_qkv,
     step_inputs,
     write_kv,
@@ -47,8 +46,7 @@ CPU = Ops(
     write_kv=write_kv.reference,
     split_qkv=split_qkv.cpu,
     attention=attention.cpu,
-    silu_mul=silu_mul.cpu,
-    gelu_mul=gelu_mul.cpu,
+    act_and_mul=act_and_mul.cpu,
     sample=sample.cpu,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,
@@ -67,7 +65,7 @@ def cpu_ops() -> Ops:
         return replace(CPU, fallback=library.absence())
     made = cpu_kernels(found)
     product = packing.packed_linear(found, linear.cpu)
-    both = packing.packed_linear(found, gated.composed(linear.cpu, made.silu_mul), gated=True)
+    both = packing.packed_linear(found, gated.composed(linear.cpu, made.act_and_mul, "silu"), gated=True)
     return replace(
         CPU,
         name=f"cpu {found.isa}{packing.use_amx(found)}",
@@ -78,7 +76,7 @@ def cpu_ops() -> Ops:
         rms_norm=made.rms_norm,
         split_qkv=made.split_qkv,
         attention=made.attention,
-        silu_mul=made.silu_mul,
+        act_and_mul=made.act_and_mul,
         argmax=made.argmax,
         quantize=cpu_quantize.in_cpp(found),
         decoder_step=partial(decoder_step, found),

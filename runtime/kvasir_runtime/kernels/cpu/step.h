@@ -31,22 +31,22 @@ struct StepModel {
 enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, STEP_KINDS };
 
 // rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
-// logits: (num_rows, outputs of the head), or null where the head is not asked. likeliest: (num_rows) where they are
-// largest, or null
+// logits: (num_rows, outputs of the head), or null where they are not wanted. greedy_ids: (num_rows) index of each row's
+// largest logit, or null
 // ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
 struct StepBatch {
   int64_t tokens, num_rows;
   const int64_t *token_ids, *positions, *slots, *rows;
   Sequences sequences;
   void *out, *logits;
-  int64_t* likeliest;
+  int64_t* greedy_ids;
   int64_t* ticks;
 };
 
-// A step made of rows that the host keeps, in which every sequence draws its likeliest token.
+// A step made of rows that the host keeps, in which every sequence samples greedily.
 // chunks: (count, 3) of each sequence its row, the first position that is computed, and how many. All positions up to
 // there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks.
-// Workspace: token_ids, positions, slots of all positions that are computed, wanted and likeliest of all sequences, lens
+// Workspace: token_ids, positions, slots of all positions that are computed, wanted and greedy_ids of all sequences, lens
 // (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
 struct StepRows {
   int64_t count;
@@ -55,7 +55,7 @@ struct StepRows {
   int64_t token_stride;
   const int64_t* tables;
   int64_t table_stride;
-  int64_t *token_ids, *positions, *slots, *wanted, *likeliest;
+  int64_t *token_ids, *positions, *slots, *wanted, *greedy_ids;
   int32_t* lens;
   int64_t* blocks;
   void *out, *logits;

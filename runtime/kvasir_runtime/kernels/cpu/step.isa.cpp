@@ -161,8 +161,8 @@ struct Pass {
     normed(m.norm, step.batch.out);
     if (!step.batch.logits) return;
     product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
-    if (!step.batch.likeliest) return;
-    likeliest(tid, nth, {step.batch.logits, step.batch.likeliest, rows, m.head->outputs, m.type});
+    if (!step.batch.greedy_ids) return;
+    argmax_by_row(tid, nth, {step.batch.logits, step.batch.greedy_ids, rows, m.head->outputs, m.type});
     done(kvasir::HEAD);
   }
 };
@@ -222,7 +222,7 @@ KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::St
   }
   const kvasir::Sequences sequences{r.count, r.lens, r.lens + r.count, r.blocks, longest};
   const kvasir::StepBatch batch{tokens,   r.count,   r.token_ids, r.positions, r.slots,     r.wanted,
-                                sequences, r.out, r.logits,    r.likeliest, r.ticks};
+                                sequences, r.out, r.logits,    r.greedy_ids, r.ticks};
   KVASIR_JOIN(kvasir_step, KVASIR_ISA)(model, &batch);
 }
 
@@ -231,7 +231,7 @@ KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
   kvasir::finish();
   for (int64_t s = 0; s < rows->count; ++s) {
     const int64_t* chunk = rows->chunks + 3 * s;
-    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(rows->likeliest[s]);
+    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(rows->greedy_ids[s]);
   }
 }
 #endif

@@ -87,10 +87,17 @@ class SplitArgs(ctypes.Structure):
     )
 
 
-class GateArgs(ctypes.Structure):
-    """kvasir::GateArgs."""
+class ActAndMulArgs(ctypes.Structure):
+    """kvasir::ActAndMulArgs."""
 
-    _fields_ = (("x", _POINTER), ("out", _POINTER), ("rows", _COUNT), ("dim", _COUNT), ("type", _TYPE))
+    _fields_ = (
+        ("x", _POINTER),
+        ("out", _POINTER),
+        ("rows", _COUNT),
+        ("dim", _COUNT),
+        ("type", _TYPE),
+        ("activation", _TYPE),
+    )
 
 
 class GatherArgs(ctypes.Structure):

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import quantized
-from kvasir_runtime.kernels.gpu import silu_mul, small_gemm, tuning_table
+from kvasir_runtime.kernels.gpu import act_and_mul, small_gemm, tuning_table
 from kvasir_runtime.kernels.gpu.dequant import e4m3, nibbles, offset, ones
 from kvasir_runtime.kernels.gpu.options import options
 from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
@@ -136,7 +136,7 @@ def many(layer: GroupScaledLinear, x: Tensor) -> Tensor:
         torch.mm(x, piece.t(), out=out[:, first : first + piece.shape[0]])
     if layer.bias is not None:
         out += layer.bias
-    return silu_mul.launch(out) if layer.plan.shape.gated else out
+    return act_and_mul.launch(out, "silu") if layer.plan.shape.gated else out
 
 
 def unpacked(layer: GroupScaledLinear, first: int, count: int, dtype: torch.dtype) -> Tensor:

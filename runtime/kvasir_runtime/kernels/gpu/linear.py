@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import linear as operation
-from kvasir_runtime.kernels.gpu import fp8, group_scaled_gemm, silu_mul, small_gemm, tuning_table
+from kvasir_runtime.kernels.gpu import act_and_mul, fp8, group_scaled_gemm, small_gemm, tuning_table
 from kvasir_runtime.kernels.gpu.dequant import e4m3
 from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
 from kvasir_runtime.kernels.linear import Linear, Weight
@@ -56,7 +56,7 @@ def gated(weight: Weight, bias: Tensor | None) -> Linear:
 def _built(weight: Weight, bias: Tensor | None, *, gated: bool) -> Linear:
     if not takes(weight, gated=gated):
         product = operation.unpacked(weight, bias)
-        return (lambda x: silu_mul.launch(product(x))) if gated else product
+        return (lambda x: act_and_mul.launch(product(x), "silu")) if gated else product
     if isinstance(weight, QuantizedWeight):
         return (
             of_rows(weight, bias, gated=gated)
@@ -98,7 +98,7 @@ def streamed(weight: Tensor, units: Tensor | None, bias: Tensor | None, *, gated
         units=units,
         bias=bias,
         plan=small_gemm.plan(product, shape, card.processors, card.shared_bytes, weight.device),
-        many=(lambda x: silu_mul.launch(many(x))) if gated else many,
+        many=(lambda x: act_and_mul.launch(many(x), "silu")) if gated else many,
     )
 
 

@@ -62,7 +62,7 @@ def _by_expert(tensor: Tensor | None, experts: int) -> Tensor | None:
 
 
 def product(x: Tensor, weight: Bank, lists: Lists, out: Tensor, chosen: MoeTiles, *, rows_of: int, gated: bool) -> None:
-    """One grouped product: out[pair] of row pair // rows_of of x, silu_mul'ed (gated) or times the pair's share.
+    """One grouped product: out[pair] of row pair // rows_of of x, gated or times the pair's share.
 
     x: (rows, inputs); weight: of outputs, or twice as many if gated, by inputs; out: (pairs, outputs)
     """

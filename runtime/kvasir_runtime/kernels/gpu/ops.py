@@ -6,17 +6,16 @@ import torch
 
 from kvasir_runtime.kernels import argmax, copy_blocks, embedding, quantize
 from kvasir_runtime.kernels.gpu import (
+    act_and_mul,
     append_ids,
     attention,
     bitmask,
-    gelu_mul,
     linear,
     moe,
     penalties,
     rms_norm,
     rope,
     sample,
-    silu_mul,
     split_qkv,
     step_inputs,
     tuning_table,
@@ -36,8 +35,7 @@ TRITON = Ops(
     write_kv=write_kv.launch,
     split_qkv=split_qkv.launch,
     attention=attention.launch,
-    silu_mul=silu_mul.launch,
-    gelu_mul=gelu_mul.launch,
+    act_and_mul=act_and_mul.launch,
     sample=sample.launch,
     argmax=argmax.reference,
     copy_blocks=copy_blocks.reference,

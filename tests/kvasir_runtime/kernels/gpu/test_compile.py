@@ -98,9 +98,10 @@ def test_rows_compile(hopper: Hopper) -> None:
     TRITON.rms_norm(hidden, None, hidden[0], 1e-5)
     TRITON.rms_norm(torch.zeros(3, 40, 128, dtype=BFLOAT16), None, torch.zeros(40, 128, dtype=BFLOAT16), 1e-5)
     TRITON.rms_norm(hidden, None, torch.zeros(4096), 1e-5)
-    TRITON.silu_mul(torch.zeros(3, 2 * 14336, dtype=BFLOAT16))
-    TRITON.gelu_mul(torch.zeros(3, 2 * 14336, dtype=BFLOAT16))
-    assert {"_rms_norm", "_silu_mul", "_gelu_mul"} <= set(hopper.loaded)
+    for activation in ("silu", "gelu"):
+        TRITON.act_and_mul(torch.zeros(3, 2 * 14336, dtype=BFLOAT16), activation)
+    assert "_rms_norm" in hopper.loaded
+    assert len(hopper.loaded["_act_and_mul"]) >= 2
 
 
 def test_what_surrounds_a_step_compiles(hopper: Hopper) -> None:
