@@ -15,13 +15,15 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.reference import REFERENCE
 
 
-def ops_for(device: torch.device) -> Ops:
+def ops_for(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     """The table for a device. Without triton CUDA takes the reference, as a fallback.
+
+    batch_invariant: prefer kernels whose results do not depend on the batch; `Ops.invariant_dtypes` says where.
 
     TRITON_INTERPRET=1 gives the Triton kernels to a CPU too, slowly: the whole engine can be tried on them.
     """
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return cpu_ops()
+        return cpu_ops(batch_invariant=batch_invariant)
     try:
         from kvasir_runtime.kernels.gpu.ops import triton_ops
     except ImportError as error:

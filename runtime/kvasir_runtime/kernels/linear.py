@@ -60,19 +60,24 @@ def unpacked(weight: Weight, bias: Tensor | None) -> Linear:
 
 
 def cpu(weight: Weight, bias: Tensor | None) -> Linear:
-    """The product with the weight in oneDNN's own layout, where this build of torch and this CPU have it."""
+    """The product with the weight in oneDNN's own layout, where this build of torch and this CPU have it.
+
+    In float32 a row has the same bits in every batch.
+    """
     if isinstance(weight, QuantizedWeight):
-        return quantized.plain(weight, bias)
+        return quantized.plain(weight, bias, lambda x, tile: _lone_row_twice(lambda rows: product(rows, tile), x))
     if not packs(weight.dtype):
         return reference(weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 -- torch has no public name
-    product = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 -- for them
+    pointwise = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 -- for them
 
     def linear(x: Tensor) -> Tensor:
-        out: Tensor = product(x, packed, bias, "none", [], "")
+        out: Tensor = pointwise(x, packed, bias, "none", [], "")
         return out
 
-    return linear
+    if weight.dtype != torch.float32 or _adds_alike(linear, weight.shape[1]):
+        return linear
+    return functools.partial(_lone_row_twice, linear)
 
 
 def with_rows(linear: Linear | None) -> RowLookup | None:
@@ -89,6 +94,20 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # noqa: SLF001
     return out
+
+
+def _lone_row_twice(multiply: Linear, x: Tensor) -> Tensor:
+    """multiply(x), where a lone row in float32 has the bits that it has beside others.
+
+    On AVX-512 oneDNN adds the products of one row of some 3,000 columns in another order than those of several rows.
+    """
+    return multiply(x.expand(2, -1).contiguous())[:1] if x.shape[0] == 1 and x.dtype == torch.float32 else multiply(x)
+
+
+def _adds_alike(multiply: Linear, columns: int) -> bool:
+    """Whether oneDNN adds the products of one row of this layer in the order of several; looked at once, at start."""
+    rows = torch.randn(2, columns, generator=torch.Generator().manual_seed(0))
+    return torch.equal(multiply(rows[:1].clone()), multiply(rows)[:1])
 
 
 @functools.cache

@@ -24,6 +24,7 @@ class Ops:
     fallback: why this table serves and not the faster one that the device has, empty when it is the one.
     decoder_step: a whole forward pass as one operation, None where the backend has none.
     set_threads: compute with so many threads of the host from now on.
+    invariant_dtypes: compute types in which a token's result has the same bits whatever else its step computes.
     """
 
     name: str
@@ -48,3 +49,4 @@ class Ops:
     quantize: Quantize
     decoder_step: BuildDecoderStep | None = None
     set_threads: Callable[[int], None] = torch.set_num_threads
+    invariant_dtypes: tuple[torch.dtype, ...] = ()

@@ -170,7 +170,9 @@ def reference(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor]
     return product
 
 
-def plain(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def plain(
+    weight: QuantizedWeight, bias: Tensor | None, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
+) -> Callable[[Tensor], Tensor]:
     """The same in x's type, a tile of rows at a time: for devices without kernels of ours. Saves memory, not time."""
     rows, columns = weight.shape
     step = max(_TILE // columns, 1)
@@ -179,7 +181,7 @@ def plain(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor], Te
         out = x.new_empty(x.shape[0], rows)
         for first in range(0, rows, step):
             tile = dequantized(weight.rows(first, min(step, rows - first)), x.dtype)
-            out[:, first : first + step] = F.linear(x, tile)
+            out[:, first : first + step] = multiply(x, tile)
         return out if bias is None else out.add_(bias)
 
     return product

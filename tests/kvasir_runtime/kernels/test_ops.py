@@ -27,7 +27,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPP = cpu_ops()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Quantizing and whole steps have tests of their own: cpu/test_quantize.py, runner/test_whole_step.py.
-NOT_COMPARED = ("name", "fallback", "quantize", "decoder_step", "set_threads")
+NOT_COMPARED = ("name", "fallback", "quantize", "decoder_step", "set_threads", "invariant_dtypes")
 OPERATIONS = [field.name for field in fields(Ops) if field.name not in NOT_COMPARED]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
 IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask", "append_ids"}
@@ -51,7 +51,8 @@ def test_operation_agrees_with_the_reference(table: Ops, operation: str) -> None
                 atol = 0.01 * products * float(wanted[0].abs().max())
                 torch.testing.assert_close(got[0], wanted[0], atol=atol, rtol=0)
             else:
-                assert_same(wanted, got)
+                # A table of torch's operations and the reference decode to float32 and sum in orders of their own.
+                assert_same(wanted, got, errors=2 if any(isinstance(arg, QuantizedWeight) for arg in case) else 1)
 
 
 def rounds(table: Ops, case: tuple[object, ...]) -> bool:
@@ -103,7 +104,8 @@ def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor
     return [tensor.cpu() for tensor in (*returned, *changed) if tensor is not None]
 
 
-def assert_same(wanted: list[Tensor], got: list[Tensor]) -> None:
+def assert_same(wanted: list[Tensor], got: list[Tensor], errors: int = 1) -> None:
+    """errors: of so many the difference may be the sum."""
     assert len(wanted) == len(got)
     for want, have in zip(wanted, got, strict=True):
         assert want.shape == have.shape
@@ -113,7 +115,7 @@ def assert_same(wanted: list[Tensor], got: list[Tensor]) -> None:
             torch.testing.assert_close(kv_quant.numbers(have), kv_quant.numbers(want), atol=atol, rtol=rtol)
         elif want.is_floating_point():
             atol, rtol = TOLERANCE[want.dtype]
-            torch.testing.assert_close(have, want, atol=atol, rtol=rtol)
+            torch.testing.assert_close(have, want, atol=atol * errors, rtol=rtol)
         else:
             assert want.tolist() == have.tolist()
 

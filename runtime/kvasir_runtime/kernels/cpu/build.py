@@ -62,7 +62,14 @@ def digest(folder: Path = FOLDER) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def build(target: Path = LIBRARY, folder: Path = FOLDER, only: Sequence[str] = (), flags: Sequence[str] = ()) -> Path:
+def build(
+    target: Path = LIBRARY,
+    folder: Path = FOLDER,
+    *,
+    only: Sequence[str] = (),
+    variants: Sequence[str] = tuple(VARIANTS),
+    flags: Sequence[str] = (),
+) -> Path:
     """Compile and link into target, which is replaced as a whole. Raises BuildError with one line.
 
     only: beginnings of the names of *.isa.cpp files to compile, for work on one of them; empty takes all.
@@ -70,7 +77,7 @@ def build(target: Path = LIBRARY, folder: Path = FOLDER, only: Sequence[str] = (
     """
     compiler = [*_compiler(), *flags]
     with tempfile.TemporaryDirectory(prefix="kvasir-cpu-") as scratch:
-        jobs = list(_jobs(compiler, folder, Path(scratch), only))
+        jobs = list(_jobs(compiler, folder, Path(scratch), only, variants))
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, (command for command, _ in jobs)))
         linked = Path(scratch) / target.name
@@ -118,7 +125,9 @@ def _compiler() -> list[str]:
     return found
 
 
-def _jobs(compiler: list[str], folder: Path, scratch: Path, only: Sequence[str]) -> list[tuple[list[str], Path]]:
+def _jobs(
+    compiler: list[str], folder: Path, scratch: Path, only: Sequence[str], variants: Sequence[str]
+) -> list[tuple[list[str], Path]]:
     """A command and its object file for each source and variant, the longest first."""
     plain, special = [], []
     for path in sorted(folder.glob("*.cpp"), key=lambda p: -p.stat().st_size):
@@ -126,8 +135,10 @@ def _jobs(compiler: list[str], folder: Path, scratch: Path, only: Sequence[str])
         if not path.name.endswith(".isa.cpp"):
             plain.append(([*base, f'-DKVASIR_SOURCES="{digest(folder)}"'], path.stem))
         elif not only or path.name.startswith(tuple(only)):
-            for name, flags in VARIANTS.items():
-                special.append(([*base, *FLAGS_ISA, *flags, f"-DKVASIR_ISA={name}"], f"{path.stem}.{name}"))
+            special += [
+                ([*base, *FLAGS_ISA, *VARIANTS[name], f"-DKVASIR_ISA={name}"], f"{path.stem}.{name}")
+                for name in variants
+            ]
     named = ((command, scratch / f"{name}.o") for command, name in special + plain)
     return [([*command, "-o", str(output)], output) for command, output in named]
 
@@ -153,7 +164,7 @@ def main(arguments: list[str]) -> int:
     if given.if_stale and is_fresh(given.output, given.sources):
         return 0
     try:
-        sys.stdout.write(f"built {build(given.output, given.sources, given.only)}\n")
+        sys.stdout.write(f"built {build(given.output, given.sources, only=given.only)}\n")
     except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -31,13 +31,6 @@ KVASIR_API const char* kvasir_isa() {
   return "";
 }
 
-namespace kvasir {
-namespace {
-int use_amx = 0;
-}
-bool amx_in_use() { return __atomic_load_n(&use_amx, __ATOMIC_RELAXED); }
-}  // namespace kvasir
-
 // 1 where the processor multiplies tiles of bfloat16 and the system grants this process their state, else 0.
 KVASIR_API int kvasir_amx() {
 #if defined(KVASIR_AMX_EMULATED)
@@ -55,5 +48,3 @@ KVASIR_API int kvasir_amx() {
   return 0;
 #endif
 }
-
-KVASIR_API void kvasir_use_amx(int wanted) { __atomic_store_n(&kvasir::use_amx, wanted, __ATOMIC_RELAXED); }

@@ -20,10 +20,15 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """The loaded library; isa is the variant in use, such as avx512_bf16."""
+    """The loaded library.
+
+    isa: the variant in use, such as avx512_bf16. amx: weights are packed for AMX, which computes bfloat16 products of
+    16 rows and more in another order than the variant does.
+    """
 
     isa: str
     handle: ctypes.CDLL
+    amx: bool = False
 
     def function(self, name: str, *types: Any) -> Function:
         """The variant's kvasir_<name>, which takes arguments of these ctypes and returns nothing.

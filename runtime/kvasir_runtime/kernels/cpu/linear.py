@@ -9,7 +9,7 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -44,6 +44,7 @@ class LinearStruct(ctypes.Structure):
         ("group", _COUNT),
         ("kind", _INT),
         ("gated", _INT),
+        ("amx", _INT),
     )
 
 
@@ -83,23 +84,19 @@ class Packed:
         return out
 
 
-def use_amx(library: Library) -> str:
-    """Let bfloat16 products of 16 rows and more run on AMX where the processor has it, after a look at its results.
+def with_amx(library: Library) -> tuple[Library, str]:
+    """The library with AMX, where the processor has it and its products agree with those of AVX-512.
 
-    Returns what a banner adds to the variant's name: "+amx", "" without AMX, or why it is not used.
+    Beside it what a banner adds to the variant's name: "+amx", "" without AMX, or why it is not used.
     """
     if not library.has("pack_bf16") or not library.handle.kvasir_amx():
-        return ""
+        return library, ""
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (112, 75))
-    layer = packed(library, weight, None)
-    library.handle.kvasir_use_amx(0)
-    wanted = layer(x)
-    library.handle.kvasir_use_amx(1)
-    if torch.allclose(layer(x).float(), wanted.float(), rtol=2**-6, atol=2**-6):
-        return "+amx"
-    library.handle.kvasir_use_amx(0)
-    return " without AMX, whose products were wrong,"
+    wanted, found = (packed(replace(library, amx=amx), weight, None)(x).float() for amx in (False, True))
+    if torch.allclose(found, wanted, rtol=2**-6, atol=2**-6):
+        return replace(library, amx=True), "+amx"
+    return library, " without AMX, whose products were wrong,"
 
 
 def takes(library: Library, weight: Weight) -> bool:
@@ -154,6 +151,7 @@ def packed(
         tiles=tiles,
         kind=BFLOAT16_WEIGHTS,
         gated=gated,
+        amx=library.amx,
     )
     return made(library, struct, (target,) if biases is None else (target, biases))
 

@@ -1,19 +1,14 @@
 // The product with a bfloat16 weight by AMX, for 16 rows and more: the layout's lines are the rows of AMX's second tile.
 //
-// Sums are float32 but not those of the AVX-512 instruction: AMX adds 16 even and 16 odd products of k apart. On
-// processors with AMX a token's bits therefore depend on whether its step has 16 rows or more, and on nothing else.
-// Used only after cpu/linear.py has compared it with the other kernel. KVASIR_AMX_EMULATED replaces the tiles by
-// arrays, to test everything but the instructions where there are none.
+// Sums are float32 but not those of the AVX-512 instruction: AMX adds 16 even and 16 odd products of k apart. A token's
+// bits therefore depend on whether its step has 16 rows or more. `Linear::amx` permits this kernel weight by weight, so
+// that no result depends on what else the process computed. KVASIR_AMX_EMULATED replaces the tiles by arrays, to test
+// everything but the instructions where there are none.
 #pragma once
 
 #include "linear_tile.h"
 
 #ifdef __AVX512BF16__
-namespace kvasir {
-// Whether AMX is to be used: the processor has it, the system grants it, and the comparison went well.
-bool amx_in_use();
-}  // namespace kvasir
-
 namespace KVASIR_ISA {
 
 struct alignas(64) TileConfig {
@@ -63,7 +58,7 @@ inline void tile_copy(int t, uint8_t* memory, int64_t stride, bool load) {
 constexpr int64_t AMX_ROWS = 16, AMX_K = 32;
 
 inline bool takes_amx(const Linear& w, const Product& p) {
-  return p.rows >= AMX_ROWS && w.k % AMX_K == 0 && kvasir::amx_in_use();
+  return w.amx && p.rows >= AMX_ROWS && w.k % AMX_K == 0;
 }
 
 // Tiles 0 to 3 are sums, of rows a (16) and b (`low` of them) times two tiles of the weight; 4 and 5 rows, 6 and 7 weights.

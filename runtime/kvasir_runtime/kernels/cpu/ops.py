@@ -55,20 +55,26 @@ CPU = Ops(
     step_inputs=step_inputs.reference,
     append_ids=append_ids.reference,
     quantize=quantize.reference,
+    invariant_dtypes=(torch.float32,),
 )
 
 
-def cpu_ops() -> Ops:
-    """CPU with C++ kernels for what has one; without the library torch's, as a fallback."""
+def cpu_ops(*, batch_invariant: bool = False) -> Ops:
+    """CPU with C++ kernels for what has one; without the library torch's, as a fallback.
+
+    batch_invariant: no kernel whose sums depend on the number of rows, which leaves AMX aside.
+    """
     found = library.library()
     if found is None:
         return replace(CPU, fallback=library.absence())
+    found, amx = (found, "") if batch_invariant else packing.with_amx(found)
+    one_path = found.has("pack_bf16") and not found.amx
     made = cpu_kernels(found)
     product = packing.packed_linear(found, linear.cpu)
     both = packing.packed_linear(found, gated.composed(linear.cpu, made.act_and_mul, "silu"), gated=True)
     return replace(
         CPU,
-        name=f"cpu {found.isa}{packing.use_amx(found)}",
+        name=f"cpu {found.isa}{amx}",
         embedding=made.embedding,
         linear=product,
         gated=both,
@@ -81,6 +87,7 @@ def cpu_ops() -> Ops:
         quantize=cpu_quantize.in_cpp(found),
         decoder_step=partial(decoder_step, found),
         set_threads=partial(_set_threads, found),
+        invariant_dtypes=(torch.float32, torch.bfloat16) if one_path else (torch.float32,),
     )
 
 

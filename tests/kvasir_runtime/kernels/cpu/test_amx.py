@@ -1,4 +1,4 @@
-"""AMX products with the tiles emulated by arrays: all but the instructions, on any processor with bfloat16 products."""
+"""AMX products, by the processor or with tiles emulated by arrays: all but the instructions, wherever bfloat16 is."""
 
 import ctypes
 
@@ -9,33 +9,37 @@ from kvasir_runtime.kernels.cpu import build, linear
 from kvasir_runtime.kernels.cpu.library import Library
 
 SHAPES = [(16, 32), (112, 96), (100, 64), (7, 32), (200, 768)]
+FLOAT32_UNIT, BFLOAT16_UNIT = 2**-24, 2**-8
+"""Largest relative error of one rounding."""
 
 
-@pytest.fixture(scope="module")
-def emulated(cpu_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """A library of its own, whose processor claims to have AMX."""
+@pytest.fixture(scope="module", params=["emulated", "processor"])
+def library(request: pytest.FixtureRequest, cpu_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """With AMX in use; emulated in a library of its own, whose processor claims to have it."""
     if not cpu_library.has("pack_bf16"):
         pytest.skip(f"{cpu_library.isa} has no bfloat16 products")
+    if request.param == "processor":
+        found, _ = linear.with_amx(cpu_library)
+        if not found.amx:
+            pytest.skip("this processor has no AMX")
+        return found
     target = tmp_path_factory.mktemp("amx") / "libkvasir.so"
-    build.build(target, only=("linear",), flags=("-DKVASIR_AMX_EMULATED",))
-    library = Library(isa=cpu_library.isa, handle=ctypes.CDLL(str(target)))
-    library.start(2)
-    return library
-
-
-def test_it_is_used_after_its_results_were_compared(emulated):
-    assert linear.use_amx(emulated) == "+amx"
+    build.build(target, only=("linear",), variants=[cpu_library.isa], flags=["-DKVASIR_AMX_EMULATED"])
+    emulated = Library(isa=cpu_library.isa, handle=ctypes.CDLL(str(target)))
+    emulated.start(2)
+    found, name = linear.with_amx(emulated)
+    assert (found.amx, name) == (True, "+amx")
+    return found
 
 
 @pytest.mark.parametrize(("outputs", "k"), SHAPES)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("rows", [16, 17, 32, 33, 63, 300])
-def test_tiles_give_the_product(emulated, outputs, k, gated, rows):
-    assert linear.use_amx(emulated) == "+amx"
+def test_tiles_give_the_product(library: Library, outputs: int, k: int, gated: bool, rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
     outputs += gated and outputs % 2
     weight, bias, x = (torch.randn(*n, generator=generator).bfloat16() for n in ((outputs, k), (outputs,), (rows, k)))
-    out = linear.packed(emulated, weight, bias, gated=gated)(x)
+    out = linear.packed(library, weight, bias, gated=gated)(x)
     exact = x.double() @ weight.double().T + bias.double()
     if gated:
         gate, up = exact.chunk(2, dim=1)
@@ -43,17 +47,40 @@ def test_tiles_give_the_product(emulated, outputs, k, gated, rows):
     torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
 
 
-def test_few_rows_and_odd_widths_are_left_to_the_other_kernel(emulated):
+def test_few_rows_and_odd_widths_are_left_to_the_other_kernel(library: Library) -> None:
+    without = Library(isa=library.isa, handle=library.handle)
     for rows, k in ((15, 64), (40, 33)):
-        layer = linear.packed(emulated, torch.randn(50, k).bfloat16(), None)
-        x = torch.randn(rows, k).bfloat16()
-        assert linear.use_amx(emulated) == "+amx"
-        out = layer(x)
-        emulated.handle.kvasir_use_amx(0)
-        assert torch.equal(layer(x), out)
+        weight, x = torch.randn(50, k).bfloat16(), torch.randn(rows, k).bfloat16()
+        assert torch.equal(linear.packed(library, weight, None)(x), linear.packed(without, weight, None)(x))
 
 
-def test_a_processor_without_it_is_not_asked(cpu_library):
-    if cpu_library.handle.kvasir_amx():
+@pytest.mark.parametrize(("outputs", "k"), [(3584, 768), (768, 3584), (100, 8192)])
+def test_a_row_of_any_batch_is_as_near_as_two_orders_of_a_sum_can_be(library: Library, outputs: int, k: int) -> None:
+    """Products of bfloat16 are exact in float32, so k additions err by k units of their magnitude, in either order, and
+    each result is rounded once."""
+    generator = torch.Generator().manual_seed(3)
+    weight, x = (torch.randn(rows, k, generator=generator).bfloat16() for rows in (outputs, 200))
+    layer = linear.packed(library, weight, None)
+    alone = torch.cat([layer(row) for row in x.split(1)]).double()
+    sums = k * FLOAT32_UNIT / (1 - k * FLOAT32_UNIT) * (x.double().abs() @ weight.double().abs().T)
+    for rows in (2, 15, 16, 17, 33, 200):
+        out = layer(x[:rows]).double()
+        bound = 2 * (sums[:rows] + BFLOAT16_UNIT * torch.maximum(out.abs(), alone[:rows].abs()))
+        assert ((out - alone[:rows]).abs() <= bound).all()
+        if rows < 16:
+            assert torch.equal(out, alone[:rows])
+
+
+def test_a_weight_packed_without_it_has_the_same_bits_in_every_batch(library: Library) -> None:
+    """What other weights of the process use does not matter."""
+    weight, x = torch.randn(112, 768).bfloat16(), torch.randn(40, 768).bfloat16()
+    layer = linear.packed(Library(isa=library.isa, handle=library.handle), weight, None)
+    alone = torch.cat([layer(row) for row in x.split(1)])
+    linear.packed(library, weight, None)(x)
+    assert torch.equal(layer(x), alone)
+
+
+def test_a_processor_without_it_is_not_asked(cpu_library: Library) -> None:
+    if cpu_library.has("pack_bf16") and cpu_library.handle.kvasir_amx():
         pytest.skip("this one has it")
-    assert linear.use_amx(cpu_library) == ""
+    assert linear.with_amx(cpu_library) == (cpu_library, "")
