@@ -119,6 +119,10 @@ class RuntimeOptions(Options):
         True,
         "Record decode steps as CUDA graphs, which launches each of them in one call; without, every operation is launched by itself.",
     )
+    batch_invariant: bool = option(
+        False,
+        "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where the kernels cannot, as on CUDA.",
+    )
     max_batch_tokens: int = option(
         0,
         "Tokens computed in one step over all requests; 0 takes 8192 on CUDA and 512 on a CPU, there fewer while answers wait for a step, so that it takes about 0.1 seconds.",

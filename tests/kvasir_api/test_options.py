@@ -17,6 +17,7 @@ CHANGED = {
     "block_size": 32,
     "prefix_cache": False,
     "cuda_graphs": False,
+    "batch_invariant": True,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,

@@ -55,7 +55,7 @@ def build(
     start = time.monotonic()
     folder = source.resolve(options.model)
     device = placement.choose_device(options.device)
-    ops = ops or ops_for(device)
+    ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
     if device.type == "cpu":
         host_resources.use(host_resources.num_threads(), ops)
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place

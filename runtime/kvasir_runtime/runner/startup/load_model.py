@@ -9,7 +9,7 @@ import torch
 
 from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.errors import CapacityError
+from kvasir_runtime.errors import CapacityError, StartError
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -48,6 +48,7 @@ def load_model(
     spec = family.spec(config)
     limit = capacity.sequence_limit(options.max_model_len, config.max_position_embeddings)
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
+    _check_batch_invariant(options, dtype, ops)
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
     on_gpu = device.type == "cuda"
     formats = quant_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
@@ -71,6 +72,16 @@ def load_model(
         weights_bytes=weights_bytes,
         quantization=quant_formats.described(formats),
     )
+
+
+def _check_batch_invariant(options: ServeOptions, dtype: torch.dtype, ops: Ops) -> None:
+    """Reject the option where the kernels cannot compute a token with the same bits in every batch."""
+    if not options.batch_invariant or dtype in ops.invariant_dtypes:
+        return
+    able = " and ".join(str(one).removeprefix("torch.") for one in ops.invariant_dtypes)
+    name = str(dtype).removeprefix("torch.")
+    instead = f"set --dtype to {able}, or leave the option out" if able else "leave the option out"
+    raise StartError(f"--batch-invariant is not possible in {name} with the kernels of {ops.name}: {instead}")
 
 
 def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> None:
