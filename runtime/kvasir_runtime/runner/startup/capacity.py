@@ -81,6 +81,18 @@ def check_forecast(
         raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")
 
 
+def check_cache(tokens: int, token_bytes: int, weights_bytes: int, limit_bytes: int) -> None:
+    """Reject a KV cache of a given size that can never fit, whether or not the kernel would promise the memory.
+
+    tokens: 0 where the size follows from the memory. limit_bytes: most that this process may use. Raises CapacityError.
+    """
+    if tokens and tokens * token_bytes + weights_bytes > limit_bytes:
+        raise CapacityError(
+            f"a KV cache of {tokens:,} tokens takes {_mib(tokens * token_bytes)} and the weights {_mib(weights_bytes)},"
+            f" but this process may use {_mib(limit_bytes)}; lower --kv-cache-tokens or raise the container's memory"
+        )
+
+
 def sequence_limit(wanted: int, positions: int) -> int:
     """max_model_len: what was asked for, or with 0 what the model was made for.
 

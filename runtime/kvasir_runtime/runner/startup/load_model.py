@@ -10,6 +10,7 @@ import torch
 from kvasir_api import forecast
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import CapacityError, StartError
+from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
@@ -59,6 +60,8 @@ def load_model(
     cache_dtype = placement.choose_cache_dtype(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
     )
+    token_bytes = spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype))
+    capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device))
     with torch.inference_mode():
         on_read = _loading_progress(on_progress, start)
         tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize)
@@ -97,6 +100,11 @@ def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> Non
         raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit:,} are there")
 
 
+def _limit_bytes(device: torch.device) -> int:
+    """Most memory that this process may use on the device."""
+    return host_resources.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+
+
 def _check_forecast(
     options: ServeOptions, folder: Path, device: torch.device, dtype: torch.dtype, weights_bytes: int
 ) -> None:
@@ -108,10 +116,9 @@ def _check_forecast(
         return
     if model.weights_bytes(name, options.quantization) > weights_bytes:
         return
-    limit = host_resources.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
     capacity.check_forecast(
         model,
-        limit_bytes=limit,
+        limit_bytes=_limit_bytes(device),
         fraction=options.memory_fraction,
         dtype=name,
         asked=options.max_model_len,

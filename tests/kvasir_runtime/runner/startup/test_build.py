@@ -132,13 +132,30 @@ def test_limit_that_nobody_asked_for_shrinks_to_the_cache(folder: Path) -> None:
     [
         ({"max_model_len": 1000}, "max_model_len 1000 is more than the model's 512 positions"),
         ({"max_model_len": 400, "kv_cache_tokens": 128}, "the KV cache holds 128 tokens, less than max_model_len 400"),
-        ({"kv_cache_tokens": 1_000_000_000, "block_size": 128}, "does not fit into memory"),
     ],
 )
 def test_impossible_sizes_are_one_line(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(StartError, match=message) as caught:
         built(folder, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_no_host_can_hold_is_rejected_before_weights_are_read(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "wide", Shape(num_layers=8, num_heads=8, num_kv_heads=8, head_dim=64))
+    said: list[Progress] = []
+    with pytest.raises(StartError, match=r"a KV cache of 1,000,000,000 tokens takes .* this process may use") as caught:
+        built(folder, said, kv_cache_tokens=1_000_000_000, block_size=128, dtype="float32")
+    assert "\n" not in str(caught.value)
+    assert said == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batch_invariance_is_promised_or_rejected_in_one_line(folder: Path, dtype: str) -> None:
+    if getattr(torch, dtype) in cpu_ops(batch_invariant=True).invariant_dtypes:
+        assert "amx" not in built(folder, kv_cache_tokens=256, dtype=dtype, batch_invariant=True).facts.kernels
+        return
+    with pytest.raises(StartError, match=r"--batch-invariant is not possible in bfloat16 .*: set --dtype to float32"):
+        built(folder, kv_cache_tokens=256, dtype=dtype, batch_invariant=True)
 
 
 def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:
