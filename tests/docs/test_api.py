@@ -54,7 +54,7 @@ def test_every_row_of_the_table_of_fields_is_a_field():
                 *ollama.GenerateRequest.model_fields,
                 *ollama.GENERATE_HARMLESS,
                 *ollama.LABELS,
-                *options.Options.model_fields,
+                *options.OllamaOptions.model_fields,
                 *options.LOADING,
                 *options.HARMLESS,
             },

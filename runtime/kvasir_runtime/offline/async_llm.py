@@ -1,4 +1,4 @@
-"""One engine process used from Python: starts it, turns prompts into jobs and jobs into outputs.
+"""One engine process used from Python: starts it, turns prompts into requests and their answers into outputs.
 
 Owned by LLM, which calls it on the event loop of its thread. Prompts pass the same checks as bodies of the HTTP API, so
 a parameter means the same in both; no port is opened.
@@ -48,7 +48,7 @@ OnPart = Callable[[Content | Reasoning], None]
 
 
 class EngineError(RuntimeError):
-    """The model cannot be loaded, or the engine failed; one line that says why."""
+    """The model cannot be loaded, or the engine failed; one line with the reason."""
 
 
 class PromptError(ValueError):
@@ -60,9 +60,9 @@ class PromptError(ValueError):
 
 
 class AsyncLLM:
-    """open() first, close() at the end whatever happened. on_progress is called while the model loads.
+    """open() first, close() at the end in any case. on_progress is called while the model loads.
 
-    defaults: what the checkpoint says where a prompt says nothing, by the names of SamplingParams.
+    defaults: of the checkpoint, for what a prompt's params do not set, by the names of SamplingParams.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AsyncLLM:
         return ready
 
     async def close(self) -> None:
-        """End the engine process and everything that waits for it."""
+        """End the engine process and all tasks that wait for it."""
         if self._grammar_validator is not None:
             await self._grammar_validator.close()
         if self._client is not None:
@@ -130,7 +130,7 @@ class AsyncLLM:
             raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
 
     async def checked(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-        """The jobs with their grammars tried out. Raises PromptError."""
+        """The requests after their grammars were compiled once. Raises PromptError."""
         assert self._grammar_validator is not None, "the session is not open"
         made = []
         for number, request in enumerate(requests):
@@ -143,7 +143,7 @@ class AsyncLLM:
     async def answers(
         self, requests: Sequence[GenerationRequest], on_output: Callable[[Output], None], num_at_once: int
     ) -> list[Output]:
-        """Outputs in the order of jobs, at most num_at_once of them in the engine at a time. Raises EngineError."""
+        """Outputs in the order of requests, at most num_at_once of them in the engine at a time. Raises EngineError."""
         gate = asyncio.Semaphore(num_at_once)
 
         async def one(request: GenerationRequest) -> Output:
@@ -158,10 +158,10 @@ class AsyncLLM:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # what was open is aborted when this returns
+            await asyncio.gather(*tasks, return_exceptions=True)  # open requests are aborted when this returns
 
     def thinking(self, request: GenerationRequest) -> GenerationRequest:
-        """The same job of a chat, whose thoughts are told apart where the model's format of them is known."""
+        """The same request of a chat, with reasoning apart from content if the model's format of it is known."""
         assert self._profile is not None, "the session is not open"
         loaded = self._profile.tokenizer
         template = loaded.template.source if loaded.template is not None else ""
@@ -192,7 +192,7 @@ class AsyncLLM:
         ]
 
     async def _last_events(self, requests: Sequence[EngineRequest], num_at_once: int) -> list[EngineOutput]:
-        """The last event of each, in their order."""
+        """The last output of each, in their order."""
         assert self._client is not None, "the session is not open"
         waiting, queue = deque(requests), EventQueue()
         running: set[str] = set()
@@ -219,9 +219,9 @@ class AsyncLLM:
     async def answer(
         self, request: GenerationRequest, on_text: OnText = lambda _index, _text: None, on_part: OnPart | None = None
     ) -> Output:
-        """One output; on_text gets each piece of text as it comes, with the index of its choice. Raises EngineError.
+        """One output; on_text gets each piece of text at once, with the index of its choice. Raises EngineError.
 
-        on_part: of a job of one choice, gets the same as parts.
+        on_part: of a request with one choice; it gets the same as parts.
         """
         assert self._client is not None, "the session is not open"
         assert self._profile is not None, "the session is not open"
@@ -239,7 +239,7 @@ class AsyncLLM:
                     if delta.text:
                         on_text(index, delta.text)
                     if on_part is not None:
-                        _tell(delta.parts, on_part)
+                        _pass_on(delta.parts, on_part)
         except EngineDeadError as gone:
             raise EngineError(str(gone)) from gone
         finally:
@@ -250,11 +250,11 @@ class AsyncLLM:
 
     async def _watch(self, client: EngineClient) -> None:
         how = await self._engine.wait()
-        await asyncio.sleep(LAST_WORDS_S)  # its own last words are better than ours
+        await asyncio.sleep(LAST_WORDS_S)  # the engine's own message, if it sends one, is better than the exit code
         client.fail(how)
 
 
-def _tell(parts: Iterable[Part], on_part: OnPart) -> None:
+def _pass_on(parts: Iterable[Part], on_part: OnPart) -> None:
     for part in parts:
         if isinstance(part, Content | Reasoning):
             on_part(part)

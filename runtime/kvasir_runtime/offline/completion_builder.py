@@ -1,4 +1,4 @@
-"""Answers on their way to being outputs. Used by the session for each event; knows no engine and no loop."""
+"""Builds the outputs of a request from what the engine returns. Called by AsyncLLM for each output of a step."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def output(
     growing: Sequence[CompletionBuilder],
     labels: TokenLabels,
 ) -> Output:
-    """All choices of a job that are shown, best first where more were drawn."""
+    """All choices of a request that are returned, best first where more were drawn."""
     return Output(
         prompt_token_ids=request.requests[0].prompt,
         cached_tokens=max(choice.cached_tokens for choice in choices),
@@ -53,7 +53,7 @@ def _completion(
 ) -> Completion:
     """Ids that came in one step with those of a stop string, but after it, are cut like their text."""
     ids = tuple(grown.token_ids[: choice.num_tokens])
-    told = request.logprobs >= 0
+    with_logprobs = request.logprobs >= 0
     return Completion(
         index=index,
         text="".join(grown.texts),
@@ -62,9 +62,9 @@ def _completion(
         logprobs=tuple(
             _at(token, one, request.logprobs, labels) for token, one in zip(ids, grown.logprobs, strict=False)
         )
-        if told
+        if with_logprobs
         else None,
-        cumulative_logprob=sum(one.logprob for one in grown.logprobs[: len(ids)]) if told else None,
+        cumulative_logprob=sum(one.logprob for one in grown.logprobs[: len(ids)]) if with_logprobs else None,
         score=grown.score if request.requests[0].beam is not None else None,
     )
 

@@ -159,9 +159,9 @@ class LLM:
     ) -> list[GenerationRequest]:
         if self._closed:
             raise EngineError("this LLM is closed")
-        asked = (params or SamplingParams()).fields(chat=chat)
+        given = (params or SamplingParams()).fields(chat=chat)
         requests = [
-            self._llm.request({**asked, **body}, chat=chat, number=number) for number, body in enumerate(bodies)
+            self._llm.request({**given, **body}, chat=chat, number=number) for number, body in enumerate(bodies)
         ]
         return self._run(self._llm.checked(requests))
 

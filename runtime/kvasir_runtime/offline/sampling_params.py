@@ -20,12 +20,12 @@ class SamplingParams(sampling_fields.SamplingFields):
 
     def fields(self, *, chat: bool) -> dict[str, Any]:
         """The fields of a body. Those that were not set are left out, as the model may have defaults of its own."""
-        asked = self.model_dump(exclude_unset=True)
-        if "logit_bias" in asked:
-            asked["logit_bias"] = {str(token_id): bias for token_id, bias in self.logit_bias}
-        if chat and "logprobs" in asked:
-            asked |= {"logprobs": True, "top_logprobs": self.logprobs}
-        return asked
+        given = self.model_dump(exclude_unset=True)
+        if "logit_bias" in given:
+            given["logit_bias"] = {str(token_id): bias for token_id, bias in self.logit_bias}
+        if chat and "logprobs" in given:
+            given |= {"logprobs": True, "top_logprobs": self.logprobs}
+        return given
 
 
 class BeamSearchParams(StrictModel):
@@ -43,5 +43,5 @@ class BeamSearchParams(StrictModel):
 
     def sampling(self) -> SamplingParams:
         """The same as parameters of a request."""
-        asked = self.model_dump(exclude={"beam_width"})
-        return SamplingParams(**asked, n=self.beam_width, use_beam_search=True)
+        given = self.model_dump(exclude={"beam_width"})
+        return SamplingParams(**given, n=self.beam_width, use_beam_search=True)

@@ -22,7 +22,7 @@ from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
 from kvasir_runtime.frontend.protocol.validation import StrictModel
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.ollama import options as ollama_options
-from kvasir_runtime.server.api.ollama.options import Options
+from kvasir_runtime.server.api.ollama.options import OllamaOptions
 from kvasir_runtime.server.api.pooling.prepare import PooledRequest, pooled_request
 from kvasir_runtime.wire import EngineOutput, PoolingConfig
 
@@ -43,7 +43,7 @@ def _texts(value: Any) -> Any:
 
 class _Request(StrictModel):
     model: str = Field(min_length=1, max_length=512)
-    options: Annotated[Options, BeforeValidator(ollama_options.known)] = Options()
+    options: Annotated[OllamaOptions, BeforeValidator(ollama_options.known)] = OllamaOptions()
 
     def asked(self, profile: ModelProfile, texts: Sequence[str], **more: Any) -> EmbeddingInputs:
         """The same as a body of /v1/embeddings. Raises Refused."""

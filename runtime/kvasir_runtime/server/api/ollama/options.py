@@ -55,7 +55,7 @@ def _described(schema: dict[str, Any]) -> None:
     schema["properties"] |= {f"mirostat_{name}": {} for name in ("eta", "tau")}
 
 
-class Options(NullableModel):
+class OllamaOptions(NullableModel):
     """num_predict: -1 and -2 mean all that fits. num_ctx: at most the context that is served."""
 
     model_config = ConfigDict(json_schema_extra=_described)

@@ -19,7 +19,7 @@ from kvasir_runtime.frontend.protocol.validation import StrictModel
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.nullable_model import NullableModel
 from kvasir_runtime.server.api.ollama import options as ollama_options
-from kvasir_runtime.server.api.ollama.options import Options
+from kvasir_runtime.server.api.ollama.options import OllamaOptions
 
 LABELS: Final = frozenset({"keep_alive"})
 """How long Ollama keeps a model in memory: here a model is served as long as the server lives."""
@@ -88,7 +88,7 @@ class Request(StrictModel):
 
     model: str = Field(min_length=1, max_length=512)
     stream: bool = True
-    options: Annotated[Options, BeforeValidator(ollama_options.known)] = Options()
+    options: Annotated[OllamaOptions, BeforeValidator(ollama_options.known)] = OllamaOptions()
     format: Literal["", "json"] | dict[str, Any] = ""
     think: bool | str | None = None
     logprobs: bool = False

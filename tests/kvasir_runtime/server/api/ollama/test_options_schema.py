@@ -7,14 +7,14 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.server.api.ollama.options import Options, known
+from kvasir_runtime.server.api.ollama.options import OllamaOptions, known
 
-SCHEMA = Options.model_json_schema()
+SCHEMA = OllamaOptions.model_json_schema()
 
 
 def taken(value: dict[str, Any]) -> bool:
     try:
-        TypeAdapter(Options).validate_python(known(value))
+        TypeAdapter(OllamaOptions).validate_python(known(value))
     except (Refused, ValidationError):
         return False
     return True
