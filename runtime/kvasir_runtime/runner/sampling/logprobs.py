@@ -45,7 +45,7 @@ class PackedLogprobs:
 
 
 class RequestedLogprobs:
-    """How many of the most likely tokens each row wants reported, for its answer and for its prompt."""
+    """How many of the most likely tokens are reported for each row, of its answer and of its prompt."""
 
     def __init__(self) -> None:
         self._of_answer: dict[int, int] = {}

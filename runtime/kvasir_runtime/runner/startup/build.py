@@ -147,8 +147,8 @@ def _fitted(facts: RunnerFacts, options: ServeOptions, memory: capacity.Measured
     """Facts with the blocks that memory allows, and the longest sequence that they hold."""
     if not options.kv_cache_tokens:
         block_bytes = facts.kv_bytes_per_token * facts.block_size
-        asked = -(-max(options.max_model_len - 1, 0) // facts.block_size)
-        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, asked)
+        requested = -(-max(options.max_model_len - 1, 0) // facts.block_size)
+        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
         facts = replace(facts, num_blocks=num_blocks)
     longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.capacity_tokens)
     return replace(facts, max_model_len=longest)

@@ -28,11 +28,11 @@ class MeasuredMemory:
         return self.peak_bytes + self.graph_bytes
 
 
-def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, asked_blocks: int = 0) -> int:
+def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, requested_blocks: int = 0) -> int:
     """Blocks that fit into the fraction of the limit beside what is held and what a step takes.
 
-    Of shared memory only a modest part, but at least asked_blocks, those of the longest sequence that the options ask
-    for. Raises CapacityError when not even one fits.
+    Of shared memory only a modest part, but at least requested_blocks, those of the longest sequence that the options
+    request for. Raises CapacityError when not even one fits.
     """
     budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.step_bytes
     room = min(budget, int(memory.available_bytes * fraction) - memory.step_bytes)
@@ -45,7 +45,7 @@ def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, aske
         )
     if memory.shared:
         room = min(
-            room, max(forecast.shared_cache_bytes(memory.available_bytes), asked_blocks * block_bytes, block_bytes)
+            room, max(forecast.shared_cache_bytes(memory.available_bytes), requested_blocks * block_bytes, block_bytes)
         )
     return room // block_bytes
 
@@ -56,17 +56,17 @@ def check_forecast(
     limit_bytes: int,
     fraction: float,
     dtype: str,
-    asked: int,
+    requested: int,
     block_size: int,
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
 ) -> None:
     """Reject before loading what `cache_blocks` and `fitting_limit` would certainly reject after it.
 
-    asked: the option max_model_len in tokens, 0 if it was not given: then one block is enough. A step's activations are
-    left out, since they must be measured. Raises CapacityError with the numbers.
+    requested: the option max_model_len in tokens, 0 if it was not given: then one block is enough. A step's activations
+    are left out, since they must be measured. Raises CapacityError with the numbers.
     """
-    least = max(asked - 1, block_size)
+    least = max(requested - 1, block_size)
     judged = forecast.fit(
         model,
         memory_bytes=limit_bytes,
@@ -94,9 +94,9 @@ def check_cache(tokens: int, token_bytes: int, weights_bytes: int, limit_bytes: 
 
 
 def sequence_limit(wanted: int, positions: int) -> int:
-    """max_model_len: what was asked for, or with 0 what the model was made for.
+    """max_model_len: what was requested, or with 0 what the model was made for.
 
-    Raises ModelError when more is asked for than the model has positions.
+    Raises ModelError when more is requested than the model has positions.
     """
     if wanted > positions:
         raise ModelError(
@@ -105,15 +105,15 @@ def sequence_limit(wanted: int, positions: int) -> int:
     return wanted or positions
 
 
-def fitting_limit(limit: int, asked: int, capacity_tokens: int) -> int:
+def fitting_limit(limit: int, requested: int, capacity_tokens: int) -> int:
     """max_model_len that the cache can hold: one sequence must fit into it alone.
 
-    asked: the option, 0 if it was not given. Only a limit that was not given is lowered; else CapacityError. The last
-    token of an answer is never computed, so it needs no place.
+    requested: the option, 0 if it was not given. Only a limit that was not given is lowered; else CapacityError. The
+    last token of an answer is never computed, so it needs no place.
     """
     if limit <= capacity_tokens + 1:
         return limit
-    if asked:
+    if requested:
         raise CapacityError(
             f"the KV cache holds {capacity_tokens} tokens, less than max_model_len {limit};"
             " lower --max-model-len or raise --kv-cache-tokens"

@@ -25,7 +25,7 @@ from kvasir_runtime.wire import Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model whose weights are on the device. max_model_len: what was asked for, or what the model was made for.
+    """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
     quantization: which weights are stored in which format, for the banner.
     """
@@ -121,7 +121,7 @@ def _check_forecast(
         limit_bytes=_limit_bytes(device),
         fraction=options.memory_fraction,
         dtype=name,
-        asked=options.max_model_len,
+        requested=options.max_model_len,
         block_size=options.block_size,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,

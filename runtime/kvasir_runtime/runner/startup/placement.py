@@ -15,7 +15,7 @@ def choose_device(wanted: Device) -> torch.device:
     """The device of an option. auto takes CUDA when there is one; asking for CUDA without one is a CapacityError."""
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
-        raise CapacityError("device cuda was asked for, but torch finds no CUDA device")
+        raise CapacityError("device cuda was requested, but torch finds no CUDA device")
     return torch.device("cuda:0" if available and wanted != "cpu" else "cpu")
 
 
