@@ -206,7 +206,7 @@ class RolloutStatus(CrdObject):
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    rolled_back_revision: str = option("", "Revision that was given up for the last good one.", max_length=253)
+    rolled_back_revision: str = option("", "Revision that was rolled back to the last good one.", max_length=253)
     phase: Literal["Progressing", "Canary", "Held", "Paused", "RolledBack"] | None = option(
         None, "Where the rollout stands; absent when there is none."
     )

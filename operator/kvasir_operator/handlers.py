@@ -79,7 +79,7 @@ def _death(watchers: set[asyncio.Task[Any]], *, age_s: float) -> KubeError | Non
     for task in watchers:
         if task.done():
             error = None if task.cancelled() else task.exception()
-            words = f"{task.get_name()} ended: {error or 'it gave no reason'}"
+            words = f"{task.get_name()} ended: {error or 'no reason was reported'}"
             return KubeError(words, status=int(getattr(error, "status", 0) or 0))
     if len(watchers) < len(WATCHED) and age_s > COMPLETE_S:
         return KubeError(f"only {len(watchers)} of {len(WATCHED)} kinds are known to the API server", status=404)

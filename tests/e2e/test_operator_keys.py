@@ -26,7 +26,7 @@ async def test_keys_are_rotated_without_a_restart_and_without_losing_a_stream(li
     address = f"{stack.gateway_url(installed)}/v1"
     life.apply(uri="pvc://kvasir-tiny/tiny", replicas=1, autoscaling=None, auth={"secretName": "keys"})
     await life.until(lambda: life.condition("Stalled").get("reason") == "KeysMissing", "the missing Secret is told")
-    assert f"(Secret {life.namespace}/keys)" in life.condition("Ready")["message"]
+    assert f"(put an API key into Secret {life.namespace}/keys)" in life.condition("Ready")["message"]
     put(life, OLD)
     await life.until_ready()
     pods = life.uids(), restarts(life)

@@ -100,7 +100,7 @@ async def test_a_rival_is_told_of_and_does_not_make_us_write_without_end(rig):
         if await rig.events("ConflictingWriter"):
             break
     (note,) = await rig.events("ConflictingWriter")
-    assert note.startswith(f"Deployment/{name} is changed again and again by rival")
+    assert note.startswith(f"Deployment/{name} is changed repeatedly by rival")
     for number in range(20):
         await rig.client.merge(
             DEPLOYMENT, rig.namespace, name, {"spec": {"revisionHistoryLimit": 50 + number}}, manager="rival"

@@ -72,7 +72,7 @@ async def test_a_bad_canary_is_rolled_back_and_may_be_promoted(rig):
     canary.set_state(served=BAD)
     stalled = await rig.until_condition("Stalled", reason="RolledBack")
     assert stalled["message"].startswith(
-        f"revision {canary.revision} was given up for {old}: 50.0 % of its 40 requests"
+        f"revision {canary.revision} was rolled back to {old}: 50.0 % of its 40 requests"
     )
     assert len(await rig.until_pods(4, revision=old)) == 4
     (event,) = await rig.events("RolledBack")
@@ -158,7 +158,7 @@ async def test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_agai
     rig.kubelet.hold = True
     rules = {"inPlaceAfterSeconds": 1, "maxUnavailable": 0}
     await rig.apply(replicas=3, runtime=EDIT, rollout=rules, **device)
-    await strategy(rig, "Surge", "maxUnavailable 0 lets no old one leave")
+    await strategy(rig, "Surge", "maxUnavailable 0 keeps the old ones")
     assert len(rig.kubelet.of(old)) == 3
     await rig.apply(replicas=3, runtime=EDIT, rollout={**rules, "maxUnavailable": 1}, **device)
     told = await strategy(rig, "InPlace", "old ones leave first, at most 1 at a time")

@@ -64,7 +64,7 @@ class EventEmitter:
         if after.strategy == "InPlace" and seen.spec.rollout.strategy != "InPlace" and before.strategy != "InPlace":
             await self._recorder.event(service, "RollingInPlace", after.message)
         if after.rolled_back_revision and after.rolled_back_revision != before.rolled_back_revision:
-            note = f"{after.rolled_back_revision} was given up for {after.last_good_revision}: {after.message}"
+            note = f"{after.rolled_back_revision} was rolled back to {after.last_good_revision}: {after.message}"
             await self._recorder.event(service, "RolledBack", note, kind="Warning")
         if (
             after.step
@@ -80,7 +80,7 @@ class EventEmitter:
         for uid_, r in failed.items():
             if uid_ not in known:
                 pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
-                note = f"{r.name}: {r.last_words or 'it gave no reason'}"
+                note = f"{r.name}: {r.last_words or 'no reason was reported'}"
                 await self._recorder.event(service, "ReplicaFailed", note, kind="Warning", related=pod)
         if failed:
             self._failed[name] = set(failed)

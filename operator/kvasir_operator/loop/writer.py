@@ -181,8 +181,8 @@ class Writer:
             who = other_managers(await self._cluster.get(kind, *name))
         except NotFoundError:
             return
-        note = f"{kind.kind}/{name[1]} is changed again and again{f' by {who}' if who else ''}"
-        pace = f"it is restored once in {PAUSE_S:g} s from now on"
+        note = f"{kind.kind}/{name[1]} is changed repeatedly{f' by {who}' if who else ''}"
+        pace = f"the operator restores it once in {PAUSE_S:g} s from now on"
         await self._recorder.event(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
 
     async def _has_other_owner(self, kind: Kind, seen: Observed, name: str) -> bool:

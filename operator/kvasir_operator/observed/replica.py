@@ -87,7 +87,7 @@ class Replica:
     @property
     def unhealthy_words(self) -> str:
         """The kubelet's verdict on its devices, empty when they are healthy."""
-        return f"the kubelet calls {', '.join(self.unhealthy)} unhealthy" if self.unhealthy else ""
+        return f"the kubelet reports {', '.join(self.unhealthy)} as unhealthy" if self.unhealthy else ""
 
     @property
     def ops_url(self) -> str:

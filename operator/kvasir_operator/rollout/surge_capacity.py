@@ -32,7 +32,7 @@ def replacement_strategy(
     if least(wanted, bounds) < wanted:
         return "InPlace", f"{why}: old ones leave first, at most {rules.max_unavailable} at a time"
     if not rules.max_unavailable:
-        return "Surge", f"{why}, and spec.rollout.maxUnavailable 0 lets no old one leave before it"
+        return "Surge", f"{why}, and spec.rollout.maxUnavailable 0 keeps the old ones: raise it, or free an accelerator"
     return "Surge", f"{why}, and the last one that serves stays; spec.rollout.strategy InPlace would interrupt it"
 
 

@@ -67,14 +67,14 @@ def _worse(found: StatusInputs) -> list[tuple[str, str]]:
     worse = []
     if failed and serving:
         reason = "DeviceFailed" if failed.device_fault else "ReplicasFailing"
-        worse.append((reason, f"{failed.name}: {failed.last_words or 'it gave no reason'}"))
+        worse.append((reason, f"{failed.name}: {failed.last_words or 'no reason was reported'}"))
     lost = [f"{r.name} on node {r.node} is quarantined with its device: {r.last_words}" for r in found.seen.quarantined]
     lost += [f"{r.name}: {r.unhealthy_words}" for r in serving if r.unhealthy]
     worse += [("DeviceFailed", words) for words in lost]
     locked = [r for r in serving if r.reading is not None and r.reading.locked]
     if locked and (said := locked[0].reading):
-        how_many = f"{len(locked)} of {len(serving)} ready replicas let nobody in"
-        worse.append(("KeysMissing", f"{how_many}: {said.locked} (Secret {found.secret})"))
+        how_many = f"{len(locked)} of {len(serving)} ready replicas reject every request"
+        worse.append(("KeysMissing", f"{how_many}: {said.locked} ({found.missing_key})"))
     slow = [r for r in serving if r.reading is not None and r.reading.fallback]
     if slow and (said := slow[0].reading):
         message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"

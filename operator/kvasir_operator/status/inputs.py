@@ -87,10 +87,10 @@ class StatusInputs:
         return without_pod_name(failure)
 
     @property
-    def secret(self) -> str:
-        """Where the keys of clients are: namespace and name of the Secret, empty when none is asked for."""
+    def missing_key(self) -> str:
+        """What to do for clients to be accepted; empty when the spec names no Secret."""
         name = self.seen.spec.auth.secret_name
-        return f"{self.seen.namespace}/{name}" if name else ""
+        return f"put an API key into Secret {self.seen.namespace}/{name}" if name else ""
 
     def first(self, phase: Phase) -> Replica | None:
         """A live replica in that phase; one of the current revision if there is one."""

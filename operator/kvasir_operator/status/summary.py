@@ -40,7 +40,8 @@ def _blocked(found: StatusInputs) -> Summary | None:
     if not found.applied.foreign:
         return None
     what = ", ".join(found.applied.foreign)
-    return _reconciling("Progressing", f"{what} exists and does not belong to this service; waiting until it is gone")
+    advice = "delete it, or give the service another name"
+    return _reconciling("Progressing", f"{what} exists and does not belong to this service: {advice}")
 
 
 def _trouble(found: StatusInputs) -> Summary | None:
@@ -56,7 +57,7 @@ def _rolled_back(found: StatusInputs) -> Summary | None:
     if found.plan is None or not found.plan.target.rolled_back:
         return None
     head = found.plan.target
-    message = f"revision {head.rolled_back} was given up for {head.revision}: {head.why}"
+    message = f"revision {head.rolled_back} was rolled back to {head.revision}: {head.why}"
     return Summary(mode="stalled", reason="RolledBack", message=message)
 
 
@@ -71,7 +72,7 @@ def _held(found: StatusInputs) -> Summary | None:
 def _zero(found: StatusInputs) -> Summary | None:
     if found.wanted:
         return None
-    return Summary(mode="ready", reason="ScaledToZero", message="no replica is asked for")
+    return Summary(mode="ready", reason="ScaledToZero", message="spec.replicas is 0")
 
 
 def _refused(found: StatusInputs) -> Summary | None:
@@ -87,7 +88,7 @@ def _locked(found: StatusInputs) -> Summary | None:
     waits = next((r for r in found.updated if r.phase != "ready" and r.reading is not None and r.reading.locked), None)
     if waits is None or waits.reading is None or found.updated_ready:
         return None
-    message = f"{waits.name} lets nobody in: {waits.reading.locked} (Secret {found.secret})"
+    message = f"{waits.name} rejects every request: {waits.reading.locked} ({found.missing_key})"
     return Summary(mode="stalled", reason="KeysMissing", message=message)
 
 
@@ -113,7 +114,7 @@ def _overdue(found: StatusInputs) -> Summary | None:
     if not found.overdue:
         return None
     deadline = found.seen.spec.rollout.progress_deadline_seconds
-    message = f"no progress for {deadline} s: {_why_not_ready(found).message}"
+    message = f"no progress for {deadline} s (spec.rollout.progressDeadlineSeconds): {_why_not_ready(found).message}"
     return Summary(mode="stalled", reason="ProgressDeadlineExceeded", message=message)
 
 
@@ -175,7 +176,7 @@ def _why_not_ready(found: StatusInputs) -> Summary:
     if failed := found.first("failed"):
         down = "DeviceFailed" if failed.device_fault else "CrashLooping"
         reason = "Scaling" if found.updated_ready else down
-        return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'it gave no reason'}")
+        return _reconciling(reason, f"{how_many}; {failed.name} fails: {failed.last_words or 'no reason was reported'}")
     if unplaced := found.first("unschedulable"):
         return _reconciling("Unschedulable", f"{how_many}; {unplaced.name}: {unplaced.last_words}")
     if refused := found.refused_pods:

@@ -30,7 +30,7 @@ async def test_a_rival_is_restored_at_once_and_then_rarely(bench):
     (note,) = bench.events("ConflictingWriter")
     (name,) = bench.cluster.names(DEPLOYMENT)
     assert note == (
-        f"Deployment/{name} is changed again and again by kubectl-edit; it is restored once in 60 s from now on"
+        f"Deployment/{name} is changed repeatedly by kubectl-edit; the operator restores it once in 60 s from now on"
     )
     assert await spoiled_and_turned(60)
     assert not await spoiled_and_turned(2)

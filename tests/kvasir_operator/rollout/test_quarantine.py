@@ -60,7 +60,7 @@ def test_a_pod_is_quarantined_for_a_fault_that_lasts_or_came_again(replica, blam
 def test_the_reason_names_node_and_fault():
     assert acts(failed()) == [("quarantine", "a", f"on node n: {LASTING}")]
     unhealthy = failed(device_fault="", unhealthy=("GPU-1", "GPU-2"))
-    assert acts(unhealthy) == [("quarantine", "a", "on node n: the kubelet calls GPU-1, GPU-2 unhealthy")]
+    assert acts(unhealthy) == [("quarantine", "a", "on node n: the kubelet reports GPU-1, GPU-2 as unhealthy")]
 
 
 def test_no_more_than_a_few_at_once():

@@ -90,7 +90,7 @@ def test_when_a_surge_goes_in_place(seen, strategy):
         ({}, 3, {"new": 1, "old": 2}, "old ones leave first, at most 1 at a time"),
         ({"maxUnavailable": 2}, 3, {"new": 1, "old": 1}, "old ones leave first, at most 2 at a time"),
         ({"maxUnavailable": 9}, 3, {"new": 1, "old": 1}, "old ones leave first, at most 9 at a time"),
-        ({"maxUnavailable": 0}, 3, {"new": 1, "old": 3}, "spec.rollout.maxUnavailable 0 lets no old one leave before"),
+        ({"maxUnavailable": 0}, 3, {"new": 1, "old": 3}, "spec.rollout.maxUnavailable 0 keeps the old ones"),
         ({}, 1, {"new": 1, "old": 1}, "the last one that serves stays; spec.rollout.strategy InPlace would interrupt"),
     ],
 )

@@ -71,7 +71,7 @@ def argo(obj: dict[str, Any]) -> tuple[str, str]:
     ("found", "health", "words"),
     [
         (findings(READY), "Healthy", "1 replica ready"),
-        (findings(wanted=0), "Suspended", "no replica is asked for"),
+        (findings(wanted=0), "Suspended", "spec.replicas is 0"),
         (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Paused")), "Suspended", "in revision new"),
         (findings(READY, OLD, rollout=RolloutTarget(revision="new", phase="Held")), "Progressing", "RolloutHeld: "),
         (findings(LOADING), "Progressing", "ModelLoading: "),
@@ -89,7 +89,7 @@ def test_argo_says(found: Any, health: str, words: str) -> None:
 def test_serving_with_a_failing_replica_is_degraded() -> None:
     failing = replica("failed", name="bad")
     found = findings(READY, failing, wanted=2, obj=service(generation=3, **ELASTIC))
-    assert argo(applied(found)) == ("Degraded", "ReplicasFailing: bad: it gave no reason")
+    assert argo(applied(found)) == ("Degraded", "ReplicasFailing: bad: no reason was reported")
 
 
 @pytest.mark.parametrize("lag", [None, 2])

@@ -114,7 +114,7 @@ def test_what_is_said_in_each_situation(found, reason, true):
         (findings(REFUSED), "/models/x has no config.json"),
         (
             findings(OLD, current="old", rollout=RolloutTarget(revision="old", rolled_back="new", why="too slow")),
-            "revision new was given up for old: too slow",
+            "revision new was rolled back to old: too slow",
         ),
         (
             findings(READY, OLD, wanted=2, rollout=RolloutTarget(revision="new", phase="Canary", why="step 1 of 2")),
@@ -138,7 +138,7 @@ def test_what_is_said_in_each_situation(found, reason, true):
         ),
         (
             findings(replica("loading"), overdue=True),
-            "no progress for 1800 s: 0 of 1 replica ready; pod loads the model",
+            "no progress for 1800 s (spec.rollout.progressDeadlineSeconds): 0 of 1 replica ready; pod loads the model",
         ),
     ],
 )

@@ -31,7 +31,9 @@ def test_a_missing_secret_is_stalled_with_its_name():
     waits = replica("loading", name="a", reading=RuntimeState(phase="warming", locked="there is no key in /keys"))
     answer = summary(findings(waits, obj=CLOSED))
     assert (answer.mode, answer.reason) == ("stalled", "KeysMissing")
-    assert answer.message == "a lets nobody in: there is no key in /keys (Secret default/team)"
+    assert (
+        answer.message == "a rejects every request: there is no key in /keys (put an API key into Secret default/team)"
+    )
     assert summary(findings(waits, replica("ready", name="b"), obj=CLOSED, wanted=2)).mode == "reconciling"
 
 
@@ -45,4 +47,6 @@ def test_a_secret_that_lost_its_keys_degrades_those_that_serve():
     found = findings(locked, replica("ready", name="b", reading=RuntimeState()), obj=CLOSED, wanted=2)
     (degraded,) = [c for c in conditions(found, summary(found)) if c.type == "Degraded"]
     assert degraded.reason == "KeysMissing"
-    assert degraded.message == ("1 of 2 ready replicas let nobody in: there is no key in /keys (Secret default/team)")
+    assert degraded.message == (
+        "1 of 2 ready replicas reject every request: there is no key in /keys (put an API key into Secret default/team)"
+    )
