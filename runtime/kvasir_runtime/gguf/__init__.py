@@ -1,4 +1,4 @@
-"""llama.cpp's file format: what a file says of itself, without its weights. Imports no torch."""
+"""llama.cpp's file format: the metadata of a file, without its weights. Imports no torch."""
 
 from kvasir_runtime.gguf.hf_config import config, end_tokens
 from kvasir_runtime.gguf.reader import SUFFIX, GgufFile, is_gguf, read

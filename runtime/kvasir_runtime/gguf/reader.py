@@ -1,4 +1,4 @@
-"""Read what a GGUF file says about itself: metadata and where each tensor lies. No tensor is touched here.
+"""Read a GGUF file's metadata and the place of each tensor. No tensor is read here.
 
 Called in both processes of a pod (the API needs the tokenizer inside, the engine config and weights), so it imports no
 torch. Every count, length and offset is checked against the bytes that are there before it is used: the largest thing

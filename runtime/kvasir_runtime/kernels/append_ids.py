@@ -6,7 +6,7 @@
 
 ids:    (draws,) int64; rows: (draws,) int64; ends: (draws,) int32, positions that are computed by now
 tokens: (rows, positions) int32; lens: (rows,) int32, computed positions of every row
-The last row is nobody's: padding draws for it, any number of times, and it stays empty. Exact.
+The last row is padding's, which may sample any number of times: its length stays 0. Exact.
 """
 
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ class AttentionMetadata:
         kv_lens: (sequences,) int32
         Sequences without query tokens are padding and come behind the others, as do query tokens from starts[-1] on:
         neither is computed; their entries of kv_lens and block_tables may be anything, and so may rows of the result.
-        Tensors that are written anew for each replay of a graph need Spans of their own for the recording: what follows
+        Tensors that each replay of a graph overwrites need metadata of their own for the capture: what follows
         from them is memoised.
         """
         made = cls((longest_query,), (longest_query,), block_tables, (-1,) * kv_lens.shape[0])

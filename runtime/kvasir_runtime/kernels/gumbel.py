@@ -23,7 +23,7 @@ LOWEST, HIGHEST = -2.812, 16.636
 
 
 def keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """What the noise of a row hangs on: int32, from int64 seeds and positions."""
+    """The key of a row's noise: int32, from int64 seeds and positions."""
     return (mix64(seeds ^ mix64(positions)) >> 32).int()
 
 

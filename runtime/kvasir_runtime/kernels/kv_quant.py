@@ -4,7 +4,7 @@
     int8               head_dim numbers and their scale behind them, see kernels.int8
     float8_e4m3fn      head_dim numbers, rounded to nearest with ties to even, those beyond 448 taken as 448
 
-Used by the references of the operations that write and read a cache, and by whoever makes one. The numbers of 8-bit
+Used by the references of the operations that write and read a cache, and where one is allocated. The numbers of 8-bit
 floats have a scale of their own each, their exponent, so they need none beside them: rows stay powers of two, which
 cards load in whole words of 16 bytes; int8 is the finer one, with 1/254 of the largest number of the row as its error.
 """

@@ -6,8 +6,8 @@
     out[t]       = sum(share[t, e] * (down[e] @ act_and_mul(gate_up[e] @ x[t], "silu")) for e in chosen[t])
 
 router:  (experts, hidden), x's dtype
-gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or Quantized
-down:    (experts * hidden, inner), or Quantized
+gate_up: (experts * 2 * inner, hidden), expert after expert, in each the gate first, or QuantizedWeight
+down:    (experts * hidden, inner), or QuantizedWeight
 x:       (tokens, hidden), contiguous, possibly none; out: (tokens, hidden), same dtype
 Shares and the last sum are in float32; in 16-bit types what is between the products and what an expert gives may be
 rounded too. A token's result does not depend on the others where linear layers' do not. Built once, like a linear

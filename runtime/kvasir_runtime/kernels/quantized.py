@@ -8,7 +8,7 @@ values: 8 bits: (rows, columns) int8, or e4m3 where the format is floating. 4 bi
 scales, minima: (rows, groups) float16 or float32; 4 bits always have minima (8 * scale where a file has none)
 Activations are not quantized here: x stays what it is, sums are in float32, and the result is rounded once.
 
-`linear` takes a Quantized in place of a weight; whoever packs it drops it afterwards. `weights` makes it.
+`linear` takes a QuantizedWeight in place of a weight; the code that packs it drops it afterwards. `weights` makes it.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ class QuantFormat:
         return self.by_row or columns % self.group == 0
 
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a weight in this format, as Quantized holds it."""
+        """Bytes of a weight in this format, as QuantizedWeight holds it."""
         each = self.scale_dtype.itemsize * (1 if self.bits == 8 else 2)
         return rows * columns * self.bits // 8 + rows * self.groups(columns) * each
 

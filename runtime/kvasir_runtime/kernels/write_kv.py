@@ -9,7 +9,7 @@ cache:      (2, num_blocks, block_size, kv_heads, head_dim), contiguous, key's d
             kernels.cache_rows has them, to which key and value are rounded
 slots:      (tokens,) int64, all different but for those of padding, which are -1 and not written
 Exact but for that: no arithmetic is done. Layout after Kwon et al. 2023, section 4; keys and values of consecutive
-blocks are each one slice, which is what lets a CPU read a sequence's cache without gathering it.
+blocks are each one slice, so that a CPU can read a sequence's cache without gathering it.
 """
 
 from collections.abc import Iterator

@@ -117,7 +117,7 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(model: Path) -> ModelConfig:
-    """config.json of a model directory, or what a GGUF file says of itself. Raises ModelError naming file and key."""
+    """config.json of a model directory, or the metadata of a GGUF file. Raises ModelError naming file and key."""
     path = model if gguf.is_gguf(model) else model / "config.json"
     config = _converted(path) if gguf.is_gguf(model) else _decode(path, ModelConfig)
     if config.quantization_config is not None and (why := quantization_config.refusal(config.quantization_config)):

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and everything that kept its shape: no biases unless the config says so, full attention."""
+"""Llama 2, 3 and the models of the same shape: no biases unless the config says so, full attention."""
 
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint as `load` wants it, whatever the file format: where its bytes are and what they mean."""
+"""One tensor of a checkpoint, in any file format: the place of its bytes and how to decode them. Read by `loader`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

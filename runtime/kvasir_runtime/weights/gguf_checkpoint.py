@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, row by row in floating point, whatever they are stored in. Called by `load`."""
+"""The tensors of a GGUF file, row by row in floating point, whatever they are stored in. Called by `loader`."""
 
 import functools
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Decode the block formats of GGUF files: bytes in, float32 out (plain types as they are). Called by `gguftensors`.
+"""Decode the block formats of GGUF files: bytes in, float32 out (plain types as they are). Called by `gguf_checkpoint`.
 
 Each format stores runs of 32 or 256 values of a row with scales of their own; the layouts are those of ggml-common.h.
 The arithmetic is ggml's in its order, so results are equal to the last bit.

@@ -122,7 +122,7 @@ def _put(
 
 
 def kinds(model: Path) -> dict[str, str]:
-    """The type of each tensor that a checkpoint holds in few bits, as `formats` calls it. Raises ModelError."""
+    """The type of each tensor that a checkpoint holds in few bits, as `quant_formats` calls it. Raises ModelError."""
     if gguf.is_gguf(model):
         return gguf_checkpoint.kinds(model)
     names = {format_: kind for kind, format_ in KEPT.items()}

@@ -1,4 +1,4 @@
-"""Checkpoints as Hugging Face lays them out: safetensors, in one file or in shards with an index. Called by `load`."""
+"""Checkpoints in Hugging Face's layout: safetensors, in one file or in shards with an index. Called by `loader`."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ _DTYPES: Final = {
 }
 MAX_HEADER_BYTES: Final = 100_000_000
 """As the library has it."""
-# Stored by some exporters, recomputed or shared by everybody.
+# Stored by some exporters, computed again or shared by all layers.
 _IGNORED = ("rotary_emb.inv_freq",)
 # A model that was saved without its head, as those for embeddings are, has names without the first part.
 _SAVED_BARE, _FIRST_PART = ("embed_tokens.", "layers.", "norm."), "model."

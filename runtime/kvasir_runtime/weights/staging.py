@@ -81,7 +81,7 @@ class CudaStaging:
         return mark
 
     def finish(self) -> None:
-        """Whoever uses the weights next may do so on any stream."""
+        """The weights may be used on any stream afterwards."""
         self._stream.synchronize()
         self._cuda.current_stream(self._device).wait_stream(self._stream)
 

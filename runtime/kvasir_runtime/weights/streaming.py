@@ -2,7 +2,7 @@
 
 A piece whose bytes are already what is wanted is read to where it belongs, without a buffer.
 
-Called by `load`. One reader waits for one answer of the disk at a time and reaches a fraction of what it gives; eight
+Called by `loader`. One reader waits for one answer of the disk at a time and reaches a fraction of what it gives; eight
 keep it busy. The threads only move bytes (preadv releases the interpreter's lock); everything with tensors is done by
 the caller's thread, in whatever order pieces come. Memory is bounded by the ring: a reader without a buffer waits.
 """

@@ -1,7 +1,6 @@
 """Finds, checks and loads the library of C++ kernels, and gives its functions of this processor's variant.
 
-Called once per process by `kernels.ops` and by whoever wraps a function. A call through ctypes releases the
-interpreter.
+Called once per process by `cpu.ops`. A call through ctypes releases the interpreter.
 KVASIR_KERNELS=torch leaves the library aside, to compare; KVASIR_CPU_LIBRARY names another file, to try one.
 """
 
@@ -81,7 +80,7 @@ def absence() -> str:
 
 
 def load(environment: Mapping[str, str]) -> Library:
-    """The library as the environment wants it. Raises Absent."""
+    """The library that the environment selects. Raises Absent."""
     if environment.get("KVASIR_KERNELS", "cpp") not in ("cpp", "torch"):
         raise Absent(f"KVASIR_KERNELS={environment['KVASIR_KERNELS']} is neither cpp nor torch")
     if environment.get("KVASIR_KERNELS") == "torch":

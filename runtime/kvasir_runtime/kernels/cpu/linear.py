@@ -1,8 +1,7 @@
 """Weights of linear layers in the layout of linear.h, and the products with them.
 
-Called by `kernels.linear`, which decides what is packed, and by whoever computes a whole step: `Packed.struct` is what
-the C++ takes. Each builder reads its weight and leaves it alone: the caller drops it, so that it exists twice only for
-a moment.
+Called by `cpu.ops`; `cpu.step` passes `Packed.struct` to the C++. Each builder reads its weight and leaves it as it is:
+the caller drops it, so that it exists twice only for a moment.
 """
 
 import ctypes
@@ -129,7 +128,7 @@ def packed(
 ) -> Packed:
     """The product with a weight that `takes` takes: (rows, k), contiguous; bias: (rows,) or None.
 
-    gated: the first half of the rows is a gate, the second what it lets through, and calls return silu(gate) * up.
+    gated: the first half of the rows is the gate, the second up, and calls return silu(gate) * up.
     Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
     formula. Their scales are kept in float16, relative to a power of two for each row.
     room: gives so many bytes for the packed weight; `storage` if not given.

@@ -1,6 +1,6 @@
 """The argument structs of attention.h and elementwise.h as ctypes, and their building from tensors.
 
-Used by `table` and `step`. A pointer does not keep its tensor alive: whoever fills a struct holds the tensors.
+Used by `bindings` and `step`. A pointer does not keep its tensor alive: the code that fills a struct holds the tensors.
 """
 
 import ctypes

@@ -17,12 +17,12 @@ def launch(ids: Tensor, rows: Tensor, ends: Tensor, tokens: Tensor, lens: Tensor
     )
 
 
-@triton.jit(do_not_specialize=["draws", "nobody"])
-def _append_ids(ids, rows, ends, tokens, lens, draws, nobody, tokens_stride, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["draws", "padding_row"])
+def _append_ids(ids, rows, ends, tokens, lens, draws, padding_row, tokens_stride, BLOCK: tl.constexpr):
     draw = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = draw < draws
     row = tl.load(rows + draw, mask=mask, other=0)
     end = tl.load(ends + draw, mask=mask, other=0)
     drawn = tl.load(ids + draw, mask=mask, other=0)
     tl.store(tokens + row * tokens_stride + end, drawn.to(tl.int32), mask=mask)
-    tl.store(lens + row, tl.where(row < nobody, end, 0), mask=mask)
+    tl.store(lens + row, tl.where(row < padding_row, end, 0), mask=mask)

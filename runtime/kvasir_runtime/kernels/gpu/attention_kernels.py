@@ -1,6 +1,6 @@
 """The kernels of paged attention: the plan of its pieces, attention itself, and the merge of what was split.
 
-Launched by `attention`, which says why they are cut like this. Tensors' shapes are those of `kernels.attention`.
+Launched by `attention`, which explains the cuts. Tensors' shapes are those of `kernels.attention`.
 A plan is int32: num_pieces of block * ROOM + split, -1 behind the last; then of each sequence how often its blocks are
 split; then of each its first piece.
 """
@@ -258,7 +258,7 @@ def merge(
 ):  # fmt: skip
     """One head of one token: the parts of its splits, weighted by the sums that they stand for.
 
-    ONE_TOKEN: each sequence has one, so that nobody needs to search for whose it is.
+    ONE_TOKEN: each sequence has one, so no search for its sequence is needed.
     """
     token, head = tl.program_id(0), tl.program_id(1)
     sequence = token if ONE_TOKEN else _sequence_at(starts, token, num_sequences, 0)

@@ -7,7 +7,7 @@ expert after expert; each expert begins a block of its own, so that a program of
     experts[block], rows[block]    its expert, and how many pairs it has; rows <= 0: nothing is to be done
     shares[pair]                   what the expert's result counts in the token's
 
-The grid hangs on the numbers of tokens and experts only, nothing is read by the host, and the lists are the same in
+The grid depends only on the numbers of tokens and experts, nothing is read by the host, and the lists are the same in
 every run: within an expert tokens keep their order. One launch where a program can hold all tokens, else three.
 """
 
@@ -138,7 +138,7 @@ def _chosen(
     place = token.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
     wide = tl.load(logits + place, mask=mask, other=float("-inf")).to(tl.float32)
     wide = tl.where((token < num_tokens)[:, None], wide, 0.0)
-    # What is no number, and minus infinity, still come before what is no expert: everybody has top_k of them.
+    # What is no number, and minus infinity, still come before what is no expert: every token has top_k of them.
     left = tl.where(mask & ~(wide > _LOWEST), _LOWEST, wide)
     chosen = tl.zeros((TOKENS, PADDED), tl.int32)
     for _ in tl.static_range(TOP_K):

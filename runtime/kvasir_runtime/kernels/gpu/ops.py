@@ -48,5 +48,5 @@ TRITON = Ops(
 
 
 def triton_ops(device: torch.device) -> Ops:
-    """TRITON, under a name that says whose launch parameters a card takes that has none of its own."""
+    """TRITON; its name includes the GPU whose launch parameters are used, where the device has none of its own."""
     return replace(TRITON, name=f"triton{tuning_table.described(device)}")

@@ -1,8 +1,9 @@
 """What products with few tokens share: how programs divide the columns, and how a tile of results is settled.
 
 A tile is (rows of the weight, tokens): the rows are what tensor cores want many of, and tokens are few. Programs that
-share a tile leave their sums in scratch; the last to arrive adds them up, in the order of the columns, whoever came
-when. So the same call gives the same bits. Neither steps nor splits hang on the number of tokens: what is summed for a
+share a tile leave their sums in scratch; the last to arrive adds them up, in the order of the columns,
+whatever the order of arrival. So the same call gives the same bits. Neither steps nor splits depend on the number of
+tokens: what is summed for a
 row of x, and in which order, is the same whatever is beside it, as long as tensor cores treat the columns of a tile
 alike. Beyond the table's number of tokens the vendor's library sums in its own order.
 """
@@ -151,7 +152,7 @@ def settle(
             acc = added(parts, 0, places, SPLITS, BLOCK_N, BLOCK_M)
             if GATED:
                 up = added(parts, 1, places, SPLITS, BLOCK_N, BLOCK_M)
-            tl.store(arrived + tl.program_id(0), 0)  # as the next launch wants to find it
+            tl.store(arrived + tl.program_id(0), 0)  # as the next launch expects it
     if last:
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         m = tl.arange(0, BLOCK_M)

@@ -1,8 +1,8 @@
 """Which launch parameters a card gets: a table that ships with the program, so that nothing is tuned while it serves.
 
-Called by launchers when a layer is built, and at start for the line that says which table serves. A card without a
+Called by launchers when a layer is built, and at start for the banner. A card without a
 table of its own takes that of the nearest: of the same compute capability, else of the next lower, else of the lowest;
-what it has less of in shared memory costs it stages. Choosing is pure; only `card_of` looks at a device.
+what it has less of in shared memory costs it stages. Choosing is pure; only `tuning_of` looks at a device.
 Rows are starting points from what is published for these cards until a measurement of ours replaces them.
 """
 
@@ -35,8 +35,8 @@ class GemmTuning:
     """Of a product with few tokens. columns: that a step takes; programs: wanted for each processor.
 
     tiles: by tokens, up to and including the key, ascending; more tokens than the last key go to the vendor's library,
-    unless `passes` of so many each are still quicker, as where that wants the weight unpacked first.
-    Neither columns nor programs hang on the tokens, so that a row's sums are of the same parts whatever is beside it.
+    unless `passes` of so many each are still quicker, as where that needs the weight unpacked first.
+    Neither columns nor programs depend on the tokens, so that a row's sums are of the same parts whatever is beside it.
     """
 
     columns: int
