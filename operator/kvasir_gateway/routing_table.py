@@ -6,13 +6,12 @@ from EndpointSlices, which drop a pod late. Knows no Envoy and no clock.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvasir_api import names, served_names
 from kvasir_api.state import RuntimeState
 from kvasir_gateway.choose import Candidate, EndpointLoad
+from kvasir_kube.kinds import Json
 
-Json = Mapping[str, Any]
 READING_MAX_AGE_S = 10.0
 """An older reading does not count: a pod that did not answer for so long is the last choice."""
 

@@ -15,6 +15,7 @@ import yaml
 
 from fakes.stub_runtime import StubRuntime
 from kvasir_api import names
+from kvasir_kube.kinds import Json
 from kvasir_local import kubectl
 from kvasir_local.control_plane import ControlPlane
 
@@ -22,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests" / "base" / "gateway"
 CRD = ROOT / "crds" / "inferenceservices.yaml"
 DEADLINE_S = 60.0
-Json = dict[str, Any]
 
 
 def until(found: Callable[[], Any], what: str) -> Any:

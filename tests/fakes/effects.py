@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kvasir_api.state import KvState, MeasuredRates, ServedTotals
+from kvasir_kube.kinds import Json
 
-Json = dict[str, Any]
 Look = Literal["desired", "new", "old", "phase", "stalled", "class", "fit"]
 SMALL: Final[Json] = {"resources": {"cpu": "100m", "memory": "64Mi"}}
 EDIT: Final[Json] = {"runtime": {"blockSize": 32}}

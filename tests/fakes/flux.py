@@ -2,11 +2,9 @@
 status that a test sees is held to it, whoever wrote the test."""
 
 from datetime import datetime
-from typing import Any
 
 from kvasir_api import names
-
-Json = dict[str, Any]
+from kvasir_kube.kinds import Json
 
 
 def breaches(obj: Json) -> list[str]:

@@ -18,9 +18,9 @@ from fakes.stub_runtime import StubRuntime
 from kvasir_api import names, state
 from kvasir_gateway.envoy import bootstrap, files
 from kvasir_gateway.picker import app
+from kvasir_kube.kinds import Json
 from kvasir_kube.state_reader import StateReader
 
-Json = dict[str, Any]
 DEADLINE_S = 20.0
 
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 from kvasir_api import names
-
-Json = dict[str, Any]
+from kvasir_kube.kinds import Json
 
 
 def service(name: str = "tiny", *, namespace: str = "default", generation: int = 1, **spec: Any) -> Json:

@@ -12,8 +12,8 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from kvasir_api import crd
+from kvasir_kube.kinds import Json
 
-Json = dict[str, Any]
 ODD: Final = ("", "a", "a b", "$(id)", "`id`", "a;b|c&d", "'\"", "--host", "é", "x" * 63, "a\\b", "%s{}")
 """Texts that a shell, a template or a validation might stumble over."""
 PINS: Final[dict[str, st.SearchStrategy[Any]]] = {

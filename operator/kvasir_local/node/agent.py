@@ -16,7 +16,7 @@ from kvasir_api import __version__
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.informer import Informer
-from kvasir_kube.kinds import POD, Key, key
+from kvasir_kube.kinds import POD, Json, Key, key
 from kvasir_local.node.api_kinds import LEASE, NODE
 from kvasir_local.node.container_starter import ContainerStarter
 from kvasir_local.node.event_recorder import EventRecorder
@@ -24,7 +24,6 @@ from kvasir_local.node.object_cache import ObjectCache
 from kvasir_local.node.pod_worker import NodeServices, PodWorker
 from kvasir_local.node.provisioner import Provisioner
 from kvasir_local.node.rules import addresses, devices, node_object
-from kvasir_local.node.rules.kinds import Json
 from kvasir_local.node.rules.node_object import Machine
 from kvasir_local.node.settings import NodeSettings
 from kvasir_local.node.volumes import PodVolumes
@@ -69,7 +68,7 @@ class NodeAgent:
     def worker(self, namespace: str, name: str) -> PodWorker | None:
         """The worker of a pod, for the kubelet API."""
         return next(
-            (item.worker for item in self._pod_tasks.values() if key(dict(item.worker.pod)) == (namespace, name)), None
+            (item.worker for item in self._pod_tasks.values() if key(item.worker.pod) == (namespace, name)), None
         )
 
     async def run(self) -> None:
@@ -110,7 +109,7 @@ class NodeAgent:
         pod = self._pods.objects.get(name)
         uid = pod["metadata"]["uid"] if pod and self._is_mine(pod) else None
         for task_uid, served in self._pod_tasks.items():
-            if key(dict(served.worker.pod)) == name and task_uid != uid:
+            if key(served.worker.pod) == name and task_uid != uid:
                 served.worker.update(None)
         if pod is None or uid is None:
             return
@@ -122,7 +121,7 @@ class NodeAgent:
     def _admit(self, uid: str, pod: Json) -> None:
         ip = self._address(pod)
         if ip is None:
-            LOG.error("no address is left in %s for pod %s/%s", self._settings.pods, *key(dict(pod)))
+            LOG.error("no address is left in %s for pod %s/%s", self._settings.pods, *key(pod))
             return
         volumes = PodVolumes(self._cluster, self._cache, self._settings.pod_dir(uid))
         worker = PodWorker(pod, ip=ip, tools=self._tools, volumes=volumes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from kvasir_kube.kinds import Json
 from kvasir_local.node import container as containers
 from kvasir_local.node.container import Container
 from kvasir_local.node.host_files import HostFiles
@@ -17,7 +18,7 @@ from kvasir_local.node.object_cache import ObjectCache
 from kvasir_local.node.rules import container_config, devices, environment, images, rootfs
 from kvasir_local.node.rules.devices import Gpus
 from kvasir_local.node.rules.downward_api import PodPlacement
-from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_local.node.rules.kinds import ConfigError
 from kvasir_local.node.rules.rootfs import Mount
 from kvasir_local.node.settings import NodeSettings
 from kvasir_local.node.volumes import with_files

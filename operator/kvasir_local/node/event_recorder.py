@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
+from kvasir_kube.kinds import Json
 from kvasir_local.node.api_kinds import CORE_EVENT
 from kvasir_local.node.rules.events import EventAggregator, EventSeries, ObjectEvent
-from kvasir_local.node.rules.kinds import Json, timestamp
+from kvasir_local.node.rules.kinds import timestamp
 
 LOG: Final = logging.getLogger(__name__)
 COMPONENT: Final = "kvasir-node"

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.informer import Informer
-from kvasir_kube.kinds import CLAIM
+from kvasir_kube.kinds import CLAIM, Json
 from kvasir_local.node.api_kinds import CONFIG_MAP, SECRET, VOLUME
 from kvasir_local.node.rules.environment import NamespaceConfig
-from kvasir_local.node.rules.kinds import Json
 
 
 class ObjectCache:

@@ -15,14 +15,14 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError, NotFoundError
-from kvasir_kube.kinds import POD, resource_version, strip_managed_fields
+from kvasir_kube.kinds import POD, Json, resource_version, strip_managed_fields
 from kvasir_local.node import container_logs
 from kvasir_local.node.container import StartFailedError
 from kvasir_local.node.container_starter import ContainerRun, ContainerStarter, UnknownImageError
 from kvasir_local.node.event_recorder import EventRecorder
 from kvasir_local.node.rules import field_support, pod_actions, pod_record, probe, status, transitions
 from kvasir_local.node.rules.downward_api import PodPlacement
-from kvasir_local.node.rules.kinds import ConfigError, Json, init_containers, named
+from kvasir_local.node.rules.kinds import ConfigError, init_containers, named
 from kvasir_local.node.rules.pod_record import Failure, PodRecord
 from kvasir_local.node.rules.rootfs import Mount
 from kvasir_local.node.rules.supported_fields import POD as POD_FIELDS
@@ -72,7 +72,7 @@ class PodWorker:
         """The pod as the API server has it now, or None when it is gone."""
         self._gone = pod is None
         # Our own write may be ahead of the watch: an older version is ignored.
-        if pod and resource_version(dict(pod)) >= resource_version(dict(self.pod)):
+        if pod and resource_version(pod) >= resource_version(self.pod):
             changed = pod["metadata"].get("generation") != self.pod["metadata"].get("generation")
             self.pod = pod
             if changed and (refused := _refusal(pod)):  # added while it runs, such as an ephemeral container

@@ -12,11 +12,11 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import ConflictError, KubeError
+from kvasir_kube.kinds import Json
 from kvasir_local.node.api_kinds import STORAGE_CLASS, VOLUME
 from kvasir_local.node.event_recorder import EventRecorder
 from kvasir_local.node.object_cache import ObjectCache
 from kvasir_local.node.rules import local_volumes
-from kvasir_local.node.rules.kinds import Json
 
 LOG: Final = logging.getLogger(__name__)
 RETRY_S: Final = 2.0

@@ -12,12 +12,13 @@ from typing import Final
 
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError, NotFoundError
+from kvasir_kube.kinds import Json
 from kvasir_local.node import atomic_writer
 from kvasir_local.node.api_kinds import token_request
 from kvasir_local.node.object_cache import ObjectCache
 from kvasir_local.node.rules import local_volumes, volume_files
 from kvasir_local.node.rules.downward_api import PodPlacement
-from kvasir_local.node.rules.kinds import ConfigError, Json, epoch
+from kvasir_local.node.rules.kinds import ConfigError, epoch
 from kvasir_local.node.rules.rootfs import Mount
 from kvasir_local.node.rules.volume_files import TokenProjection
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvasir_kube.kinds import Json
 from kvasir_local.node.rules import images
 from kvasir_local.node.rules.environment import expand
-from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_local.node.rules.kinds import ConfigError
 from kvasir_local.node.rules.rootfs import Mount, Step
 
 CAPABILITIES: Final = {

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvasir_local.node.rules.kinds import Json, containers
+from kvasir_kube.kinds import Json
+from kvasir_local.node.rules.kinds import containers
 
 GPU: Final = "nvidia.com/gpu"
 

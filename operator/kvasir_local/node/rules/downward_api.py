@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvasir_kube.kinds import Json
 from kvasir_local.node.rules import quantity
-from kvasir_local.node.rules.kinds import ConfigError, Json, named
+from kvasir_local.node.rules.kinds import ConfigError, named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

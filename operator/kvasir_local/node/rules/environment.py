@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvasir_kube.kinds import Json
 from kvasir_local.node.rules import downward_api
-from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_local.node.rules.kinds import ConfigError
 
 
 class ConfigSources(Protocol):

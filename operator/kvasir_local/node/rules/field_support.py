@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir_local.node.rules.kinds import Json
+from kvasir_kube.kinds import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,8 @@
 """Shared helpers on objects as the API server sends them, and the error that a pod's author can act on."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
-Json = Mapping[str, Any]
-"""A JSON object of the Kubernetes API; never changed in place."""
+from kvasir_kube.kinds import Json
 
 
 class ConfigError(Exception):
@@ -28,11 +25,6 @@ def named(spec: Json, name: str) -> Json:
         if container["name"] == name:
             return container
     raise KeyError(name)
-
-
-def key(obj: Json) -> tuple[str, str]:
-    """(namespace, name) of an object; the namespace is empty for cluster-wide ones."""
-    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
 def timestamp(epoch_s: float) -> str:

@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_kube.kinds import Json
+from kvasir_local.node.rules.kinds import ConfigError
 
 CLASS_NAME: Final = "standard"
 PROVISIONER: Final = "kvasir.dev/local-directory"

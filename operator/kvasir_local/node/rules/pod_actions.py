@@ -5,7 +5,8 @@ Level-triggered: the result depends only on the pod, the record and the time, ne
 
 from dataclasses import dataclass, replace
 
-from kvasir_local.node.rules.kinds import Json, containers, epoch, init_containers
+from kvasir_kube.kinds import Json
+from kvasir_local.node.rules.kinds import containers, epoch, init_containers
 from kvasir_local.node.rules.pod_record import ContainerRecord, Failure, PodRecord, Running, Terminated, Waiting
 
 GONE_GRACE_S = 1.0

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from kvasir_kube.kinds import Json
 from kvasir_local.node.rules.backoff import NONE, Backoff
-from kvasir_local.node.rules.kinds import Json, containers, epoch, init_containers
+from kvasir_local.node.rules.kinds import containers, epoch, init_containers
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_kube.kinds import Json
+from kvasir_local.node.rules.kinds import ConfigError
 
 
 class ProbeType(StrEnum):

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvasir_local.node.rules.kinds import Json, containers, init_containers, timestamp
+from kvasir_kube.kinds import Json
+from kvasir_local.node.rules.kinds import containers, init_containers, timestamp
 from kvasir_local.node.rules.pod_actions import initialized
 from kvasir_local.node.rules.pod_record import ContainerRecord, PodRecord, Running, Terminated, Waiting
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvasir_kube.kinds import Json
 from kvasir_local.node.rules import downward_api
 from kvasir_local.node.rules.environment import ConfigSources, texts
-from kvasir_local.node.rules.kinds import ConfigError, Json
+from kvasir_local.node.rules.kinds import ConfigError
 
 KINDS: Final = ("configMap", "secret", "downwardAPI", "projected")
 DEFAULT_MODE: Final = 0o644
