@@ -3,8 +3,9 @@
 A package that is not installed brings no subcommand, so the runtime image has `serve` and the operator image `operator`.
 """
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from kvasir_api import __version__, options
 
 GROUP = "kvasir.commands"
+Options = TypeVar("Options", bound=BaseModel)
 
 
 class Commands(click.Group):
@@ -74,11 +76,14 @@ class Fraction(click.ParamType[int]):
 
 def click_options(model: type[BaseModel], *, skip: frozenset[str] = frozenset()) -> list[click.Option]:
     """One click option per field of an options model, with help, default, unit and bounds from the declaration."""
-    return [_click_option(name, info) for name, info in model.model_fields.items() if name not in skip]
+    return [
+        _click_option(name, info, options.flag(name, model))
+        for name, info in model.model_fields.items()
+        if name not in skip
+    ]
 
 
-def _click_option(name: str, info: FieldInfo) -> click.Option:
-    flag = options.flag(name)
+def _click_option(name: str, info: FieldInfo, flag: str) -> click.Option:
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     unit = f" [{extra['x-unit']}]" if "x-unit" in extra and name != "memory_percent" else ""
     kwargs: dict[str, Any] = {
@@ -103,10 +108,19 @@ def _click_type(info: FieldInfo) -> dict[str, Any]:
         return {"type": click.Choice(choices)} if isinstance(choices[0], str) else {"type": click.Choice([*choices])}
     if get_origin(annotation) is tuple:
         return {"type": str, "multiple": True}
-    if annotation is int:
+    if annotation in {int, float}:
         bounds = {key: getattr(m, key) for m in info.metadata for key in ("ge", "le") if hasattr(m, key)}
-        return {"type": click.IntRange(bounds.get("ge"), bounds.get("le"))}
+        numbers = click.IntRange if annotation is int else click.FloatRange
+        return {"type": numbers(bounds.get("ge"), bounds.get("le"))}
     return {"type": str}
+
+
+def parse(model: type[Options], values: Mapping[str, Any]) -> Options:
+    """The options model of a command's values. click.UsageError names every wrong one."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise click.UsageError(describe(error)) from error
 
 
 def describe(error: ValidationError) -> str:

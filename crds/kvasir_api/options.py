@@ -36,7 +36,7 @@ Scoring = Literal["auto", "similarity", "yes-no"]
 MAX_CONTEXT: Final = 16_777_216
 
 
-class Options(BaseModel):
+class OptionsBase(BaseModel):
     """Base of all option models: frozen, strict about unknown names, camelCase in YAML, snake_case in Python."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
@@ -65,7 +65,7 @@ def option(
     return Field(default, description=description, json_schema_extra=said, **bounds)
 
 
-class RuntimeOptions(Options):
+class RuntimeOptions(OptionsBase):
     """How the engine runs the model. A change makes a new revision."""
 
     model_config = ConfigDict(
@@ -259,9 +259,9 @@ class ServeOptions(RuntimeOptions):
     )
 
 
-def flag(name: str) -> str:
-    """The command-line flag of a field of ServeOptions, for example --max-model-len."""
-    extra = ServeOptions.model_fields[name].json_schema_extra
+def flag(name: str, model: type[BaseModel] = ServeOptions) -> str:
+    """The command-line flag of a field of an options model, for example --max-model-len."""
+    extra = model.model_fields[name].json_schema_extra
     given = extra.get("x-flag") if isinstance(extra, dict) else None
     return f"--{given or name.replace('_', '-')}"
 

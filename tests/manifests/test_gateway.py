@@ -7,8 +7,9 @@ import yaml
 from click.testing import CliRunner
 
 from kvasir_api import names
-from kvasir_gateway.__main__ import DIRECTORY, gateway
+from kvasir_gateway.__main__ import gateway
 from kvasir_gateway.envoy import bootstrap
+from kvasir_gateway.options import DIRECTORY
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "base" / "gateway"
 OBJECTS = {found["kind"]: found for path in MANIFESTS.glob("*.yaml") for found in yaml.safe_load_all(path.read_text())}

@@ -6,9 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
-from kvasir_api.command import click_options, describe
+from kvasir_api.command import click_options, parse
 from kvasir_api.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -32,11 +31,7 @@ def _serve(engine_command: tuple[str, ...] | None, /, **values: Any) -> None:
     """
     if key := os.environ.get(KEY_VARIABLE):
         values["api_key"] = (*values.get("api_key", ()), *key.split(","))
-    try:
-        options = ServeOptions(**values)
-    except ValidationError as error:
-        raise click.UsageError(describe(error)) from error
-    raise SystemExit(run(options, engine_command))
+    raise SystemExit(run(parse(ServeOptions, values), engine_command))
 
 
 serve = click.Command(

@@ -1,0 +1,39 @@
+"""Options of `kvasir gateway` and `kvasir gateway bootstrap`, declared once: flags, help, defaults and bounds."""
+
+from pathlib import Path
+
+from kvasir_api import names
+from kvasir_api.options import OptionsBase, option
+
+DIRECTORY = "/run/kvasir-gateway"
+
+
+class GatewayOptions(OptionsBase):
+    """What picker and bootstrap configuration share."""
+
+    config_dir: Path = option(
+        Path(DIRECTORY), "Directory shared with Envoy: its configuration and the sockets between the two."
+    )
+    address: str = option("127.0.0.1", "IP address to listen on.")
+    max_body_bytes: int = option(
+        8 << 20, "Largest request body; a larger one is answered with 413.", unit="bytes", ge=1 << 10, le=1 << 28
+    )
+
+
+class PickerOptions(GatewayOptions):
+    """Options of the endpoint picker."""
+
+    state_port: int = option(names.PORT_GATEWAY_STATE, "Port of /state.", ge=1, le=65535)
+    namespace: str = option("", "Serve the services of this namespace only. Default: all.", metavar="NAME")
+    kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
+    reading_period: float = option(
+        0.5, "Time between two readings of the pods' /state.", unit="seconds", ge=0.05, le=60
+    )
+
+
+class BootstrapOptions(GatewayOptions):
+    """Options of Envoy's bootstrap configuration."""
+
+    port: int = option(names.PORT_GATEWAY, "Port for clients.", ge=1, le=65535)
+    idle_timeout: int = option(3600, "Silence after which a stream is ended.", unit="seconds", ge=1, le=86_400)
+    max_connections: int = option(20_000, "Connections of clients at once; further ones are refused.", ge=1, le=1 << 20)

@@ -1,0 +1,35 @@
+"""What the processes of the control plane share: log format, signals, and one line for an error that ends them."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from kvasir_api import names
+from kvasir_kube.errors import KubeError
+
+
+def run(main: Coroutine[Any, Any, None], *, verbose: bool = False) -> None:
+    """Run a process until main returns. An error of the API server or the system is one line and the exit code."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        asyncio.run(main)
+    except (KubeError, OSError) as error:
+        sys.stderr.write(f"{names.REFUSAL_PREFIX}{error}\n")
+        sys.exit(names.EXIT_REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set. Called in the running loop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

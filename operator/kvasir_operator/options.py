@@ -1,0 +1,54 @@
+"""Options of `kvasir operator`, declared once: flags, help, defaults and bounds."""
+
+from kvasir_api import names
+from kvasir_api.options import OptionsBase, option
+from kvasir_operator.observed.settings import RESYNC_S
+
+
+class OperatorOptions(OptionsBase):
+    """Options of the operator's process."""
+
+    namespace: str = option("", "Serve only this namespace. Default: all.", metavar="NAME")
+    gateway_url: str = option("", "Base URL of the gateway, shown in status.address, without /v1.", metavar="URL")
+    runtime_image: str = option(names.IMAGE_RUNTIME, "Image of pods with accelerators.", metavar="IMAGE")
+    runtime_image_cpu: str = option(names.IMAGE_RUNTIME_CPU, "Image of pods without accelerators.", metavar="IMAGE")
+    allow_model_dir: tuple[str, ...] = option(
+        (), "Directory of the nodes below which file:// models may lie; may be repeated. Default: none.", metavar="DIR"
+    )
+    otlp_traces_endpoint: str = option(
+        "", "OTLP collector (HTTP) for requests of services with spec.observability.traceSamplePercent.", metavar="URL"
+    )
+    host: str = option("127.0.0.1", "Where both ports listen.", metavar="ADDRESS")
+    metrics_port: int = option(9090, "Port of /metrics; 0 takes a free one.", ge=0, le=65535)
+    health_port: int = option(8081, "Port of /livez and /readyz; 0 takes a free one.", ge=0, le=65535)
+    interval: float = option(2.0, "Time between two readings of all pods.", unit="seconds", ge=0.2, le=60.0)
+    speed_window: float = option(
+        60.0,
+        "Time under load over which replicas are judged; after two such stretches one may count as slow.",
+        unit="seconds",
+        ge=0.5,
+        le=3600.0,
+    )
+    resync: float = option(
+        RESYNC_S,
+        "Time between two lists of everything, which find what the watches missed.",
+        unit="seconds",
+        ge=0.2,
+        le=3600.0,
+    )
+    kube_api_qps: float = option(
+        200.0,
+        "Requests to the API server per second in the long run; watches and the Lease do not count.",
+        ge=1.0,
+        le=10_000.0,
+    )
+    kube_api_burst: int = option(
+        400, "Requests to the API server that may be sent at once after a rest.", ge=1, le=100_000
+    )
+    lease_namespace: str = option(
+        "",
+        "Namespace of the Lease by which one of several operators becomes the leader. Default: no election.",
+        metavar="NAME",
+    )
+    kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
+    verbose: bool = option(False, "Log each reconcile.")

@@ -1,0 +1,40 @@
+"""A process of the control plane ends with one line for what its user can mend."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from kvasir_kube import process
+from kvasir_kube.errors import KubeError
+
+
+async def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [KubeError("no usable configuration"), OSError("address already in use")])
+def test_an_error_outside_of_the_process_is_one_line(capsys, error):
+    with pytest.raises(SystemExit) as ended:
+        process.run(fail(error))
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"kvasir: {error}\n"
+
+
+def test_an_interrupt_before_the_signals_are_handled_is_no_traceback():
+    with pytest.raises(SystemExit) as ended:
+        process.run(fail(KeyboardInterrupt()))
+    assert ended.value.code == 130
+
+
+def test_an_error_of_the_process_itself_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        process.run(fail(ZeroDivisionError()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_sets_the_stop_event(number):
+    stop = process.stop_event()
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(stop.wait(), 1)
