@@ -165,8 +165,6 @@ RUNTIME: Final[tuple[Metric, ...]] = (
 
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
-WAIT_REASONS: Final = ("capacity", "deferred")
-PROMPT_SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
 CACHE_CONFIG: Final = (
     "block_size",
     "num_gpu_blocks",
@@ -287,6 +285,12 @@ GATEWAY: Final[tuple[Metric, ...]] = (
         name="kvasir_gateway_inflight_requests", kind="gauge", help="Requests forwarded and not ended.", labels=_SERVICE
     ),
     Metric(name="kvasir_gateway_endpoints", kind="gauge", help="Endpoints by state.", labels=(*_SERVICE, "state")),
+    Metric(
+        name="kvasir_gateway_choices_total",
+        kind="counter",
+        help="Choices of an endpoint, by reason: only, cheapest, tie, bounded (the cheapest has its share of requests), no_reading, holder (of a stored response).",
+        labels=(*_SERVICE, "reason"),
+    ),
     Metric(
         name="kvasir_gateway_choice_seconds",
         kind="histogram",

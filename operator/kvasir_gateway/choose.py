@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["only", "cheapest", "tie", "bounded", "blind"]
+Reason = Literal["only", "cheapest", "tie", "bounded", "no_reading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,6 @@ class EndpointChoice:
 
     addresses: tuple[str, ...]
     reason: Reason
-    message: str
 
 
 def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, policy: ChoicePolicy, seed: int) -> EndpointChoice:
@@ -79,36 +78,30 @@ def choose(candidates: Sequence[Candidate], *, prompt_tokens: int, policy: Choic
     if not candidates:
         raise ValueError("no candidates to choose from")
     known = [c for c in candidates if c.load is not None]
-    blind = sorted((c for c in candidates if c.load is None), key=lambda c: c.inflight)
+    unread = sorted((c for c in candidates if c.load is None), key=lambda c: c.inflight)
     if not known:
-        return _blind(blind, policy, seed)
+        return _without_readings(unread, policy, seed)
     costs = {c.address: _cost_s(c, prompt_tokens, policy) for c in known}
     limit = policy.load_factor * (sum(c.requests for c in known) + 1) / len(known) + 1
     ranked = sorted(known, key=lambda c: (c.requests + 1 > limit, costs[c.address]))
     within = [c for c in ranked if c.requests + 1 <= limit]
     near = [c for c in within if costs[c.address] <= costs[within[0].address] * (1 + policy.tie_fraction) + 1e-6]
     first = _lighter_of_two(near, seed)
-    cheapest = min(costs.values())
     if len(candidates) == 1:
         reason: Reason = "only"
-    elif costs[within[0].address] > cheapest:
+    elif costs[within[0].address] > min(costs.values()):
         reason = "bounded"
     else:
         reason = "tie" if len(near) > 1 else "cheapest"
-    message = (
-        f"{first.address} costs {costs[first.address]:.3f} s with {first.requests} requests; "
-        f"cheapest of {len(candidates)} is {cheapest:.3f} s, at most {limit:.1f} requests each"
-    )
-    rest = [c for c in (*ranked, *blind) if c is not first]
-    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason=reason, message=message)
+    rest = [c for c in (*ranked, *unread) if c is not first]
+    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason=reason)
 
 
-def _blind(blind: list[Candidate], policy: ChoicePolicy, seed: int) -> EndpointChoice:
-    least = [c for c in blind if c.inflight == blind[0].inflight]
+def _without_readings(unread: list[Candidate], policy: ChoicePolicy, seed: int) -> EndpointChoice:
+    least = [c for c in unread if c.inflight == unread[0].inflight]
     first = _lighter_of_two(least, seed)
-    rest = [c for c in blind if c is not first]
-    message = f"no endpoint of {len(blind)} has a reading; {first.address} has {first.inflight} requests of ours"
-    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason="blind", message=message)
+    rest = [c for c in unread if c is not first]
+    return EndpointChoice(addresses=_addresses([first, *rest], policy), reason="no_reading")
 
 
 def _cost_s(candidate: Candidate, prompt_tokens: int, policy: ChoicePolicy) -> float:

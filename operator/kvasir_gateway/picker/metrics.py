@@ -25,16 +25,21 @@ class GatewayMetrics:
         self._registry = CollectorRegistry()
         made = {metric.name: _made(metric, self._registry) for metric in GATEWAY}
         requests, inflight = made["kvasir_gateway_requests_total"], made["kvasir_gateway_inflight_requests"]
-        endpoints, choice = made["kvasir_gateway_endpoints"], made["kvasir_gateway_choice_seconds"]
+        endpoints, choices = made["kvasir_gateway_endpoints"], made["kvasir_gateway_choices_total"]
+        choice_seconds = made["kvasir_gateway_choice_seconds"]
         assert isinstance(requests, Counter)
         assert isinstance(inflight, Gauge)
         assert isinstance(endpoints, Gauge)
-        assert isinstance(choice, Histogram)
-        self._requests, self._inflight, self._endpoints, self._choice = requests, inflight, endpoints, choice
+        assert isinstance(choices, Counter)
+        assert isinstance(choice_seconds, Histogram)
+        self._requests, self._inflight, self._endpoints = requests, inflight, endpoints
+        self._choices, self._choice_seconds = choices, choice_seconds
 
-    def observe_choice(self, seconds: float) -> None:
-        """Record how long one choice took."""
-        self._choice.observe(seconds)
+    def observe_choice(self, service: str, reason: str, seconds: float) -> None:
+        """Record why an endpoint of a service (its key) was chosen and how long that took."""
+        namespace, _, name = service.partition(".")
+        self._choices.labels(namespace=namespace, service=name, reason=reason).inc()
+        self._choice_seconds.observe(seconds)
 
     def count_request(self, service: str, outcome: str) -> None:
         """Count a request of a service (its key) that ended."""

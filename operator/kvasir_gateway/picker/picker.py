@@ -89,8 +89,10 @@ class Picker:
             self._metrics.count_request(service.key, "refused")
             return request_parser.error_response(_nothing_ready(service), path)
         holder = self._holder(parsed.response) if parsed.response else None
-        addresses = (holder[1],) if holder is not None and holder[0] is service else choice.addresses
-        self._metrics.observe_choice(self._clock() - started_s)
+        addresses, reason = choice.addresses, str(choice.reason)
+        if holder is not None and holder[0] is service:
+            addresses, reason = (holder[1],), "holder"
+        self._metrics.observe_choice(service.key, reason, self._clock() - started_s)
         return self._forward(service, addresses, inflight_id, prompt_tokens, started_s)
 
     def _pick_holder(

@@ -56,6 +56,16 @@ def test_the_cheapest_endpoint_comes_first(picker):
     assert picker.pick(BODY, "t") == Destination(cluster="default.s", addresses=("10.0.0.2:8000", "10.0.0.1:8000"))
 
 
+def test_why_endpoints_were_chosen_is_counted(picker, metrics):
+    picker.pick(BODY, "one")
+    picker.readings = {}
+    picker.pick(BODY, "two")
+    page = metrics.render(picker.table, picker.inflight).decode()
+    for reason in ("cheapest", "no_reading"):
+        assert f'kvasir_gateway_choices_total{{namespace="default",reason="{reason}",service="s"}} 1.0' in page
+    assert "kvasir_gateway_choice_seconds_count 2.0" in page
+
+
 def test_a_request_is_in_flight_until_it_ended(picker, clock):
     picker.pick(BODY, "t")
     clock.now = 107.0
