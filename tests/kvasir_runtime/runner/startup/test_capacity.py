@@ -19,12 +19,12 @@ WEIGHTS = MODEL.weights_bytes("float32")
 
 
 @pytest.mark.parametrize(
-    ("asked", "spare", "fits"), [(0, BLOCK, True), (0, BLOCK - 1, False), (33, 2 * BLOCK, True), (33, BLOCK, False)]
+    ("requested", "spare", "fits"), [(0, BLOCK, True), (0, BLOCK - 1, False), (33, 2 * BLOCK, True), (33, BLOCK, False)]
 )
-def test_forecast_before_loading(asked, spare, fits):
+def test_forecast_before_loading(requested, spare, fits):
     def check():
         capacity.check_forecast(
-            MODEL, limit_bytes=WEIGHTS + spare, fraction=1.0, dtype="float32", asked=asked, block_size=16
+            MODEL, limit_bytes=WEIGHTS + spare, fraction=1.0, dtype="float32", requested=requested, block_size=16
         )
 
     if fits:
