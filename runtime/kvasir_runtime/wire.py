@@ -260,30 +260,46 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     eta_s: float = -1.0
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine takes requests. Facts for the banner, the metrics and status; seconds by phase of the start.
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an engine once its model is loaded: for the limits of requests, the banner, the metrics.
 
-    hidden_size: length of what is pooled. head: what the model ends in; only one over the vocabulary can generate.
-    quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where all are.
-    fallback: why slower kernels serve than the device has; "" where they are its own.
+    max_model_len: prompt plus answer of one request, also where the cache is the limit. max_batch_tokens: query tokens
+    of one step. quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where
+    all are. fallback: why slower kernels serve than the device has; "" where they are its own. hidden_size: length of
+    what is pooled. head: what the model ends in; only one over the vocabulary can generate. load_s, warm_s: of the
+    start.
     """
 
     device: str
     kernels: str
     dtype: str
     block_size: int
-    capacity_tokens: int
+    num_blocks: int
     max_model_len: int
     max_sequences: int
+    max_batch_tokens: int
     weights_bytes: int
     kv_bytes_per_token: int
-    load_s: float
-    warm_s: float
+    vocab_size: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    load_s: float = 0.0
+    warm_s: float = 0.0
     hidden_size: int = 0
     head: Literal["vocabulary", "labels", "none"] = "vocabulary"
     num_labels: int = 0
     quantization: str = ""
     fallback: str = ""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes requests."""
+
+    facts: EngineFacts
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

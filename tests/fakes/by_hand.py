@@ -19,12 +19,12 @@ from kvasir_runtime.layers.spec import parameter_shapes
 from kvasir_runtime.models.config import read_config, read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
-from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import assemble
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.weights import quant_formats as weight_formats
 from kvasir_runtime.weights.loader import load
-from kvasir_runtime.wire import SamplingConfig
+from kvasir_runtime.wire import EngineFacts, SamplingConfig
 
 CPU_DEVICE = torch.device("cpu")
 GREEDY = SamplingConfig(temperature=0.0, max_tokens=1)
@@ -54,7 +54,7 @@ def runner_of(
         formats = weight_formats.formats(quantization, spec, shapes, places, {})
         tensors = load(folder, places, shapes, dtype, device, lambda read, total: None, formats, ops.quantize)
         model = Decoder(spec, ops, tensors, num_positions=limit)
-    facts = RunnerFacts(
+    facts = EngineFacts(
         device=device.type,
         kernels=ops.name,
         fallback=ops.fallback,

@@ -7,7 +7,6 @@ shared before it was computed changes the answer or fails at once.
 import struct
 from array import array
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
@@ -15,31 +14,7 @@ from fakes.model import EOS, FakeModel
 from kvasir_runtime.core.plan import Chunk, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.engine.interfaces import Grammars
 from kvasir_runtime.step_profiler import StepProfiler
-from kvasir_runtime.wire import Logprobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeFacts:
-    """What the engine asks of a runner before it serves."""
-
-    device: str = "cpu"
-    kernels: str = "fake"
-    fallback: str = ""
-    dtype: str = "float32"
-    block_size: int
-    num_blocks: int
-    max_model_len: int
-    max_sequences: int
-    max_batch_tokens: int
-    eos_token_ids: tuple[int, ...]
-    weights_bytes: int = 1000
-    quantization: str = ""
-    kv_bytes_per_token: int = 4
-    load_s: float = 0.0
-    warm_s: float = 0.0
-    hidden_size: int = 2
-    head: Literal["vocabulary", "labels", "none"] = "vocabulary"
-    num_labels: int = 0
+from kvasir_runtime.wire import EngineFacts, Logprobs
 
 
 @dataclass(slots=True)
@@ -81,9 +56,15 @@ class FakeRunner:
     grammars: Grammars | None = None
 
     @property
-    def facts(self) -> FakeFacts:
+    def facts(self) -> EngineFacts:
         """Of this runner as it is configured now."""
-        return FakeFacts(
+        return EngineFacts(
+            device="cpu",
+            kernels="fake",
+            dtype="float32",
+            weights_bytes=1000,
+            kv_bytes_per_token=4,
+            hidden_size=2,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             max_model_len=self.max_model_len,

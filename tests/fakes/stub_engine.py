@@ -97,12 +97,13 @@ class Stub:
 
     def ready(self) -> wire.Ready:
         """Facts that are recognisable in the banner."""
-        return wire.Ready(
+        facts = wire.EngineFacts(
             device="stub",
             kernels="none",
             dtype="float32",
             block_size=16,
-            capacity_tokens=8192,
+            num_blocks=512,
+            max_batch_tokens=512,
             max_model_len=self.max_len,
             max_sequences=self.faults.max_sequences,
             weights_bytes=1 << 20,
@@ -110,6 +111,7 @@ class Stub:
             load_s=0.1,
             warm_s=0.0,
         )
+        return wire.Ready(facts)
 
     def state(self) -> RuntimeState:
         """With pinned tokens only while something runs."""

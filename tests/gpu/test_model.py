@@ -18,7 +18,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
-from kvasir_runtime.engine.start import limits_of, ready_of
+from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import EngineRequest, SamplingConfig, StepOutputs, Submit, ToEngine
@@ -92,7 +92,6 @@ def answers(folder: Path, device: str, depth: int, **options: Any) -> dict[str, 
         scheduler=Scheduler(limits),
         runner=runner,
         clients=seat,
-        ready=ready_of(runner.facts, limits),
         state=RuntimeState(),
         depth=depth,
     )

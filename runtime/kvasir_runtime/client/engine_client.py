@@ -64,8 +64,8 @@ class EngineClient:
         self._decode_state = msgspec.msgpack.Decoder(RuntimeState).decode
         self._packed_state: msgspec.Raw | None = None
         self._state = RuntimeState()
-        self._outcome: asyncio.Future[wire.Ready] = self._loop.create_future()
-        self.ready: wire.Ready | None = None
+        self._outcome: asyncio.Future[wire.EngineFacts] = self._loop.create_future()
+        self.ready: wire.EngineFacts | None = None
         self.last_message_at = clock()
         self.failure: str | None = None
 
@@ -98,7 +98,7 @@ class EngineClient:
             self._loop.remove_reader(socket.fileno())
             self._context.destroy(linger=0)
 
-    async def wait_ready(self) -> wire.Ready:
+    async def wait_ready(self) -> wire.EngineFacts:
         """The engine's facts once it takes requests. Raises EngineDeadError with the reason when the start fails."""
         return await asyncio.shield(self._outcome)
 
@@ -185,10 +185,10 @@ class EngineClient:
                     self._route(output)
             case wire.Progress():
                 self._on_progress(message)
-            case wire.Ready():
-                self.ready = message
+            case wire.Ready(facts):
+                self.ready = facts
                 if not self._outcome.done():
-                    self._outcome.set_result(message)
+                    self._outcome.set_result(facts)
             case wire.EngineFailed(text, refusal):
                 self.fail(text, refusal=refusal)
 

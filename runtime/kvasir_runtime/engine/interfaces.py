@@ -1,69 +1,11 @@
 """What the engine's loop needs from the world, as protocols: a runner and the clients. Tests bring fakes."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.step_profiler import StepProfiler
-from kvasir_runtime.wire import FromEngine, Grammar, ToEngine
-
-
-class Facts(Protocol):
-    """What is known of a runner once its model is loaded, for limits, banner and Ready; units are in the names."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def kernels(self) -> str: ...
-
-    @property
-    def fallback(self) -> str: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def max_sequences(self) -> int: ...
-
-    @property
-    def max_batch_tokens(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def weights_bytes(self) -> int: ...
-
-    @property
-    def quantization(self) -> str: ...
-
-    @property
-    def kv_bytes_per_token(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def head(self) -> Literal["vocabulary", "labels", "none"]: ...
-
-    @property
-    def num_labels(self) -> int: ...
-
-    @property
-    def load_s(self) -> float: ...
-
-    @property
-    def warm_s(self) -> float: ...
+from kvasir_runtime.wire import EngineFacts, FromEngine, Grammar, ToEngine
 
 
 class Grammars(Protocol):
@@ -87,7 +29,7 @@ class Runner(Protocol):
         """None where requests that are guided need not be waited for."""
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """Fixed for the life of the runner."""
 
     def launch(self, plan: StepPlan) -> Any:

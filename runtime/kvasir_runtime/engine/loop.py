@@ -1,7 +1,7 @@
-"""The engine's loop: hear the clients, launch plans, collect results, tell everybody what a step did.
+"""The engine's loop: receive messages, launch plans, collect results, send each client what a step gave.
 
 A shell around the scheduler: it reads the clock and moves messages. Wired by engine_main. While there is work it never
-waits for clients, only for the runner; when idle it waits for clients and speaks about once a second.
+waits for clients, only for the runner; when idle it waits for clients and sends a heartbeat about once a second.
 """
 
 import logging
@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from kvasir_runtime.wire import (
     Abort,
     Drain,
     EngineOutput,
+    EngineRequest,
     Hello,
     Inject,
     Ready,
@@ -42,7 +44,7 @@ from kvasir_runtime.wire import (
 
 LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
-PARKED_S = 0.005
+COMPILING_S = 0.005
 """How long an idle engine waits for clients while a grammar is being compiled."""
 MAX_FAILED_STEPS = 3
 """Failed steps in a row after which the device, and not one request, must be what is broken."""
@@ -52,10 +54,27 @@ class EngineFatalError(Exception):
     """The engine cannot go on; str() is one line."""
 
 
+@dataclass(slots=True, eq=False)
+class _OpenRequest:
+    """A request between its message and its last output. queue_s: from there to its first plan; -1 before that."""
+
+    client: bytes
+    request: EngineRequest
+    received_at: float
+    queue_s: float = -1.0
+    is_queue_reported: bool = False
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Ids that its outputs go under; the first is its own."""
+        beam = self.request.beam
+        return (self.request.request_id,) if beam is None else beam.answers
+
+
 class Engine:
     """Serves until stop() or Shutdown. depth: plans that may be in flight, 1 on a CPU and 2 on CUDA.
 
-    state: what `/state` says besides the scheduler's numbers. ready: told to every client that says Hello.
+    state: the fields of `/state` that the scheduler does not know.
     """
 
     def __init__(
@@ -64,7 +83,6 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         clients: Clients,
-        ready: Ready,
         state: RuntimeState,
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -74,20 +92,18 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._clients = clients
-        self._ready = ready
         self._state = state
         self._depth = depth
         self._clock = clock
         self._trace = NoTrace() if trace is None else trace
         self._profiler = StepProfiler() if profiler is None else profiler
-        self._flight: deque[tuple[StepPlan, Any, float]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Any, float]] = deque()
         self._present: dict[bytes, None] = {}
-        self._owners: dict[str, bytes] = {}
-        self._followers: dict[str, tuple[str, ...]] = {}
+        self._requests: dict[str, _OpenRequest] = {}
+        """By each id that an output may go under."""
+        self._compiling: list[_OpenRequest] = []
+        """Those that wait for their grammars, in order of arrival."""
         self._grammars = runner.grammars
-        self._parked: dict[str, Submit] = {}
-        self._submitted: dict[str, float] = {}
-        self._queued: dict[str, float] = {}
         self._computed_tokens = 0
         self._outbox: defaultdict[bytes, list[EngineOutput]] = defaultdict(list)
         self._collected_at = 0.0
@@ -98,21 +114,26 @@ class Engine:
 
     @property
     def present(self) -> list[bytes]:
-        """Clients that said hello and are not gone."""
+        """Clients that sent Hello and are not gone."""
         return list(self._present)
+
+    @property
+    def num_open(self) -> int:
+        """Answers that have not ended."""
+        return len(self._requests)
 
     def stop(self) -> None:
         """Leave the loop after the step that is being computed. May be called by a signal handler."""
         self._stopping.set()
 
     def greet(self, client: bytes) -> None:
-        """A client that introduced itself: it gets the facts, and from now on every step."""
+        """A client that introduced itself gets Ready, and from now on every step."""
         self._present[client] = None
-        self._send(client, self._ready)
+        self._send(client, Ready(self._runner.facts))
         self._sent_at = 0.0
 
     def run(self) -> None:
-        """Serve. Raises EngineError when the runner fails again and again."""
+        """Serve. Raises EngineFatalError when the runner fails again and again."""
         try:
             self._serve()
         finally:
@@ -121,14 +142,14 @@ class Engine:
     def _serve(self) -> None:
         while True:
             collected = self._collect()
-            news = not self._stopping.is_set() and self._receive(idle=collected is None)
+            has_news = not self._stopping.is_set() and self._receive(idle=collected is None)
             if collected is not None:
                 self._commit(*collected)
-            news |= self._submit_compiled()
+            has_news |= self._submit_compiled()
             if not self._stopping.is_set():
                 self._launch()
-            # What a step gave is told while the next one is computed.
-            unsent = collected is not None or self._outbox or (news and not self._flight)
+            # What a step gave is sent while the next one is computed.
+            unsent = collected is not None or self._outbox or (has_news and not self._in_flight)
             if unsent or self._clock() >= self._sent_at + HEARTBEAT_S:
                 self._send_outputs()
                 self._profiler.lap("send")
@@ -136,25 +157,23 @@ class Engine:
                 return
 
     def _receive(self, *, idle: bool) -> bool:
-        """Hear the clients, and wait for them where there is nothing else to do. Whether one said something."""
-        busy = not idle or self._outbox or self._scheduler.has_work or self._flight
-        idle_s = PARKED_S if self._parked else max(0.0, self._sent_at + HEARTBEAT_S - self._clock())
-        heard = self._clients.receive(0.0 if busy else idle_s)
+        """Handle what clients sent, and wait for it where there is nothing else to do. Whether there was a message."""
+        busy = not idle or self._outbox or self._scheduler.has_work or self._in_flight
+        idle_s = COMPILING_S if self._compiling else max(0.0, self._sent_at + HEARTBEAT_S - self._clock())
+        messages = self._clients.receive(0.0 if busy else idle_s)
         if not busy:
             self._profiler.start()
-        for client, message in heard:
+        for client, message in messages:
             self._handle(client, message)
         self._profiler.lap("receive")
-        return bool(heard)
+        return bool(messages)
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         match message:
             case Hello():
                 self.greet(client)
-            case Submit(request) if request.sampling.grammar is None or self._grammars is None:
-                self._submit(client, message)
-            case Submit():
-                self._await_grammar(client, message)
+            case Submit(request):
+                self._open(client, request)
             case Abort():
                 self._abort(message)
             case Inject(request_id, token_ids):
@@ -165,85 +184,83 @@ class Engine:
             case Shutdown():
                 self.stop()
 
-    def _await_grammar(self, client: bytes, message: Submit) -> None:
-        """A request whose grammar is compiled first; those who come after it need not wait for that."""
-        request = message.request
-        assert self._grammars is not None
-        assert request.sampling.grammar is not None
-        if request.request_id in self._owners:
-            why = f"a request with the id {request.request_id} has not ended yet"
-            self._outbox[client].append(EngineOutput(request_id=request.request_id, finish_reason="error", message=why))
-            return
-        self._grammars.compile(request.request_id, request.sampling.grammar)
-        self._parked[request.request_id] = message
-        self._owners[request.request_id] = client
-        self._submitted[request.request_id] = self._clock()
+    def _open(self, client: bytes, request: EngineRequest) -> None:
+        """A new request. Where its grammar is compiled first, requests behind it do not wait for that."""
+        now = self._clock()
+        opened = _OpenRequest(client, request, now)
+        grammar = request.sampling.grammar
+        if request.request_id in self._requests:
+            self._refuse(opened, f"a request with the id {request.request_id} has not ended yet")
+        elif grammar is None or self._grammars is None:
+            self._submit(opened, now)
+        else:
+            self._grammars.compile(request.request_id, grammar)
+            self._requests[request.request_id] = opened
+            self._compiling.append(opened)
 
     def _submit_compiled(self) -> bool:
         """Queue the requests whose grammars are ready. Whether there were any."""
-        before = len(self._parked)
-        for request_id, message in list(self._parked.items()):
-            assert self._grammars is not None
-            why = self._grammars.ready(request_id)
+        if not self._compiling or self._grammars is None:
+            return False
+        waiting, self._compiling = self._compiling, []
+        for opened in waiting:
+            why = self._grammars.ready(opened.request.request_id)
             if why is None:
-                continue
-            del self._parked[request_id]
-            client, submitted = self._owners[request_id], self._submitted[request_id]
-            if why:
-                self._post((EngineOutput(request_id=request_id, finish_reason="error", message=why),))
-            elif self._submit(client, message):
-                self._submitted[request_id] = submitted
+                self._compiling.append(opened)
+            elif why:
+                self._refuse(opened, why)
+                self._close(opened.request.request_id)
             else:
-                self._forget(request_id)
-        return len(self._parked) < before
+                self._submit(opened, self._clock())
+        return len(self._compiling) < len(waiting)
 
-    def _submit(self, client: bytes, message: Submit) -> bool:
-        """Queue a request; False when it is refused."""
-        now = self._clock()
-        self._trace.add(MessageRecord(now, message))
-        refused = self._scheduler.submit(message.request, now)
+    def _submit(self, opened: _OpenRequest, now: float) -> None:
+        """Queue a request in the scheduler, which may refuse it."""
+        self._trace.add(MessageRecord(now, Submit(opened.request)))
+        refused = self._scheduler.submit(opened.request, now)
         if refused is None:
-            self._owners[message.request.request_id] = client
-            if message.request.beam is not None:
-                self._followers[message.request.request_id] = message.request.beam.answers[1:]
-                self._owners.update(dict.fromkeys(message.request.beam.answers, client))
-            self._submitted[message.request.request_id] = now
+            self._requests.update(dict.fromkeys(opened.answers, opened))
         else:
-            self._outbox[client].append(refused)
-        return refused is None
+            self._outbox[opened.client].append(refused)
+            self._close(opened.request.request_id)
+
+    def _refuse(self, opened: _OpenRequest, why: str) -> None:
+        output = EngineOutput(request_id=opened.request.request_id, finish_reason="error", message=why)
+        self._outbox[opened.client].append(output)
 
     def _abort(self, message: Abort) -> None:
         now = self._clock()
-        self._parked.pop(message.request_id, None)
         self._trace.add(MessageRecord(now, message))
         self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
-        self._forget(message.request_id)
+        self._close(message.request_id)
 
-    def _forget(self, request_id: str) -> None:
-        """A request ended, and with it the ids that more answers of it are reported under."""
-        self._submitted.pop(request_id, None)
-        self._queued.pop(request_id, None)
-        self._owners.pop(request_id, None)
-        if self._grammars is not None:
+    def _close(self, request_id: str) -> None:
+        """An answer ended or is not wanted any more; with a request, all its answers."""
+        opened = self._requests.pop(request_id, None)
+        if opened is None or opened.request.request_id != request_id:
+            return
+        for answer in opened.answers:
+            self._requests.pop(answer, None)
+        if opened.request.sampling.grammar is not None and self._grammars is not None:
             self._grammars.drop(request_id)
-        for follower in self._followers.pop(request_id, ()):
-            self._owners.pop(follower, None)
+            if opened in self._compiling:
+                self._compiling.remove(opened)
 
     def _collect(self) -> tuple[StepPlan, StepResults, float] | None:
         """The oldest plan in flight, its results and when it was launched. None when there is none, or it failed."""
-        if not self._flight:
+        if not self._in_flight:
             return None
-        plan, handle, launched_at = self._flight.popleft()
+        plan, handle, launched_at = self._in_flight.popleft()
         try:
             results = self._runner.collect(handle)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
-            self._break(error)
+            self._fail_step(error)
             return None
         self._profiler.lap("results")
         return plan, results, launched_at
 
     def _commit(self, plan: StepPlan, results: StepResults, launched_at: float) -> None:
-        """Take in what a plan gave. An abort that came meanwhile was heard before, so nothing follows it."""
+        """Take in what a plan gave. An abort that came meanwhile was handled before, so nothing follows it."""
         now = self._clock()
         self._trace.add(ResultsRecord(now, results))
         self._post(self._scheduler.commit(results, now))
@@ -257,12 +274,12 @@ class Engine:
     def _launch(self) -> None:
         """Launch until depth plans are in flight."""
         try:
-            while len(self._flight) < self._depth and self._scheduler.has_work and self._launch_one():
+            while len(self._in_flight) < self._depth and self._scheduler.has_work and self._launch_one():
                 pass
         except Exception as error:  # noqa: BLE001 - as in _collect
-            self._break(error)
+            self._fail_step(error)
             return
-        if not self._flight and self._scheduler.has_work:
+        if not self._in_flight and self._scheduler.has_work:
             raise EngineFatalError("requests are left that the scheduler does not plan")
 
     def _launch_one(self) -> bool:
@@ -273,19 +290,19 @@ class Engine:
         if plan is None:
             return False
         for join in plan.joins:
-            submitted = self._submitted.pop(join.request_id, None)
-            if submitted is not None:  # else it was preempted and comes back
-                self._queued[join.request_id] = now - submitted
+            opened = self._requests[join.request_id]
+            if opened.queue_s < 0:  # else it was preempted and comes back
+                opened.queue_s = now - opened.received_at
         self._profiler.lap("plan")
-        self._flight.append((plan, self._runner.launch(plan), now))
+        self._in_flight.append((plan, self._runner.launch(plan), now))
         return True
 
-    def _break(self, error: Exception) -> None:
-        """A step failed: everybody who has a row is told, those who wait are tried again."""
+    def _fail_step(self, error: Exception) -> None:
+        """A step failed: every request that has a row ends with an error, those that wait are tried again."""
         LOG.error("a step failed", exc_info=error)
         self._failed_steps += 1
-        while self._flight:
-            _, handle, _ = self._flight.popleft()
+        while self._in_flight:
+            _, handle, _ = self._in_flight.popleft()
             try:
                 self._runner.collect(handle)
             except Exception as later:  # noqa: BLE001 - its requests are failed with the others
@@ -298,20 +315,22 @@ class Engine:
             self._send_outputs()
             raise EngineFatalError(f"{self._failed_steps} steps failed in a row, the last with {one_line(error)}")
 
-    def _post(self, events: tuple[EngineOutput, ...]) -> None:
-        for event in events:
-            queue_s = self._queued.pop(event.request_id, None)
-            if queue_s is not None:
-                event = msgspec.structs.replace(event, queue_s=queue_s)
-            client = self._owners.get(event.request_id)
-            if client is not None:
-                self._outbox[client].append(event)
-        for event in events:
-            if event.finish_reason is not None:
-                self._forget(event.request_id)
+    def _post(self, outputs: tuple[EngineOutput, ...]) -> None:
+        """Keep outputs for their clients until the next message to them."""
+        for output in outputs:
+            opened = self._requests.get(output.request_id)
+            if opened is None:
+                continue
+            if not opened.is_queue_reported:
+                opened.is_queue_reported = True
+                output = msgspec.structs.replace(output, queue_s=opened.queue_s)
+            self._outbox[opened.client].append(output)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._close(output.request_id)
 
     def _send_outputs(self) -> None:
-        """One message to every client: its events and the state after the step."""
+        """One message to every client: its outputs and the state after the step."""
         state = self._scheduler.report(self._state)
         outbox, self._outbox = self._outbox, defaultdict(list)
         for client in {**self._present, **dict.fromkeys(outbox)}:
@@ -325,10 +344,11 @@ class Engine:
             self._leave(client)
 
     def _leave(self, client: bytes) -> None:
-        """A client is gone without a word: nobody reads its answers."""
+        """A client is gone without a message: its requests end."""
         self._present.pop(client, None)
         self._outbox.pop(client, None)
-        for request_id in [request_id for request_id, owner in self._owners.items() if owner == client]:
+        theirs = {opened.request.request_id: None for opened in self._requests.values() if opened.client == client}
+        for request_id in theirs:
             self._abort(Abort(request_id))
 
 

@@ -15,12 +15,12 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
 from kvasir_runtime.engine.client_socket import ClientSocket
-from kvasir_runtime.engine.interfaces import Facts, Runner
+from kvasir_runtime.engine.interfaces import Runner
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.trace import TraceFile
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.step_profiler import StepProfiler
-from kvasir_runtime.wire import EngineFailed, FromEngine, Hello, Progress, Ready, Shutdown, ToEngine
+from kvasir_runtime.wire import EngineFacts, EngineFailed, FromEngine, Hello, Progress, Shutdown, ToEngine
 
 LOG = logging.getLogger(__name__)
 FINAL_MESSAGE_S = 2.0
@@ -97,7 +97,6 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
         scheduler=Scheduler(limits),
         runner=runner,
         clients=socket,
-        ready=ready_of(facts, limits),
         state=_state(options, facts),
         depth=2 if on_gpu else 1,
         trace=trace,
@@ -124,7 +123,7 @@ def _profile(path: str) -> StepProfiler:
         raise StartError(f"--profile {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def limits_of(options: ServeOptions, facts: Facts) -> Limits:
+def limits_of(options: ServeOptions, facts: EngineFacts) -> Limits:
     """What the scheduler may use of this runner."""
     on_cpu = facts.device.lower().startswith("cpu")
     return Limits(
@@ -139,29 +138,7 @@ def limits_of(options: ServeOptions, facts: Facts) -> Limits:
     )
 
 
-def ready_of(facts: Facts, limits: Limits) -> Ready:
-    """The facts that clients are told."""
-    return Ready(
-        device=facts.device,
-        kernels=facts.kernels,
-        fallback=facts.fallback,
-        dtype=facts.dtype,
-        block_size=limits.block_size,
-        capacity_tokens=limits.capacity_tokens,
-        max_model_len=limits.max_model_len,
-        max_sequences=limits.max_sequences,
-        weights_bytes=facts.weights_bytes,
-        quantization=facts.quantization,
-        kv_bytes_per_token=facts.kv_bytes_per_token,
-        load_s=facts.load_s,
-        warm_s=facts.warm_s,
-        hidden_size=facts.hidden_size,
-        head=facts.head,
-        num_labels=facts.num_labels,
-    )
-
-
-def _state(options: ServeOptions, facts: Facts) -> RuntimeState:
+def _state(options: ServeOptions, facts: EngineFacts) -> RuntimeState:
     name = options.served_model_name[0] if options.served_model_name else source.name_of(options.model)
     return RuntimeState(
         model=name,

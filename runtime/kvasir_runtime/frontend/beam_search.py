@@ -11,7 +11,7 @@ import msgspec
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.generation import Body
-from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, Ready
+from kvasir_runtime.wire import BeamSearchConfig, EngineFacts, EngineRequest
 
 
 def width_of(body: Body) -> int:
@@ -19,7 +19,7 @@ def width_of(body: Body) -> int:
     return max(body.n, getattr(body, "best_of", None) or 1) if body.use_beam_search else 0
 
 
-def fitting(body: Body, prompt_tokens: int, limit: int, ready: Ready | None) -> int:
+def fitting(body: Body, prompt_tokens: int, limit: int, ready: EngineFacts | None) -> int:
     """Tokens that prompt and answer may have: limit, or less where all beams must find a place in the cache.
 
     ready: the engine's facts; without them the engine decides. Raises Refused when there is no room for the beams.

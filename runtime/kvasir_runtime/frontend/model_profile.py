@@ -9,7 +9,7 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.parsing.formats import ParserNames
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities
 from kvasir_runtime.frontend.tokenizer import Tokenizer
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class ModelProfile:
     max_context: int
     capabilities: Capabilities = field(default_factory=Capabilities)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    ready: Ready | None = None
+    ready: EngineFacts | None = None
     parsers: ParserNames = field(default_factory=ParserNames)
     instance: str = ""
 

@@ -36,7 +36,7 @@ from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
 from kvasir_runtime.offline.completion_builder import CompletionBuilder, output
 from kvasir_runtime.offline.outputs import Embedding, EmbeddingOutput, Output
-from kvasir_runtime.wire import EngineOutput, EngineRequest, Progress, Ready
+from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest, Progress
 
 NAME: Final = "offline"
 LAST_WORDS_S: Final = 0.2
@@ -81,7 +81,7 @@ class AsyncLLM:
         self._grammar_validator: GrammarValidator | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self) -> Ready:
+    async def open(self) -> EngineFacts:
         """Find the model and start the engine; its facts. Raises EngineError."""
         try:
             self._engine.begin()

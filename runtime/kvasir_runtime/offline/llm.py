@@ -23,7 +23,7 @@ from kvasir_runtime.offline.async_llm import AsyncLLM, EngineError
 from kvasir_runtime.offline.outputs import EmbeddingOutput, Output
 from kvasir_runtime.offline.progress import ProgressBars
 from kvasir_runtime.offline.sampling_params import BeamSearchParams, SamplingParams
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -59,7 +59,7 @@ class LLM:
         try:
             with self._bars.loading() as on_progress:
                 self._llm = AsyncLLM(settings, engine_command=engine_command, on_progress=on_progress)
-                self.facts: Ready = self._run(self._llm.open())
+                self.facts: EngineFacts = self._run(self._llm.open())
         except BaseException:
             self.close()
             raise

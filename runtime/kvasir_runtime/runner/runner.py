@@ -10,9 +10,10 @@ forward pass is launched. It is enqueued as soon as that token is collected, and
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.layers.spec import Head
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs, ReplayedHidden, ReplayedIds
 from kvasir_runtime.runner.greedy_fast_path import fast_path_of
 from kvasir_runtime.runner.launched_step import (
@@ -44,37 +44,7 @@ from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
 from kvasir_runtime.runner.step_output import StepOutput
 from kvasir_runtime.step_profiler import StepProfiler
-from kvasir_runtime.wire import SamplingConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerFacts:
-    """What is known of a runner once it is built; the engine's banner, limits and `Ready` come from here."""
-
-    device: str
-    kernels: str
-    dtype: str
-    block_size: int
-    num_blocks: int
-    max_model_len: int
-    max_sequences: int
-    max_batch_tokens: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    weights_bytes: int
-    kv_bytes_per_token: int
-    load_s: float
-    warm_s: float
-    hidden_size: int = 0
-    head: Head = "vocabulary"
-    num_labels: int = 0
-    quantization: str = ""
-    fallback: str = ""
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self.num_blocks * self.block_size
+from kvasir_runtime.wire import EngineFacts, SamplingConfig
 
 
 class ModelRunner:
@@ -88,7 +58,7 @@ class ModelRunner:
         cache: Tensor,
         rows: RowState,
         stream: DeviceStream,
-        facts: RunnerFacts,
+        facts: EngineFacts,
         grammars: GrammarCompiler | None = None,
         graphs: DecodeGraphs | None = None,
     ) -> None:
@@ -136,7 +106,7 @@ class ModelRunner:
             fallback = f"{fallback}; {why}" if fallback else why
         else:
             kernels += ", graphs"
-        self.facts = replace(self.facts, kernels=kernels, fallback=fallback)
+        self.facts = msgspec.structs.replace(self.facts, kernels=kernels, fallback=fallback)
 
     def use_profiler(self, profiler: StepProfiler) -> None:
         """From now on, report what the time of a step is spent on."""

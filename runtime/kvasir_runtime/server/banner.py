@@ -5,7 +5,7 @@ Pure; called by the process once the engine is ready.
 
 from dataclasses import dataclass
 
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class StartSummary:
     find_s: float
 
 
-def banner(ready: Ready, start: StartSummary) -> str:
+def banner(ready: EngineFacts, start: StartSummary) -> str:
     """Several lines, aligned."""
     concurrency = ready.capacity_tokens / max(1, ready.max_model_len)
     cache_bytes = ready.capacity_tokens * ready.kv_bytes_per_token

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from kvasir_api import names
 from kvasir_runtime.server.banner import StartSummary, banner, progress_line
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 LINE_EVERY_S: Final = 5.0
 
@@ -65,11 +65,12 @@ class Console:
         else:
             self._say(progress_line(phase, fraction, eta_s, message))
 
-    def ready(self, facts: Ready, start: StartSummary) -> None:
+    def ready(self, facts: EngineFacts, start: StartSummary) -> None:
         """The banner."""
         self.close()
         if self._form == "json":
-            log.info("ready", extra=msgspec.structs.asdict(facts) | {"names": start.names, "http": start.http})
+            more = {"capacity_tokens": facts.capacity_tokens, "names": start.names, "http": start.http}
+            log.info("ready", extra=msgspec.structs.asdict(facts) | more)
         else:
             self._say(banner(facts, start))
 

@@ -32,7 +32,7 @@ from kvasir_runtime.server.banner import StartSummary
 from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
-from kvasir_runtime.wire import Progress, Ready
+from kvasir_runtime.wire import EngineFacts, Progress
 
 LAST_WORDS_S: Final = 0.2
 FLUSH_S: Final = 5.0
@@ -180,7 +180,7 @@ class ServeProcess:
         while self._app_state.api_keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
             await asyncio.sleep(auth.RELOAD_INTERVAL_S)
 
-    async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> Ready:
+    async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> EngineFacts:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
         self._client = EngineClient(
             self._child.address, on_progress=self._on_progress, on_step=self._app_state.metrics.step
@@ -272,7 +272,7 @@ class ServeProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _fingerprint(name: str, ready: Ready) -> str:
+def _fingerprint(name: str, ready: EngineFacts) -> str:
     """Changes with whatever may change what a seed gives."""
     text = f"{__version__} {name} {ready.device} {ready.kernels} {ready.dtype} {ready.quantization}"
     return f"kvasir-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -13,12 +13,13 @@ from kvasir_runtime import wire
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 
-READY = wire.Ready(
+FACTS = wire.EngineFacts(
     device="cpu",
     kernels="none",
     dtype="float32",
     block_size=16,
-    capacity_tokens=64,
+    num_blocks=4,
+    max_batch_tokens=64,
     max_model_len=32,
     max_sequences=4,
     weights_bytes=1,
@@ -26,6 +27,7 @@ READY = wire.Ready(
     load_s=0.0,
     warm_s=0.0,
 )
+READY = wire.Ready(FACTS)
 
 
 class Engine:
@@ -81,7 +83,7 @@ async def test_the_start_is_told_step_by_step(tmp_path):
         progress = wire.Progress("loading", 0.5)
         await engine.say(progress)
         await engine.say(READY)
-        assert await asyncio.wait_for(client.wait_ready(), 5) == READY
+        assert await asyncio.wait_for(client.wait_ready(), 5) == FACTS
         assert seen == [progress]
 
 

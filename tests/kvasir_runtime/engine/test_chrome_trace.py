@@ -16,7 +16,6 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.chrome_trace import ChromeTraceProfiler
 from kvasir_runtime.engine.loop import Engine
-from kvasir_runtime.engine.start import ready_of
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.kernels.cpu.step import KINDS
@@ -104,7 +103,6 @@ def test_loop_tells_the_rest() -> None:
         scheduler=Scheduler(limits),
         runner=runner,
         clients=clients,
-        ready=ready_of(runner.facts, limits),
         state=RuntimeState(model="m", phase="ready"),
         profiler=heard,
     ).run()

@@ -18,7 +18,7 @@ from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.replay import replay
-from kvasir_runtime.engine.start import limits_of, ready_of
+from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.engine.trace import TraceFile, records
 from kvasir_runtime.guide import validate, vocabulary
 from kvasir_runtime.runner.startup.build import build
@@ -71,13 +71,11 @@ def served(folder, requests, *, depth=1, trace=None, device_stream=None, **optio
     runner = build(options, lambda _: None, device_stream)
     limits = limits_of(options, runner.facts)
     clients = FakeClients([[Hello()], *[[Submit(made)] for made in requests]], patience_s=0.02)
-    ready, state = ready_of(runner.facts, limits), RuntimeState()
     Engine(
         scheduler=Scheduler(limits),
         runner=runner,
         clients=clients,
-        ready=ready,
-        state=state,
+        state=RuntimeState(),
         depth=depth,
         trace=trace,
     ).run()

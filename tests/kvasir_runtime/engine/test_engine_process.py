@@ -109,7 +109,8 @@ def test_progress_then_facts_then_answers_then_a_clean_end(start, tmp_path):
     fractions = [message.progress_fraction for message in before]
     assert all(isinstance(message, wire.Progress) for message in before)
     assert fractions == sorted(fractions)
-    assert (ready.capacity_tokens, ready.block_size, ready.max_model_len, ready.max_sequences) == (1024, 8, 256, 4)
+    facts = ready.facts
+    assert (facts.capacity_tokens, facts.block_size, facts.max_model_len, facts.max_sequences) == (1024, 8, 256, 4)
     for number in range(6):
         engine.send(wire.Submit(request(f"r{number}", range(1, 30), max_tokens=20)))
     tokens, steps = engine.answer(*(f"r{number}" for number in range(6)))

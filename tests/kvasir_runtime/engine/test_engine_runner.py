@@ -15,7 +15,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
-from kvasir_runtime.engine.start import limits_of, ready_of
+from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.runner.startup.build import build
 from kvasir_runtime.wire import Hello, Submit
 
@@ -51,7 +51,6 @@ def answers(folder, requests, *, depth, device_stream=None, **options):
         scheduler=Scheduler(limits),
         runner=runner,
         clients=clients,
-        ready=ready_of(runner.facts, limits),
         state=RuntimeState(),
         depth=depth,
     ).run()

@@ -36,7 +36,6 @@ def engine(clients, *, runner=None, depth=1, trace=None, **limits):
         scheduler=Scheduler(Limits(**{**settings, "eos_token_ids": (0,), **limits})),
         runner=runner,
         clients=clients,
-        ready=READY,
         state=RuntimeState(model="m", phase="ready"),
         depth=depth,
         clock=lambda: next(ticks) / 1000,
@@ -44,19 +43,7 @@ def engine(clients, *, runner=None, depth=1, trace=None, **limits):
     )
 
 
-READY = Ready(
-    device="cpu",
-    kernels="fake",
-    dtype="float32",
-    block_size=4,
-    capacity_tokens=256,
-    max_model_len=256,
-    max_sequences=8,
-    weights_bytes=0,
-    kv_bytes_per_token=1,
-    load_s=0.0,
-    warm_s=0.0,
-)
+READY = Ready(FakeRunner(model=ENDLESS).facts)
 
 
 def submit(name, prompt=(1, 2, 3), **sampling):
@@ -117,7 +104,7 @@ def test_all_answers_of_a_search_go_to_who_asked_and_none_is_remembered(leaves):
     want = [] if leaves else [(name, "length", 5) for name in beam.answers]
     assert [(event.request_id, event.finish_reason, len(event.token_ids)) for event in clients.events(OTHER)] == want
     assert {event.request_id for event in clients.events()} == {"a"}
-    assert (running._owners, running._followers) == ({}, {})
+    assert running.num_open == 0
     assert not replay(trace).differs
 
 

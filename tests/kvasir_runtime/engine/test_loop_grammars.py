@@ -11,13 +11,9 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
-from kvasir_runtime.wire import Abort, Grammar, Hello, Ready, Submit
+from kvasir_runtime.wire import Abort, Grammar, Hello, Submit
 
 LIMITS = Limits(num_blocks=64, block_size=4, max_batch_tokens=32, max_sequences=8, max_model_len=256)
-READY = Ready(
-    device="cpu", kernels="fake", dtype="float32", block_size=4, capacity_tokens=256, max_model_len=256,
-    max_sequences=8, weights_bytes=0, kv_bytes_per_token=1, load_s=0.0, warm_s=0.0,
-)  # fmt: skip
 
 
 def submit(name, text="", **sampling):
@@ -29,7 +25,7 @@ def run(script, questions=None, **clients):
     grammars = FakeGrammars(dict(questions or {}))
     told = FakeClients([[Hello()], *script], patience_s=0.01, **clients)
     runner = FakeRunner(model=FakeModel(table=tuple(range(1, 61))), grammars=grammars)
-    Engine(scheduler=Scheduler(LIMITS), runner=runner, clients=told, ready=READY, state=RuntimeState()).run()
+    Engine(scheduler=Scheduler(LIMITS), runner=runner, clients=told, state=RuntimeState()).run()
     return told, grammars
 
 

@@ -13,24 +13,11 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import TraceFile, records
-from kvasir_runtime.wire import EngineRequest, Hello, Inject, Ready, SamplingConfig, Submit
+from kvasir_runtime.wire import EngineRequest, Hello, Inject, SamplingConfig, Submit
 
 MODEL = FakeModel(table=tuple(range(1, 61)))
 LIMITS = Limits(
     num_blocks=64, block_size=4, max_batch_tokens=32, max_sequences=8, max_model_len=256, eos_token_ids=(0,)
-)
-READY = Ready(
-    device="cpu",
-    kernels="fake",
-    dtype="float32",
-    block_size=4,
-    capacity_tokens=256,
-    max_model_len=256,
-    max_sequences=8,
-    weights_bytes=0,
-    kv_bytes_per_token=1,
-    load_s=0.0,
-    warm_s=0.0,
 )
 
 
@@ -43,7 +30,6 @@ def test_the_client_is_told_where_they_stand_and_the_trace_replays(tmp_path, dep
         scheduler=Scheduler(LIMITS),
         runner=FakeRunner(model=MODEL),
         clients=clients,
-        ready=READY,
         state=RuntimeState(model="m", phase="ready"),
         depth=depth,
         clock=lambda: next(ticks) / 1000,

@@ -11,7 +11,7 @@ from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import generation
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 GENERATING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -191,12 +191,13 @@ def test_best_of_widens_a_beam_search_and_each_prompt_has_its_own(chat):
         assert made.requests[4].follows == made.requests[3].request_id
 
 
-READY = Ready(
+READY = EngineFacts(
     device="cpu",
     kernels="fake",
     dtype="float32",
     block_size=4,
-    capacity_tokens=40,
+    num_blocks=10,
+    max_batch_tokens=512,
     max_model_len=64,
     max_sequences=4,
     weights_bytes=0,

@@ -10,14 +10,15 @@ import pytest
 from kvasir_runtime import log_config
 from kvasir_runtime.server.banner import StartSummary, banner, progress_line, size
 from kvasir_runtime.server.console import LINE_EVERY_S, Console
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
-READY = Ready(
+READY = EngineFacts(
     device="cpu",
     kernels="reference",
     dtype="bfloat16",
     block_size=16,
-    capacity_tokens=40_000,
+    num_blocks=2500,
+    max_batch_tokens=512,
     max_model_len=16_000,
     max_sequences=64,
     weights_bytes=3 << 30,

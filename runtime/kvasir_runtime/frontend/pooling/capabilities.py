@@ -16,7 +16,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend.tokenizer import Tokenizer, read_json
-from kvasir_runtime.wire import PoolingConfig, Ready
+from kvasir_runtime.wire import EngineFacts, PoolingConfig
 
 MAX_MODULES_BYTES: Final = 1 << 20
 JUDGEMENTS: Final = ("no", "yes")
@@ -64,7 +64,7 @@ class Capabilities:
     scoring: ScoringCapability | str = "It is not known how this model scores."
 
 
-def capabilities(model: Path, options: ServeOptions, ready: Ready, tokenizer: Tokenizer) -> Capabilities:
+def capabilities(model: Path, options: ServeOptions, ready: EngineFacts, tokenizer: Tokenizer) -> Capabilities:
     """Of a model that the engine has loaded. Raises ModelError for options that the model does not support."""
     config = read_json(model / "config.json", missing_ok=True) if model.is_dir() else {}
     embedding = _embedding(model, options, ready, config)
@@ -77,7 +77,7 @@ def capabilities(model: Path, options: ServeOptions, ready: Ready, tokenizer: To
 
 
 def _embedding(
-    model: Path, options: ServeOptions, ready: Ready, config: Mapping[str, Any]
+    model: Path, options: ServeOptions, ready: EngineFacts, config: Mapping[str, Any]
 ) -> EmbeddingCapability | str:
     kind: Literal["last", "mean"] = "last" if options.pooling == "auto" else options.pooling
     normalize, declared = True, options.pooling != "auto" or ready.head == "none"
@@ -114,7 +114,7 @@ def _embedding(
 
 def _scoring(
     options: ServeOptions,
-    ready: Ready,
+    ready: EngineFacts,
     config: Mapping[str, Any],
     embedding: EmbeddingCapability | str,
     tokenizer: Tokenizer,

@@ -5,7 +5,6 @@ Raises StartError with one line for every problem that the user can solve.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,14 +23,14 @@ from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.models.config import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs
-from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import capacity, host_resources, placement, startup_cache, startup_cache_key, warmup
 from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model
 from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
 from kvasir_runtime.runner.state.device_stream import DeviceStream, stream_of
 from kvasir_runtime.runner.state.host_state import HostRowState
-from kvasir_runtime.wire import Progress
+from kvasir_runtime.wire import EngineFacts, Progress
 
 if TYPE_CHECKING:
     from kvasir_runtime.guide.vocabulary import Vocabulary
@@ -78,16 +77,16 @@ def build(
     )
     key = startup_cache_key.key(options, folder, ops, device)
     runner = _with_kv_cache(new_runner, facts, options, device, key, grammars_of(folder, facts))
-    runner.facts = replace(runner.facts, warm_s=time.monotonic() - start - load_s)
+    runner.facts = msgspec.structs.replace(runner.facts, warm_s=time.monotonic() - start - load_s)
     return runner
 
 
 def _facts(
     options: ServeOptions, folder: Path, loaded: LoadedModel, ops: Ops, device: torch.device, load_s: float
-) -> RunnerFacts:
+) -> EngineFacts:
     """Facts that options and model determine; the blocks of the KV cache are 0 where they must be measured."""
     spec, cache_dtype = loaded.model.spec, loaded.cache_dtype
-    return RunnerFacts(
+    return EngineFacts(
         device=placement.device_name(device),
         kernels=ops.name,
         fallback=ops.fallback,
@@ -112,7 +111,7 @@ def _facts(
 
 def _with_kv_cache(
     new_runner: Callable[..., ModelRunner],
-    facts: RunnerFacts,
+    facts: EngineFacts,
     options: ServeOptions,
     device: torch.device,
     key: dict[str, str],
@@ -143,18 +142,18 @@ def _with_kv_cache(
     return sized(warmup.measured(new_runner, facts, device), held)
 
 
-def _fitted(facts: RunnerFacts, options: ServeOptions, memory: capacity.MeasuredMemory) -> RunnerFacts:
+def _fitted(facts: EngineFacts, options: ServeOptions, memory: capacity.MeasuredMemory) -> EngineFacts:
     """Facts with the blocks that memory allows, and the longest sequence that they hold."""
     if not options.kv_cache_tokens:
         block_bytes = facts.kv_bytes_per_token * facts.block_size
         requested = -(-max(options.max_model_len - 1, 0) // facts.block_size)
         num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
-        facts = replace(facts, num_blocks=num_blocks)
+        facts = msgspec.structs.replace(facts, num_blocks=num_blocks)
     longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.capacity_tokens)
-    return replace(facts, max_model_len=longest)
+    return msgspec.structs.replace(facts, max_model_len=longest)
 
 
-def grammars_of(folder: Path, facts: RunnerFacts) -> GrammarCompiler:
+def grammars_of(folder: Path, facts: EngineFacts) -> GrammarCompiler:
     """A compiler of grammars for this model. It loads the vocabulary at the first grammar."""
 
     def load() -> "Vocabulary":
@@ -168,7 +167,7 @@ def grammars_of(folder: Path, facts: RunnerFacts) -> GrammarCompiler:
 def assemble(
     model: Decoder,
     ops: Ops,
-    facts: RunnerFacts,
+    facts: EngineFacts,
     device: torch.device,
     dtype: torch.dtype,
     grammars: GrammarCompiler | None = None,
@@ -206,7 +205,7 @@ def assemble(
     )
 
 
-def _rows(facts: RunnerFacts, ops: Ops, device_stream: DeviceStream) -> HostRowState | DeviceRowState:
+def _rows(facts: EngineFacts, ops: Ops, device_stream: DeviceStream) -> HostRowState | DeviceRowState:
     """Rows on the host where that is the device. Rows on a device pad steps with the block after those of plans."""
     limits = {
         "max_sequences": facts.max_sequences,

@@ -5,27 +5,27 @@ Called by `build` with a runner on a cache of its own. Both also load what the f
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 
+import msgspec
 import torch
 
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
-from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import host_resources
 from kvasir_runtime.runner.startup.capacity import MeasuredMemory
 from kvasir_runtime.runner.startup.startup_cache import StepMemory
-from kvasir_runtime.wire import PoolingConfig, SamplingConfig
+from kvasir_runtime.wire import EngineFacts, PoolingConfig, SamplingConfig
 
 SHORT_TOKENS = 32
 OTHER_CHUNKS = (2, 5, 9, 17, 40, 100, 300, 1500)
 """Tokens of further chunks on CUDA, where launchers choose a variant of a kernel by their number: else the first
 request of each length would wait for the compiler or its cache."""
 
-Scratch = Callable[[RunnerFacts], ModelRunner]
+Scratch = Callable[[EngineFacts], ModelRunner]
 """A new runner of the sizes in facts, with a cache of its own."""
 
 
-def measured(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> StepMemory:
+def measured(scratch: Scratch, facts: EngineFacts, device: torch.device) -> StepMemory:
     """What the largest step takes temporarily, and captured graphs permanently."""
     runner, plans = _prepared(scratch, facts, min(facts.max_batch_tokens, facts.max_model_len), device)
     _reset_peak(device)
@@ -37,9 +37,9 @@ def measured(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> Step
     return StepMemory(peak_bytes=max(0, peak), graph_bytes=_graph_bytes(scratch, facts, device))
 
 
-def _graph_bytes(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> int:
+def _graph_bytes(scratch: Scratch, facts: EngineFacts, device: torch.device) -> int:
     """What graphs of all sizes and rows of full size hold; they read only padding of the cache."""
-    runner = scratch(replace(facts, num_blocks=1))
+    runner = scratch(msgspec.structs.replace(facts, num_blocks=1))
     runner.capture_graphs()
     graph_bytes = runner.graph_bytes
     del runner
@@ -47,7 +47,7 @@ def _graph_bytes(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> 
     return graph_bytes
 
 
-def short(scratch: Scratch, facts: RunnerFacts, device: torch.device) -> None:
+def short(scratch: Scratch, facts: EngineFacts, device: torch.device) -> None:
     """Compute a few tokens: this loads kernels, and a model that cannot compute fails before it is ready."""
     runner, plans = _prepared(scratch, facts, min(SHORT_TOKENS, facts.max_batch_tokens, facts.max_model_len), device)
     _run(runner, plans)
@@ -85,10 +85,10 @@ def memory(device: torch.device, found: StepMemory, held_bytes: int) -> Measured
 
 
 def _prepared(
-    scratch: Scratch, facts: RunnerFacts, num_tokens: int, device: torch.device
+    scratch: Scratch, facts: EngineFacts, num_tokens: int, device: torch.device
 ) -> tuple[ModelRunner, tuple[StepPlan, ...]]:
     num_blocks = -(-num_tokens // facts.block_size)
-    runner = scratch(replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
+    runner = scratch(msgspec.structs.replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
     others = OTHER_CHUNKS if device.type == "cuda" else ()
     return runner, plans_of(num_tokens, num_blocks, others, generates=facts.head == "vocabulary")
 

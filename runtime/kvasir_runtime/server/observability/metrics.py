@@ -19,7 +19,7 @@ from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_runtime.server.observability.histogram import FastHistogram
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.server.observability.vllm_metrics import VllmMetrics
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -67,7 +67,7 @@ class RuntimeMetrics:
         self._aliases = VllmMetrics(model_name, self._registry, snapshot)
         self.served = ServedTotals()
 
-    def opened(self, ready: Ready, options: ServeOptions) -> None:
+    def opened(self, ready: EngineFacts, options: ServeOptions) -> None:
         """The model is ready. Called once."""
         self._aliases.opened(ready, options)
 

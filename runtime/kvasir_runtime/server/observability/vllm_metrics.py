@@ -16,7 +16,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.server.observability.histogram import FastHistogram
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 ENGINE: Final = "0"
 DECLARED: Final = {metric.name.removeprefix("vllm:"): metric for metric in metrics.VLLM}
@@ -54,7 +54,7 @@ def pinned_fraction(state: RuntimeState) -> float:
     return state.kv.pinned_tokens / max(1, state.kv.capacity_tokens)
 
 
-def cache_config(ready: Ready, options: ServeOptions) -> tuple[str, ...]:
+def cache_config(ready: EngineFacts, options: ServeOptions) -> tuple[str, ...]:
     """Values of the labels of cache_config_info, in the order of metrics.CACHE_CONFIG, as Python prints them."""
     values: dict[str, object] = {
         "block_size": ready.block_size,
@@ -82,7 +82,7 @@ class VllmMetrics(Collector):
             self._success.labels(*self._labels, reason)  # a series that is there from the start has a rate
         registry.register(self)
 
-    def opened(self, ready: Ready, options: ServeOptions) -> None:
+    def opened(self, ready: EngineFacts, options: ServeOptions) -> None:
         """The model is ready: its sizes are known. Called once."""
         self._cache_config = cache_config(ready, options)
         for name, metric in DECLARED.items():

@@ -8,15 +8,15 @@ from fakes import checkpoints, ggufs, tiny_tokenizer
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities, EmbeddingCapability, capabilities
-from kvasir_runtime.wire import PoolingConfig, Ready
+from kvasir_runtime.wire import EngineFacts, PoolingConfig
 
 NORMALIZED = ("Transformer", "Pooling", "Normalize")
 
 
 def ready(head="vocabulary", labels=0):
-    sizes = {"block_size": 16, "capacity_tokens": 64, "max_model_len": 64, "max_sequences": 8}
+    sizes = {"block_size": 16, "num_blocks": 4, "max_model_len": 64, "max_sequences": 8, "max_batch_tokens": 64}
     facts = {"device": "cpu", "kernels": "cpu", "dtype": "float32", "weights_bytes": 1, "kv_bytes_per_token": 1}
-    return Ready(**sizes, **facts, load_s=0.0, warm_s=0.0, hidden_size=64, head=head, num_labels=labels)
+    return EngineFacts(**sizes, **facts, load_s=0.0, warm_s=0.0, hidden_size=64, head=head, num_labels=labels)
 
 
 def able(folder, *, head="vocabulary", labels=0, modules=(), module=None, config=None, **options) -> Capabilities:

@@ -16,10 +16,10 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.runner.graphs.cudagraph_sizes import GraphKey
-from kvasir_runtime.runner.runner import ModelRunner, RunnerFacts
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import warmup
 from kvasir_runtime.runner.startup.build import assemble, build
-from kvasir_runtime.wire import SamplingConfig
+from kvasir_runtime.wire import EngineFacts, SamplingConfig
 
 DRAWS = {
     "greedy": {"temperature": 0.0},
@@ -210,9 +210,9 @@ def test_the_option_says_whether_steps_are_recorded(folder: Path, cuda_graphs: b
 def test_the_cache_is_sized_after_what_rows_and_recordings_will_hold(folder: Path) -> None:
     """On a scratch cache of one block, so before there is a cache."""
     runner = made(folder, Recordings())
-    scratches: list[RunnerFacts] = []
+    scratches: list[EngineFacts] = []
 
-    def scratch(facts: RunnerFacts) -> ModelRunner:
+    def scratch(facts: EngineFacts) -> ModelRunner:
         scratches.append(facts)
         cpu = torch.device("cpu")
         return assemble(

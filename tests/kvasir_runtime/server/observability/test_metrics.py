@@ -12,7 +12,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState
 from kvasir_runtime.server.observability.metrics import FROM_STATE, RuntimeMetrics
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
-from kvasir_runtime.wire import Ready
+from kvasir_runtime.wire import EngineFacts
 
 STATE = RuntimeState(
     phase="ready",
@@ -28,12 +28,13 @@ STATE = RuntimeState(
     ),
     rates=MeasuredRates(prefill_tokens_per_s=100.0),
 )
-READY = Ready(
+READY = EngineFacts(
     device="cpu",
     kernels="reference",
     dtype="bfloat16",
     block_size=16,
-    capacity_tokens=1600,
+    num_blocks=100,
+    max_batch_tokens=512,
     max_model_len=300,
     max_sequences=8,
     weights_bytes=1,
