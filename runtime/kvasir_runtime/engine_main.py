@@ -1,7 +1,7 @@
 """The engine process: python -m kvasir_runtime.engine_main, with EngineArgs as JSON on standard input.
 
-Started by the API process, which keeps our standard input open as long as it lives; its end ends us. Exit code 0 after
-Shutdown or SIGTERM, 1 after a failure, which was told to the clients in one line.
+Started by the API process, which keeps standard input open as long as it runs; the engine ends with it. Exit code 0
+after Shutdown or SIGTERM, 1 after a failure, which the clients got as one line.
 """
 
 import ctypes
@@ -32,12 +32,12 @@ STDIN = 0
 def main(build: Build | None = None, xids: XidMonitor | None = None) -> int:
     """Runs the process; build and xids are replaced by tests. Returns the exit code."""
     gc.disable()  # importing torch makes a million objects that stay: looking at them costs a sixth of that time
-    build = build or _real_build()  # takes a second or two, while whoever started us finds the model
+    build = build or _real_build()  # takes a second or two, while the parent process finds the model
     try:
         with open(STDIN, "rb", buffering=0, closefd=False) as stdin:
             line = stdin.readline()
         if not line:
-            return 1  # our parent ended, or wants no engine any more
+            return 1  # the parent process ended, or stops the start
         launch = msgspec.json.decode(line, type=EngineArgs)
         options = ServeOptions.model_validate({**launch.options, "model": launch.model})
     except (msgspec.MsgspecError, ValidationError) as error:
@@ -59,14 +59,14 @@ def _serve(options: ServeOptions, build: Build, socket: ClientSocket, xids: XidM
     try:
         engine = start_engine(options, build, socket, clients)
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
-        gc.freeze()  # what was loaded stays; to look at it all for what does not would stop the first request for 0.2 s
+        gc.freeze()  # what was loaded stays; without this the first collection stops a request for 0.2 s
         gc.enable()
         clients.follow(engine)
         engine.run()
     except ShutdownRequested:
         return 0
     except (StartError, EngineFatalError) as error:
-        # Who hears it says it to people; twice would be once too often.
+        # A client that gets the message shows it; without one it goes to the log.
         words = xids.words(one_line(error))
         incurable = isinstance(error, StartError) and not words.startswith(names.DEVICE_FAULT)
         if not clients.send_final(EngineFailed(words, incurable)):
@@ -102,7 +102,7 @@ def has_cuda_driver() -> bool:
 
 
 def _die_with_parent() -> None:
-    """Nothing but the end ever comes; it comes when the API process is gone, however it went.
+    """Only the end of the input ever comes, when the API process is gone.
 
     Read without Python's buffer, whose lock a waiting thread would hold while the interpreter shuts down.
     """

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: laps that engine and runner call, kept only under `--profile`.
+"""Where the time of a step goes: laps that engine and runner mark, kept only under `--profile`.
 
 `StepProfiler` itself does nothing, so that a lap costs a call; `engine.chrome_trace` has the one that measures.
 """
@@ -11,7 +11,7 @@ class StepProfiler:
 
     @property
     def wants_parts(self) -> bool:
-        """Whether `parts` is listened to: counting inside the forward pass is not free."""
+        """Whether `parts` is used: counting inside the forward pass is not free."""
         return False
 
     def start(self) -> None:

@@ -61,7 +61,7 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """What the model thought of one token: the natural logarithm of its probability, and its rank from 1.
+    """One token under the model: the natural logarithm of its probability, and its rank from 1.
 
     top_ids, top: the likeliest tokens at its place, likeliest first, and their logarithms.
     """
@@ -95,7 +95,7 @@ class BeamSearchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is wanted of a prompt in place of an answer: one vector, of the hidden states that the head would see.
+    """The result of a prompt without an answer: one vector, of the hidden states that the head would see.
 
     last: that of the last token. mean: their mean over the prompt. labels: the logits of a classification head at the
     last token. tokens: the logits of token_ids at the last token, in that order.
@@ -130,7 +130,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     address: where its ROUTER socket binds, ipc:// in a private directory. model: an existing directory. options: the
     fields of ServeOptions by their Python names, without model and without secrets. The input stays open for the life
-    of the API process, so its end tells the engine that nobody is left to serve.
+    of the API process, so its end means to the engine that no client is left.
     """
 
     address: str
@@ -184,7 +184,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Forget this request at the next step and free its blocks; no output follows. Unknown ids are ignored.
 
-    reason "stop" tells that a stop string ended it (a success), "abort" that the client went away.
+    reason: "stop" where a stop string ended it (a success), "abort" where the client went away.
     """
 
     request_id: str

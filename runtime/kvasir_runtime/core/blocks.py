@@ -1,6 +1,6 @@
 """Who holds which block of KV: pinned by live sequences, cached for prefix hits, or free. Knows nothing of tensors.
 
-The scheduler is the only caller. A block is pinned while somebody refers to it. Released, it becomes cached when it
+The scheduler is the only caller. A block is pinned while a sequence refers to it. Released, it becomes cached when it
 was published (full, computed, known by its hash) and free otherwise; cached blocks are given away again, least
 recently used first, when free ones run out. Every operation on a block is O(1).
 """
@@ -54,7 +54,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody refers to and a prefix hit may still revive."""
+        """Blocks without a reference that a prefix hit may still revive."""
         return len(self._cached)
 
     @property
@@ -99,7 +99,7 @@ class BlockPool:
         return block_hash in self._index
 
     def share(self, blocks: Iterable[int], *, hit: bool = True) -> int:
-        """Pin blocks that lookup() gave. Returns how many of them nobody else had pinned.
+        """Pin blocks that lookup() gave. Returns how many of them were not pinned before.
 
         hit: a prefix hit found them; False for parts of one request that share what it holds.
         """
@@ -121,7 +121,7 @@ class BlockPool:
         computed side by side are not merged; the second copy becomes free when it is released.
         """
         if not self._refs[block]:
-            raise ValueError(f"block {block} is published but nobody holds it")
+            raise ValueError(f"block {block} is published but not held")
         if block_hash in self._index or self._hash_of[block] is not None:
             return False
         self._index[block_hash] = block
@@ -155,7 +155,7 @@ class BlockPool:
         for block in reversed(blocks):
             count = self._refs[block] - 1
             if count < 0:
-                raise ValueError(f"block {block} is released but nobody holds it")
+                raise ValueError(f"block {block} is released but not held")
             self._refs[block] = count
             if count:
                 continue

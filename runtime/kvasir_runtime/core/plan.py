@@ -55,7 +55,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     to the runner by then, even if it is still in flight), so the logits of it give the next one.
 
     min_tokens_left > 0 forbids EOS (also where ignore_eos) and stop ids. At most one chunk a row and plan.
-    scores: the tokens at positions from .. to (not included) are asked for their logprobs; each is given by the
+    scores: the tokens at positions from .. to (not included) get their logprobs; each is given by the
     position before it, which this chunk computes.
     pools: the hidden states of positions from .. to (not included), all of this chunk, go into the row's vector; it is
     complete, and a result of the plan, where that is the end of the prompt.
@@ -89,8 +89,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step. Applied in this order: leaves, joins, forks, grows, copies, inserts, then all chunks in one pass.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
-    flight: results belong to the plan, not to who holds the row when they are collected. After a failed step every
-    row leaves, so a leave of a row that nobody holds is ignored.
+    flight: results belong to the plan, not to the holder of the row when they are collected. After a failed step every
+    row leaves, so a leave of a row that is not held is ignored.
     """
 
     step: int

@@ -1,6 +1,6 @@
 """Which route hashes lead to a resident prefix: the digest that lets a gateway find the pod that holds a prompt.
 
-The gateway has no tokenizer and the cache has no text, so each hash of a piece of text is tied to the block in which,
+The gateway has no tokenizer and the cache has no text, so each hash of a piece of text is mapped to the block in which,
 by proportion, the piece ends. A piece off by one block costs a few recomputed tokens, never a wrong answer.
 """
 

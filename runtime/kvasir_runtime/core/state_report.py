@@ -24,7 +24,7 @@ def filled(
     throughput: Throughput,
     prefix_digest: tuple[str, ...],
 ) -> RuntimeState:
-    """state with the cache, the queue, the counters and the digest filled in; who and where it is stays as given."""
+    """state with the cache, the queue, the counters and the digest filled in; its other fields stay as given."""
     size = limits.block_size
     return msgspec.structs.replace(
         state,

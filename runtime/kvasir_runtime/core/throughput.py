@@ -1,4 +1,4 @@
-"""Measured speed of steps: exponential means that forget slow starts and follow load, and sums of what was decoded.
+"""Measured throughput: exponential means that forget slow starts and follow load, and sums of what was decoded.
 
 Pure: seconds are given.
 """

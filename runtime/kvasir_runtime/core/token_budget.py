@@ -1,7 +1,7 @@
 """How many tokens a step may take while streams wait for it: what ends in a target time, by the cost of steps so far.
 
-A prompt that is computed in one step with others' next tokens holds those up. Pure: seconds are given. Owned by the
-scheduler.
+A prompt that is computed in one step with the next tokens of other requests delays those. Pure: seconds are given.
+Owned by the scheduler.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
 
 MEMORY_S: Final = 2.0
-"""Busy seconds after which a measurement weighs 1/e: long prompts make tokens dearer as they go."""
+"""Busy seconds after which a measurement weighs 1/e: tokens of a long prompt cost more towards its end."""
 FEWEST_TOKENS: Final = 64
-"""Below it the weights are what a step costs, and smaller steps end hardly sooner."""
+"""Below it reading the weights dominates the cost of a step, and smaller steps are hardly shorter."""
 
 
 class TokenBudget:

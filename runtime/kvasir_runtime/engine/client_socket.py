@@ -18,9 +18,9 @@ class ClientSocket:
     def __init__(self, address: str) -> None:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a token is never dropped; clients bound what they ask for
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a token is never dropped; clients bound what they request
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is said, not swallowed
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone fails, and is not ignored
         self._socket.bind(address)
         if address.startswith(IPC):
             Path(address.removeprefix(IPC)).chmod(0o600)
@@ -28,17 +28,17 @@ class ClientSocket:
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
-        """All messages that came, in order; a message that is not understood is logged and left out."""
+        """All messages that came, in order; a message that cannot be decoded is logged and left out."""
         messages: list[tuple[bytes, ToEngine]] = []
         if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
             return messages
-        # Asking first is quicker than the exception that ends what does not.
+        # Checking first is faster than the exception at the end.
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             try:
                 messages.append((client, self._decoder.decode(b"".join(parts))))
             except msgspec.MsgspecError as error:
-                LOG.warning("a message of a client is not understood: %s", error)
+                LOG.warning("a message of a client cannot be decoded: %s", error)
         return messages
 
     def send(self, client: bytes, message: FromEngine) -> bool:

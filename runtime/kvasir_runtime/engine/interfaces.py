@@ -1,4 +1,4 @@
-"""What the engine's loop needs from the world, as protocols: a runner and the clients. Tests bring fakes."""
+"""What the engine's loop requires, as protocols: a runner and the clients. Tests pass fakes."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ class Grammars(Protocol):
         """None while it is compiled, "" when it is, else why it cannot be."""
 
     def drop(self, request_id: str) -> None:
-        """A request ended, or was none of those that asked."""
+        """A request ended; unknown ids are ignored."""
 
 
 class Runner(Protocol):
@@ -26,7 +26,7 @@ class Runner(Protocol):
 
     @property
     def grammars(self) -> Grammars | None:
-        """None where requests that are guided need not be waited for."""
+        """None where grammars need no compilation."""
 
     @property
     def facts(self) -> EngineFacts:

@@ -1,4 +1,4 @@
-"""Gives a recorded trace to a fresh scheduler and compares every plan: python -m kvasir_runtime.engine.replay FILE.
+"""Replays a recorded trace on a new scheduler and compares every plan: python -m kvasir_runtime.engine.replay FILE.
 
 A difference means that a decision depended on something that is not in the trace, or that the rule has changed.
 """
@@ -47,11 +47,11 @@ def replay(trace: Iterable[TraceRecord]) -> Replay:
                 return Replay(num_plans=num_plans, differs=True, recorded=record.plan, replayed=plan)
             num_plans += plan is not None
         else:
-            _tell(scheduler, record)
+            _apply(scheduler, record)
     return Replay(num_plans=num_plans)
 
 
-def _tell(scheduler: Scheduler, record: MessageRecord | ResultsRecord | FailureRecord) -> None:
+def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | FailureRecord) -> None:
     match record:
         case MessageRecord(now, Submit(request)):
             scheduler.submit(request, now)

@@ -1,6 +1,6 @@
-"""From the arguments of the process to a running engine: build the runner, tell clients how far it is, wire the loop.
+"""From the arguments of the process to a running engine: build the runner, report progress, wire the loop.
 
-Called by engine_main. A reason not to start is told to every client that says hello within a moment, and to the log.
+Called by engine_main. A failed start is reported to every client that sends Hello within a moment, else logged.
 """
 
 import logging
@@ -84,7 +84,7 @@ class StartupClients:
 
 
 def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clients: StartupClients) -> Engine:
-    """The engine, its model loaded, its clients greeted. Raises StartError, or what else the runner raised."""
+    """The engine with a loaded model; its clients got Ready. Raises StartError, or what else the runner raised."""
     clients.send(Progress(phase="starting", progress_fraction=0.0))
     trace, profiler = _trace(options.trace), _profile(options.profile)
     runner = build(options, clients.send)

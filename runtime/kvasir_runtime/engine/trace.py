@@ -1,7 +1,7 @@
-"""A recording of everything that the scheduler was told and answered, so that a step can be looked at again.
+"""A recording of every call of the scheduler and its result, so that a step can be examined later.
 
-A file of frames, each a little-endian length of four bytes and a record in msgpack. Written by the loop when asked to,
-read by the replay. A file that ends in the middle of a frame is that of a process that died; it is read up to there.
+A file of frames, each a little-endian length of four bytes and a record in msgpack. The loop writes it under `--trace`,
+the replay reads it. A file that ends in the middle of a frame is that of a process that died; it is read up to there.
 """
 
 import struct
@@ -25,14 +25,14 @@ class StartRecord(msgspec.Struct, frozen=True, tag="start"):
 
 
 class MessageRecord(msgspec.Struct, frozen=True, tag="message"):
-    """A message was given to the scheduler at a time in seconds."""
+    """A message was passed to the scheduler; now is in seconds."""
 
     now: float
     message: Submit | Abort | Inject
 
 
 class PlanRecord(msgspec.Struct, frozen=True, tag="plan"):
-    """The scheduler was asked for a plan and answered."""
+    """The scheduler made a plan, or none."""
 
     now: float
     plan: StepPlan | None
@@ -46,7 +46,7 @@ class ResultsRecord(msgspec.Struct, frozen=True, tag="results"):
 
 
 class FailureRecord(msgspec.Struct, frozen=True, tag="failure"):
-    """A step failed and everybody who ran was told."""
+    """A step failed, and every running request ended."""
 
     now: float
     message: str
@@ -66,7 +66,7 @@ class NoTrace:
     """Keeps nothing."""
 
     def add(self, record: TraceRecord) -> None:
-        """Forgets it."""
+        """Does nothing."""
 
 
 class TraceFile:

@@ -1,4 +1,4 @@
-"""Hears from the driver which Xids its devices report, so that a failure can be called by its name.
+"""Reads from the driver which Xids its devices report, so that a failure is reported by its name.
 
 NVML tells whoever asks, without a right to read the kernel's log. A thread of the engine process waits for it; where
 there is no driver it ends at once. What a number means is said in `kvasir_api.device_faults`.
@@ -50,7 +50,7 @@ class XidMonitor:
     ) -> None:
         self._load, self._clock = load, clock
         self._last: tuple[float, int] | None = None
-        self._heard = threading.Event()
+        self._reported = threading.Event()
         self._listening = False
 
     def begin(self) -> None:
@@ -59,13 +59,13 @@ class XidMonitor:
         threading.Thread(target=self.listen, daemon=True, name="xids").start()
 
     def words(self, text: str) -> str:
-        """What to say of a failure: with its Xid if it is a device's, else the text as it is. Waits a moment for one
-        that is reported late."""
+        """The message of a failure: with its Xid if it is a device's, else the text as it is. Waits a moment for an
+        Xid that is reported late."""
         if not device_faults.termination_message(text, None):
             return text
         if self._listening and self._recent() is None:
-            self._heard.clear()
-            self._heard.wait(LATE_S)
+            self._reported.clear()
+            self._reported.wait(LATE_S)
         return device_faults.termination_message(text, self._recent())
 
     def listen(self) -> None:
@@ -74,20 +74,20 @@ class XidMonitor:
             nvml = self._load()
             events = _registered(nvml)
         except (OSError, AttributeError) as error:
-            LOG.debug("no driver to hear Xids from: %s", error)
+            LOG.debug("no driver reports Xids: %s", error)
             self._listening = False
             return
         data = NvmlEventData()
         while (code := nvml.nvmlEventSetWait_v2(events, ctypes.byref(data), WAIT_MS)) in (SUCCESS, TIMEOUT):
             if code == SUCCESS and data.event_type & XID_CRITICAL:
-                self._hear(int(data.event_data))
-        LOG.warning("the driver tells of no Xid any more: NVML error %d", code)
+                self._record(int(data.event_data))
+        LOG.warning("the driver reports no Xids any more: NVML error %d", code)
         self._listening = False
 
-    def _hear(self, xid: int) -> None:
+    def _record(self, xid: int) -> None:
         LOG.warning("the device reports Xid %d (%s)", xid, device_faults.XIDS.get(xid, "no common one"))
         self._last = self._clock(), xid
-        self._heard.set()
+        self._reported.set()
 
     def _recent(self) -> int | None:
         known = self._last

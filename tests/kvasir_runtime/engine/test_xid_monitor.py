@@ -66,7 +66,7 @@ def test_the_memory_of_an_event_is_laid_out_as_the_driver_has_it():
     assert ctypes.sizeof(xid_monitor.NvmlEventData) == 32
 
 
-def test_xids_of_all_devices_are_heard():
+def test_xids_of_all_devices_are_reported():
     driver = Driver(2)
     driver.events.put((TIMEOUT, 0, 0))
     driver.events.put((SUCCESS, 0x10, 5))  # of the clock
