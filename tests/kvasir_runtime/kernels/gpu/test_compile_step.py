@@ -40,7 +40,8 @@ OPS = replace(TRITON, step_inputs=REFERENCE.step_inputs, append_ids=REFERENCE.ap
 def test_a_recorded_step_asks_the_host_for_nothing(hopper: Hopper, tmp_path: Path, name: str) -> None:
     folder = checkpoints.write(tmp_path / name, SHAPES[name])
     sizes = {"block_size": 16, "max_sequences": 3, "num_blocks": 32}
-    runner = runner_of(folder, ops=OPS, queue=Overlapping(), new_capturer=Recordings, dtype=torch.bfloat16, **sizes)
+    stream = Overlapping()
+    runner = runner_of(folder, ops=OPS, device_stream=stream, new_capturer=Recordings, dtype=torch.bfloat16, **sizes)
     runner.capture_graphs()
     assert (runner.facts.kernels, runner.facts.fallback) == ("triton, graphs", "")
     wishes = ({"temperature": 0.0}, {"top_k": 4}, {"frequency_penalty": 1.0, "logprobs": 1})

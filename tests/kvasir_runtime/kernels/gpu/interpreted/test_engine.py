@@ -68,8 +68,9 @@ def answers(folder: Path, ops: Ops, cached: torch.dtype | None) -> dict[str, lis
         SamplingConfig(temperature=0.8, top_k=40, top_p=0.9, max_tokens=4, seed=6, ignore_eos=True),
     ]
     # Interpreted kernels make the inputs of steps too, from rows that lie on a device, as they do on a card.
-    queue = Overlapping() if DEVICE.type == "cpu" and ops is not REFERENCE else None
-    runner = runner_of(folder, num_blocks=16, max_sequences=3, ops=ops, device=DEVICE, cache_dtype=cached, queue=queue)
+    stream = Overlapping() if DEVICE.type == "cpu" and ops is not REFERENCE else None
+    sizes = {"num_blocks": 16, "max_sequences": 3}
+    runner = runner_of(folder, **sizes, ops=ops, device=DEVICE, cache_dtype=cached, device_stream=stream)
     scheduler, found = scheduler_of(runner, budget=16), dict[str, list[int]]()
     for index, sampling in enumerate(samplings):
         prompt = (*common, *chooser.choices(range(3, 320), k=1 + 3 * index))
