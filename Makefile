@@ -44,7 +44,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml hatch_build.py $(wildcard run
 demo: setup  ## Start a local cluster, serve a tiny model, stream a chat answer, watch it scale
 	@$(BIN)/kvasir demo
 
-demo-model: setup  ## Train the demo's model anew (two minutes; the result is part of the repository)
+demo-model: setup  ## Train the demo's model again (two minutes; the result is part of the repository)
 	@$(BIN)/python -m kvasir_local.demo.train operator/kvasir_local/demo/model
 
 demo-down:  ## Stop what the demo left running
@@ -103,7 +103,7 @@ generate: setup  ## Write the CRD, the tables in the docs and the other generate
 	@$(BIN)/python manifests/chart.py
 	@cd operator && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kvasir_gateway/proto/*.proto
 
-lock: setup  ## Write constraints.txt anew from pyproject.toml: versions and hashes, no address
+lock: setup  ## Write constraints.txt from pyproject.toml: versions and hashes, no address
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-header --quiet --output-file constraints.txt
 
 bench: setup  ## Measure the engine on this machine's processors (see docs/benchmarks/cpu.md)

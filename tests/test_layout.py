@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 90
 MAX_TEST_SLEEP_S = 0.05
+MAX_CONSTRUCTOR_PARAMETERS = 8
+MAX_SERVER_FILES = 30
+MAX_GLOSSARY_TERMS = 40
 
 PURE_ROOMS = {
     "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "stages", "election"),
@@ -32,6 +37,12 @@ PURE_ROOMS = {
     "kvasir_local": ("node/rules",),
     "kvasir_runtime": ("core", "runner/graphs/cudagraph_sizes", "frontend/parsing"),
 }
+
+# Words that stood for a term of the field, and English that a newcomer stumbles over: they must not come back.
+RETIRED_NAMES = re.compile(
+    r"\b(gang|Drawer|Foreseen|Lobby|devicerows|startplan|packets|toolbody|announcer|cache_rows)\b"
+)
+RETIRED_ENGLISH = re.compile(r"\b(nobody|whoever|anew)\b|\bgone deaf\b", re.IGNORECASE)
 
 # Written apart, because this file is read as well. Packages come from whatever index the user's tools are set to.
 REGISTRIES = "pypi org,pythonhosted org,proxy golang org,sum golang org,npmjs org,docker io,ghcr io,quay io,nvcr io"
@@ -127,6 +138,135 @@ def test_every_folder_of_modules_is_a_package():
     folders = {path.parent for path in sources() if any(package in path.parents for package in PACKAGES)}
     missing = [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").is_file()]
     assert not missing, report(missing)
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the packages by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            if "_pb2" not in path.name:
+                name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+                found[name.removesuffix(".__init__")] = ast.parse(path.read_text(), str(path))
+    return found
+
+
+def imports(tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[str]:
+    """Modules of ours that a module imports anywhere in it, for type checking only or not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield from (name for name in (whole if whole in known else node.module,) if name in known)
+
+
+def test_a_public_class_name_stands_for_one_thing_in_its_package():
+    homes = defaultdict(list)
+    for name, tree in modules().items():
+        parts = name.split(".")
+        # Each HTTP API names its bodies as its documentation does.
+        space = ".".join(parts[:4]) if parts[1:3] == ["server", "api"] else parts[0]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[space, node.name].append(name)
+    breaches = [f"{name}: {', '.join(found)}" for (_, name), found in homes.items() if len(found) > 1]
+    assert not breaches, report(breaches)
+
+
+def test_modules_import_one_another_in_no_circle():
+    known = modules()
+    graph = {name: set(imports(tree, known)) - {name} for name, tree in known.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(error.args[1]))
+
+
+def test_constructors_take_few_parameters():
+    breaches = []
+    for name, tree in modules().items():
+        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            for node in owner.body:
+                if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                    count = len(node.args.args) - 1 + len(node.args.kwonlyargs)
+                    if count > MAX_CONSTRUCTOR_PARAMETERS:
+                        breaches.append(f"{name}.{owner.name}: {count} parameters")
+    assert not breaches, report(breaches)
+
+
+def test_classes_inherit_from_ours_once_at_most():
+    """A base that declares neither fields nor methods, only how strict a body is, does not count."""
+    bases: dict[str, set[str]] = defaultdict(set)
+    for tree in modules().values():
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            says = [item for item in node.body if not isinstance(item, ast.Expr)]
+            only_config = all(isinstance(item, ast.Assign) and "model_config" in ast.unparse(item) for item in says)
+            if not only_config:
+                bases[node.name] |= {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases} - {
+                    node.name
+                }
+    breaches = [
+        f"{name} < {base} < {further}"
+        for name, direct in bases.items()
+        for base in direct & bases.keys()
+        for further in bases[base] & bases.keys()
+    ]
+    assert not breaches, report(breaches)
+
+
+def test_json_is_declared_once():
+    found = [
+        name
+        for name, tree in modules().items()
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(node).startswith(("Json =", "Json:"))
+    ]
+    assert len(found) == 1, report(found)
+
+
+def test_the_top_of_the_server_stays_small():
+    top = [path.name for path in (ROOT / "runtime/kvasir_runtime/server").glob("*.py")]
+    assert len(top) <= MAX_SERVER_FILES, report(sorted(top))
+
+
+def test_retired_words_do_not_come_back():
+    breaches = []
+    for name, text in texts():
+        if name == "CHANGELOG.md" or name.startswith(("docs/benchmarks/", "tests/")):
+            continue
+        pattern = RETIRED_NAMES if name.endswith((".py", ".cpp", ".h")) else None
+        for number, line in enumerate(text.splitlines(), 1):
+            hit = RETIRED_ENGLISH.search(line) or (pattern.search(line) if pattern else None)
+            if hit:
+                breaches.append(f"{name}:{number}: {hit[0]}")
+    assert not breaches, report(breaches)
+
+
+def test_every_test_file_names_the_module_it_tests():
+    """tests/PACKAGE/ROOM/test_MODULE.py, test_MODULE_ASPECT.py, or test_ROOM_ASPECT.py for a room as a whole."""
+    breaches = []
+    for package in PACKAGES:
+        for path in sorted((ROOT / "tests" / package.name).rglob("test_*.py")):
+            # tests/…/interpreted has the tests of its parent that run in Triton's interpreter
+            room = package.parent / path.relative_to(ROOT / "tests").parent
+            room = room if room.is_dir() else room.parent
+            words = path.stem.removeprefix("test_").split("_")
+            names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+            here = room.name in names or any(
+                (room / f"{name}.py").is_file() or (room / name).is_dir() for name in names
+            )
+            if not here:
+                breaches.append(str(path.relative_to(ROOT)))
+    assert not breaches, report(breaches)
+
+
+def test_the_glossary_stays_short():
+    terms = re.findall(r"^\| (?!Term|---)(.+?) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert 20 < len(terms) <= MAX_GLOSSARY_TERMS
+    assert terms == sorted(terms, key=str.lower)
 
 
 def test_no_package_shadows_the_standard_library():

@@ -1,6 +1,6 @@
 """AcceleratorClass `serving.kvasir.dev/v1alpha1`: what the administrator says of one kind of accelerator node.
 
-Cluster-scoped, so that whoever writes an InferenceService can name a class but not choose an image, a runtime class or
+Cluster-scoped, so that the author of an InferenceService can name a class but not choose an image, a runtime class or
 a priority. The CRD is generated from these models; the operator parses objects into them.
 """
 

@@ -21,7 +21,7 @@ ACTIVATION_BYTES_PER_TOKEN_FACTOR: Final = 12
 gate-up (2x intermediate), its product, and the float32 copies that norms make."""
 
 BATCH_TOKENS: Final = {"cpu": 512, "cuda": 8192}
-"""Tokens of the largest step where nobody set them."""
+"""Tokens of the largest step where they are not set."""
 
 PROCESS_BYTES: Final = {"cpu": 350 << 20, "cuda": 640 << 20}
 """What the engine holds besides weights, activations and cache: on a CPU the process itself as measured (torch and its libraries,
@@ -86,7 +86,7 @@ class MemoryFit:
 
 
 def shared_cache_bytes(available_bytes: int) -> int:
-    """The KV cache where nobody set a size and no container limits the process: others live on that machine too.
+    """The KV cache where its size is not set and no container limits the process: others live on that machine too.
 
     A quarter of the memory that is available, at most 8 GiB.
     """

@@ -207,7 +207,7 @@ class ServeOptions(RuntimeOptions):
     )
     api_key_file: str = option(
         "",
-        "File with keys that clients must send as a bearer token, one per line, or a directory of such files, as a mounted Secret is. It is read again when it changes; without any key in it nobody is let in.",
+        "File with keys that clients must send as a bearer token, one per line, or a directory of such files, as a mounted Secret is. It is read again when it changes; without any key in it every request is rejected.",
         metavar="PATH",
     )
     cors_origin: tuple[str, ...] = option(

@@ -327,7 +327,7 @@ class Auth(CrdObject):
 
     secret_name: str = option(
         "",
-        "Secret whose values are keys, one per line, of which a client must send one as bearer token; read again as it changes. While it has none, nobody is let in.",
+        "Secret whose values are keys, one per line, of which a client must send one as bearer token; read again as it changes. While it has none, every request is rejected.",
         max_length=253,
         pattern=OPTIONAL_NAME,
     )

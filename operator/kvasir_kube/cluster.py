@@ -53,7 +53,7 @@ class Cluster(Protocol):
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: Json, *, manager: str, subresource: str = ""
     ) -> Json:
-        """JSON merge patch; None removes a field, whoever owns it."""
+        """JSON merge patch; None removes a field, whichever manager owns it."""
         ...
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None) -> None:

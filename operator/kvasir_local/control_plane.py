@@ -357,7 +357,7 @@ def _is_other(process: ProcessIdentity) -> bool:
 
 
 def _clear(paths: StatePaths) -> None:
-    """Removes what describes the cluster; logs stay for whoever wants to know why it ended."""
+    """Removes what describes the cluster; logs stay, since they say why it ended."""
     for path in paths.temporary():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Runs the build plan: a directory of binaries from the Go modules pinned in gomod/. Called by `binaries`.
 
 Everything happens in a working directory beside the result: the modules are copied there, since go may complete their
-files, and the build cache (3 GB) lies there, since nobody needs it afterwards. The module cache is go's usual one.
+files, and the build cache (3 GB) lies there, since it is not needed afterwards. The module cache is go's usual one.
 """
 
 import os

@@ -11,5 +11,5 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("no card; test_interpreted.py runs this file in a process of its own", allow_module_level=True)
+        pytest.skip("no card; test_gpu_interpreted.py runs this file in a process of its own", allow_module_level=True)
     return torch.device("cpu")

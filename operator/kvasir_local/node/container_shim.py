@@ -122,7 +122,7 @@ def _init(order: dict[str, Any], out: int, err: int, ready: int, alive: int) -> 
     except (OSError, ShimError) as error:
         os.write(ready, str(error).encode())
         os._exit(START_ERROR)
-    # Before `ready` is closed: whoever knows that we run may send SIGTERM, which process 1 ignores without a handler.
+    # Before `ready` is closed: from then on SIGTERM may come, which process 1 ignores without a handler.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(program, signal.SIGTERM))
     for fd in (out, err, ready):
         os.close(fd)

@@ -39,7 +39,7 @@ class EventRecorder:
         )
 
     def forget(self, uid: str) -> None:
-        """The object is gone; a later one of the same name starts to count anew."""
+        """The object is gone; a later one of the same name starts to count again."""
         self._aggregator.forget(uid)
 
     async def run(self) -> None:

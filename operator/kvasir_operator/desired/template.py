@@ -145,7 +145,7 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
 
 
 def _tracing(seen: Observed, settings: OperatorSettings) -> tuple[str, ...]:
-    """Nothing where nobody wants spans, or where the installation has no collector for them."""
+    """Nothing where no requests are traced, or where the installation has no collector for them."""
     percent = seen.spec.observability.trace_sample_percent
     if not percent or not settings.otlp_traces_endpoint:
         return ()
@@ -218,7 +218,7 @@ def container_security() -> Json:
 
 
 def _keys(seen: Observed) -> list[Json]:
-    """The Secret with the keys of clients, if there is one. The kubelet reads it, and writes it anew when it changes.
+    """The Secret with the keys of clients, if there is one. The kubelet reads it, and writes it again when it changes.
 
     Optional: without it a pod would wait without a message; so the runtime reports what is missing and rejects clients.
     """

@@ -9,7 +9,7 @@ There were eleven, as there had been eleven in every spring since the bridge was
 but she believed in books, and a book that says the same thing forty times is hard to argue with.
 
 "You will want the small one," said the man at the counter, without looking up. "How do you know?" "Because you came
-on foot. Nobody who came on foot has ever wanted the large one, and I have sold both for nineteen years."
+on foot. No customer who came on foot has ever wanted the large one, and I have sold both for nineteen years."
 
 Water boils at one hundred degrees at the level of the sea, and at about ninety-three on a mountain of two thousand
 metres, because the air above presses less. That is why an egg takes longer there: it is not the boiling that cooks

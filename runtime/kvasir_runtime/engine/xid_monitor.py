@@ -1,7 +1,7 @@
 """Reads from the driver which Xids its devices report, so that a failure is reported by its name.
 
-NVML tells whoever asks, without a right to read the kernel's log. A thread of the engine process waits for it; where
-there is no driver it ends at once. What a number means is said in `kvasir_api.device_faults`.
+NVML reports them to any process, also without a right to read the kernel log. A thread of the engine process waits for
+them; where there is no driver it ends at once. What a number means is said in `kvasir_api.device_faults`.
 """
 
 import ctypes

@@ -10,7 +10,7 @@
 
 query:   (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in attn_metadata
 cache:   (2, num_blocks, block_size, kv_heads, head_dim), each half contiguous; position j of s lies in block
-         block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.cache_rows has them
+         block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.kv_quant has them
 softcap: no score is beyond it on either side; 0 leaves them. sinks: (heads,) float32 or None: a score of each head that
          no value belongs to, where a head may put what it gives to no position; neither scaled nor capped
 out:     (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything

@@ -6,7 +6,7 @@
 
 key, value: (tokens, kv_heads, head_dim), cache dtype, contiguous in head_dim
 cache:      (2, num_blocks, block_size, kv_heads, head_dim), contiguous, key's dtype; or a type of 8 bits with rows as
-            kernels.cache_rows has them, to which key and value are rounded
+            kernels.kv_quant has them, to which key and value are rounded
 slots:      (tokens,) int64, all different but for those of padding, which are -1 and not written
 Exact but for that: no arithmetic is done. Layout after Kwon et al. 2023, section 4; keys and values of consecutive
 blocks are each one slice, so that a CPU can read a sequence's cache without gathering it.

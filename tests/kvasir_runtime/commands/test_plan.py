@@ -189,7 +189,7 @@ def test_quantized_weights_are_smaller(model, quantization, shown):
 def test_forecast_counts_what_the_engine_holds(tmp_path):
     shape = checkpoints.Shape(hidden_size=256, num_heads=8, num_kv_heads=4, head_dim=32, intermediate_size=512)
     config = forecast.shape(checkpoints.config_json(shape))
-    assert config.weights_bytes("bfloat16", "int8") == 1_506_816  # as tests/kvasir_runtime/weights/test_quantize.py has
+    assert config.weights_bytes("bfloat16", "int8") == 1_506_816  # as tests/kvasir_runtime/kernels/test_quantize.py has
     assert config.weights_bytes("bfloat16", "int4") == 990_720
     assert config.weights_bytes("bfloat16", "fp8") == 1_449_472 - 4 * 4096
     tied = forecast.shape(checkpoints.config_json(shape) | {"tie_word_embeddings": True})

@@ -1,6 +1,6 @@
 """Every operation of every table agrees with the reference on all its cases, and the references with their formulas.
 
-Without a card the Triton kernels are a table only where TRITON_INTERPRET=1: `test_interpreted.py` runs this file so.
+Without a card Triton kernels are a table only where TRITON_INTERPRET=1: `test_gpu_interpreted.py` runs this file so.
 """
 
 import copy

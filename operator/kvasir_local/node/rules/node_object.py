@@ -95,7 +95,7 @@ def node_status(
 
 
 def lease(name: str, *, now: float) -> dict[str, Any]:
-    """The heartbeat: whoever sees it older than LEASE_S takes the node for dead."""
+    """The heartbeat: a node whose lease is older than LEASE_S counts as dead."""
     return {
         "metadata": {"name": name, "namespace": LEASE_NAMESPACE},
         "spec": {"holderIdentity": name, "leaseDurationSeconds": LEASE_S, "renewTime": micro_timestamp(now)},

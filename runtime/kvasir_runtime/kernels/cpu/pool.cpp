@@ -23,7 +23,7 @@ constexpr int64_t WORKER_AWAKE_NS = 100'000;  // the time between two operations
 constexpr int64_t BARRIER_AWAKE_NS = 50'000;   // the others are at work, unless they have lost their core for long
 
 // How many chunks of a thread's range are taken, by loop, below the number of the phase that took them: those of another
-// phase count as none, so nobody has to clear them.
+// phase count as none, so they need no clearing.
 struct alignas(64) Claims {
   uint64_t taken[LOOPS];
 };
@@ -157,7 +157,7 @@ bool enter(Place& place) {
   return false;
 }
 
-// Whoever is inside has found no more chunks. So a phase is over when the last one leaves, and those who come later have
+// A thread that is inside has found no more chunks. So a phase is over when the last one leaves, and those who come later have
 // nothing to do in it.
 bool leave(Place& place) {
   place.inside = false;
@@ -210,8 +210,8 @@ void* grown(Buffer& buffer, int64_t bytes) {
   return buffer.data;
 }
 
-// Each worker gets a CPU of its own where there is one for each, because the kernel wakes a thread on the CPU of whoever
-// woke it when all are busy: caller and worker would take turns on one while another process has the other. With fewer
+// Each worker gets a CPU of its own where there is one for each, because the kernel wakes a thread on the CPU of the
+// thread that woke it when all are busy: caller and worker would take turns on one while another process has the other. With fewer
 // threads than CPUs (a quota) nothing is bound, since other processes of the same size would choose the same ones.
 void pin_workers() {
   pool.pinned = false;

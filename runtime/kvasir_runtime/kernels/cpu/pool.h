@@ -1,7 +1,7 @@
 // A team of threads that computes one parallel region at a time, with barriers of about a microsecond inside it.
 //
 // A kernel is a function kernel(tid, nth, ...) that every thread of the team calls: it claims chunks of its work with
-// `claim` until there are none, and whoever reads what others wrote calls `barrier` first. So one kernel is a region of
+// `claim` until there are none, and a thread that reads what others wrote calls `barrier` first. So one kernel is a region of
 // its own, and many kernels with barriers between them are one region too: a whole step of a model.
 //
 // Sharing is dynamic because cores are shared: a thread that lost its core to another process holds up only the chunk it
@@ -41,13 +41,13 @@ void run(Region fn, Args* args, const Need* needs = nullptr, int num_needs = 0) 
   finish();
 }
 
-// Waits until all chunks of the phase are computed, by whoever took them; what was written before is seen after it. All
-// claims start anew. True for the one thread that ended the phase. passed: whether it is over already, and this thread
+// Waits until all chunks of the phase are computed, by whichever threads took them; what was written before is seen after it. All
+// claims start again. True for the one thread that ended the phase. passed: whether it is over already, and this thread
 // comes too late to it.
 bool barrier(int tid, int nth);
 bool passed(int tid);
 
-// The next chunk of `count` that nobody has, or -1 when none is left. Threads begin in a range of their own, neighbouring
+// The next chunk of `count` that no thread has, or -1 when none is left. Threads begin in a range of their own, neighbouring
 // chunks one after another, and take from others' when it is done. Between two barriers at most LOOPS loops may be
 // shared, each under its own number and with one and the same count on all threads.
 constexpr int LOOPS = 4;

@@ -1,4 +1,4 @@
-"""Rows of the paged cache on the card, in each of their types: kernels.cache_rows for kernels that write or read it."""
+"""Rows of the paged cache on the card, in each of their types: kernels.kv_quant for kernels that write or read it."""
 
 from typing import Final
 
