@@ -41,7 +41,7 @@ def test_every_option_of_ours_exists():
 
 def test_every_option_of_theirs_is_told_what_to_write_or_why_not():
     for theirs, ours, remark in rows("Starting a server"):
-        assert names(theirs), theirs
+        assert names(theirs) or re.search(r"`VLLM_[A-Z_]+=", theirs), theirs  # an option, or a variable
         assert ours or remark, theirs
 
 
