@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.blockSize": (16, 32),
     "runtime.prefixCache": (True, False),
     "runtime.cudaGraphs": (True, False),
+    "runtime.batchInvariant": (False, True),
     "runtime.maxBatchTokens": (0, 64),
     "runtime.maxSequences": (256, 8),
     "runtime.maxWaiting": (1024, 8),

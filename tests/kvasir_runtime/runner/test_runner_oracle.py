@@ -75,7 +75,7 @@ def test_logits_of_every_position_equal_the_oracle(root: Path, name: str, chunk:
     with torch.inference_mode():
         for start in range(0, 61, min(chunk, 61)):
             part = Chunk(row=1, start=start, num_tokens=min(chunk, 61 - start), samples=False)
-            batch = replace(runner._rows.batch([part]).batch, logit_rows=None)
+            batch = replace(runner._rows.model_input([part]).batch, logit_rows=None)
             logits.append(runner._model.logits_of(runner._model.forward(batch, runner._cache)))
     wanted = oracle_of(folder_of(root, name)).logits(tokens)
     torch.testing.assert_close(torch.cat(logits), wanted, atol=1e-4, rtol=0)

@@ -74,7 +74,7 @@ def test_logits_equal_those_of_reference_weights(tmp_path: Path, name: str) -> N
     runner.collect(runner.launch(StepPlan(step=1, joins=(join,))))
     with torch.inference_mode():
         part = Chunk(row=0, start=0, num_tokens=45, samples=False)
-        batch = replace(runner._rows.batch([part]).batch, logit_rows=None)
+        batch = replace(runner._rows.model_input([part]).batch, logit_rows=None)
         logits = runner._model.logits_of(runner._model.forward(batch, runner._cache))
     torch.testing.assert_close(logits, judge.logits(tokens), atol=2e-4, rtol=0)
 
