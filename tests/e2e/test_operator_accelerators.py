@@ -232,7 +232,7 @@ async def test_a_replica_that_decodes_too_slowly_degrades_the_service(rig, card)
 
         async def look() -> Any:
             had, steps = pod.state.decoded, 1 + int(1 / step_s)
-            pod.say(
+            pod.set_state(
                 decoded=DecodeTotals(
                     steps=had.steps + steps,
                     seconds=had.seconds + steps * step_s,

@@ -143,10 +143,10 @@ async def seen(rig, one):
         case "old":
             return len([pod for pod in pods(rig, one) if pod.revision == one.old])
         case "phase":
-            return rollout.get("phase") if rollout.get("currentRevision") != one.old else None
+            return rollout.get("phase", "") if rollout.get("currentRevision") != one.old else None
         case "stalled":
             return conditions.get("Stalled", "")
         case "class":
             return rollout.get("acceleratorClass")
         case "fit":
-            return status.get("capacity", {}).get("fit") if conditions.get("Ready") == "AllReplicasReady" else None
+            return status.get("capacity", {}).get("fit", "") if conditions.get("Ready") == "AllReplicasReady" else None

@@ -17,7 +17,8 @@ from kvasir_kube.kinds import (
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
-CHILDREN = {kind.kind: kind for kind in (SERVICE, DISRUPTION_BUDGET, NETWORK_POLICY, DEPLOYMENT, CONTROLLER_REVISION)}
+# The budget comes last: it is made once there is a pod, for which the Deployment must not be another's.
+CHILDREN = {kind.kind: kind for kind in (SERVICE, NETWORK_POLICY, CONTROLLER_REVISION, DEPLOYMENT, DISRUPTION_BUDGET)}
 CLAIMED = {"model": {"uri": "pvc://models/tiny"}}
 PORT = {"ports": [{"port": 1}]}
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
