@@ -263,7 +263,7 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_service_demand_replicas",
         kind="gauge",
-        help="Replicas each signal asks for.",
+        help="Replicas that each signal requires.",
         labels=(*_SERVICE, "signal"),
     ),
     Metric(

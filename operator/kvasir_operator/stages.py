@@ -72,7 +72,7 @@ class Violation:
 class Resolved:
     """What the spec means on this cluster. Exactly one of violation and revision is None.
 
-    revision: the one that the spec asks for, existing or about to be made. unavailable_classes: classes that found no
+    revision: the one that the spec describes, existing or about to be made. unavailable_classes: classes that found no
     node for its pods, those of this moment included.
     """
 

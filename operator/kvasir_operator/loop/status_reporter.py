@@ -82,7 +82,7 @@ class StatusReporter:
         memory.written_at = now
 
     async def revision(self, seen: Observed, service: Json, asked: Revision) -> None:
-        """Called when the children of the revision that the spec asks for are written."""
+        """Called when the children of the revision that the spec describes are written."""
         await self._events.revision(seen, service, asked)
 
     def forget(self, name: Key) -> None:

@@ -41,7 +41,7 @@ class StatusInputs:
 
     @property
     def asked(self) -> str:
-        """The revision that the spec asks for, empty without a plan."""
+        """The revision that the spec describes, empty without a plan."""
         return self.resolved.revision.id if self.plan is not None and self.resolved.revision is not None else ""
 
     @property
@@ -77,7 +77,7 @@ class StatusInputs:
 
     @property
     def minimum(self) -> int:
-        """Replicas without which the service is not what the spec asks for."""
+        """Replicas without which the service is not what the spec describes."""
         return minimum(self.seen, self.wanted)
 
     @property
@@ -99,6 +99,6 @@ class StatusInputs:
 
 
 def minimum(seen: Observed, wanted: int) -> int:
-    """Replicas without which a service is not what its spec asks for. wanted: replicas that the autoscaler wants."""
+    """Replicas without which a service is not what its spec describes. wanted: as the autoscaler requires."""
     scaling = seen.spec.autoscaling
     return wanted if scaling is None else min(scaling.min_replicas, wanted)
