@@ -42,7 +42,7 @@ PURE_ROOMS = {
 RETIRED_NAMES = re.compile(
     r"\b(gang|Drawer|Foreseen|Lobby|devicerows|startplan|packets|toolbody|announcer|cache_rows)\b"
 )
-RETIRED_ENGLISH = re.compile(r"\b(nobody|whoever|anew)\b|\bgone deaf\b", re.IGNORECASE)
+RETIRED_ENGLISH = re.compile(r"\b(nobody|whoever|anew|asks for)\b|\bgone deaf\b", re.IGNORECASE)
 
 # Written apart, because this file is read as well. Packages come from whatever index the user's tools are set to.
 REGISTRIES = "pypi org,pythonhosted org,proxy golang org,sum golang org,npmjs org,docker io,ghcr io,quay io,nvcr io"

@@ -120,7 +120,7 @@ def _strip_status(node: dict[str, Any]) -> None:
 def _columns() -> list[dict[str, Any]]:
     ready = f".status.conditions[?(@.type=='{names.CONDITION_READY}')]"
     return [
-        _column("Model", "string", ".status.modelName", "Name that clients ask for."),
+        _column("Model", "string", ".status.modelName", "Name that clients request."),
         _column("Ready", "string", f"{ready}.status", "Whether the service serves."),
         _column("Replicas", "integer", ".status.readyReplicas", "Replicas that take requests."),
         _column("Desired", "integer", ".status.desiredReplicas", "Replicas wanted."),

@@ -72,7 +72,7 @@ def reference() -> str:
         "## Reasons of conditions\n",
         _table(("Reason", "What it means"), [(f"`{k}`", v) for k, v in names.REASONS.items()]),
         "## Reasons of events\n",
-        _table(("Reason", "What it tells"), [(f"`{k}`", v) for k, v in names.EVENTS.items()]),
+        _table(("Reason", "Meaning"), [(f"`{k}`", v) for k, v in names.EVENTS.items()]),
     ]
     return "\n".join(parts)
 

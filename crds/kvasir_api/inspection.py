@@ -1,4 +1,4 @@
-"""What a model's config tells before anything is loaded, and the forecast that follows from it for one replica.
+"""What a model's config states before anything is loaded, and the forecast that follows from it for one replica.
 
 Written by `kvasir plan --facts` in a pod without accelerator, as the pod's last words; read by the operator, which cannot
 see the model itself. Pure; the arithmetic is forecast.py's, which the runtime uses too.
@@ -85,7 +85,7 @@ def decode(document: str) -> ModelFacts:
 def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card) -> Roofline | None:
     """How fast the model could decode on a card; None for what the card's numbers say nothing of.
 
-    Of products in 32 bits no data sheet's number for 16 tells anything.
+    Of products in 32 bits no data sheet's number for 16 says anything.
     """
     dtype = dtype_of(facts, options, "cuda")
     if not facts.supported or dtype == "float32":
@@ -162,7 +162,7 @@ def dtype_of(facts: ModelFacts, options: RuntimeOptions, device: Compute) -> str
 def _fit(
     shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int, *, device: Compute | None
 ) -> forecast.MemoryFit:
-    """device: None leaves out what only a measurement knows, and asks for the least cache."""
+    """device: None leaves out what only a measurement knows, and requests the least cache."""
     batch_tokens = (options.max_batch_tokens or forecast.BATCH_TOKENS[device]) if device else 0
     return forecast.fit(
         shape,

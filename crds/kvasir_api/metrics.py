@@ -258,7 +258,12 @@ OPERATOR: Final[tuple[Metric, ...]] = (
         help="Times that the watches had to be started again, by what ended them.",
         labels=("why",),
     ),
-    Metric(name="kvasir_service_wanted_replicas", kind="gauge", help="Replicas the autoscaler wants.", labels=_SERVICE),
+    Metric(
+        name="kvasir_service_wanted_replicas",
+        kind="gauge",
+        help="Replicas that the autoscaler requires.",
+        labels=_SERVICE,
+    ),
     Metric(name="kvasir_service_ready_replicas", kind="gauge", help="Replicas that are ready.", labels=_SERVICE),
     Metric(
         name="kvasir_service_demand_replicas",

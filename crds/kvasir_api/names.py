@@ -97,7 +97,7 @@ REASONS: Final = {
     "Unschedulable": "The scheduler finds no node for a replica.",
     "InvalidSpec": "A field of the spec cannot be applied; the message names it.",
     "TooSmall": "The model's weights and the least KV cache do not fit the memory that was asked for.",
-    "Unsupported": "No AcceleratorClass that the service may get computes in a type that the spec asks for; the message names the field.",
+    "Unsupported": "No AcceleratorClass that the service may get computes in a type that the spec requests; the message names the field.",
     "BadPatch": "An operation in podPatches of the service's AcceleratorClass does not apply, or changes a field that the operator owns; the message names it.",
     "NameConflict": "Another service already serves the same model name.",
     "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that every request is rejected.",
@@ -126,7 +126,7 @@ EVENTS: Final = {
     "ScaledUp": "The number of wanted replicas rose; the note names the cause, with the numbers.",
     "ScaledDown": "The number of wanted replicas fell; the note names the cause, with the numbers.",
     "ScalingHeld": "A change of replicas was held back because readings are missing.",
-    "RevisionCreated": "The spec asks for new pods; the note names the revision.",
+    "RevisionCreated": "The spec requests new pods; the note names the revision.",
     "CanaryStep": "A step of the canary has its replicas, or ended; the note says which.",
     "RollingInPlace": "No accelerator could be spared for a new replica, so that old ones leave first although the strategy is Surge.",
     "RolledBack": "The spec's revision was rolled back to the last good one; the note says why.",
@@ -148,7 +148,7 @@ EVENTS: Final = {
     "ConflictingWriter": "Another writer keeps changing an object of the service; the operator restores it less often from now on.",
     "Ready": "The service became ready.",
 }
-"""Reasons of the events that the operator emits (events.k8s.io/v1), each with what it tells."""
+"""Reasons of the events that the operator emits (events.k8s.io/v1), each with its meaning."""
 
 EXIT_DEVICE: Final = 3
 """Exit code of `kvasir serve` when its device failed; the line that says so starts with REFUSAL_PREFIX and DEVICE_FAULT."""

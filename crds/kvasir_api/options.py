@@ -142,11 +142,11 @@ class RuntimeOptions(OptionsBase):
     )
     tool_call_parser: ToolCallParser = option(
         "auto",
-        "Format in which the model writes calls of functions; auto tells it from the chat template, none gives them as text.",
+        "Format in which the model writes calls of functions; auto detects it from the chat template, none gives them as text.",
     )
     reasoning_parser: ReasoningParser = option(
         "auto",
-        "Tags with which the model marks its thoughts; auto tells them from the chat template, none leaves them in the text.",
+        "Tags with which the model marks its thoughts; auto detects them from the chat template, none leaves them in the text.",
     )
     generation_config: Literal["auto", "none"] = option(
         "auto",
@@ -155,11 +155,11 @@ class RuntimeOptions(OptionsBase):
     )
     pooling: Pooling = option(
         "auto",
-        "Hidden states that embeddings are made of, of the last token or their mean; auto asks the checkpoint's modules.json, "
+        "Hidden states that embeddings are made of, of the last token or their mean; auto reads the checkpoint's modules.json, "
         "and takes the last token without one. Anything but auto says that the model is for embeddings.",
     )
     normalize: Normalize = option(
-        "auto", "Scale embeddings to length 1; auto asks the checkpoint's modules.json, and scales without one."
+        "auto", "Scale embeddings to length 1; auto reads the checkpoint's modules.json, and scales without one."
     )
     matryoshka: bool = option(
         False, "Let requests shorten embeddings with `dimensions`, even if the checkpoint's config does not allow it."

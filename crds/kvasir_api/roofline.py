@@ -2,7 +2,7 @@
 
 A step reads its weights and the keys and values of its sequences once, and multiplies each weight with each row; it cannot take
 less than the slower of the two. Called by the forecast before a card is taken, and where a replica's measured speed is judged.
-After Williams et al. 2009. Pure; what no data sheet tells is an allowance, said beside the number.
+After Williams et al. 2009. Pure; what no data sheet states is an allowance, said beside the number.
 """
 
 import math

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 Schema = dict[str, Any]
 
 MANY: Final = 2**53 - 1
-"""A bound that only keeps readers of JSON right, and tells a person nothing."""
+"""A bound that only keeps readers of JSON right, and says nothing to a person."""
 
 _KEPT: Final = (
     "type", "format", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems",

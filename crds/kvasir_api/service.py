@@ -32,7 +32,7 @@ ClaimName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0
 
 
 class ModelSpec(CrdObject):
-    """Which model, and under which name clients ask for it."""
+    """Which model, and under which name clients request it."""
 
     model_config = validation_rules(
         (
@@ -62,7 +62,7 @@ class ModelSpec(CrdObject):
     )
     aliases: list[ServedName] = option(
         [],
-        "Further names under which clients may ask for it, each as unique as servedName.",
+        "Further names under which clients may request it, each as unique as servedName.",
         max_length=7,
         list_type="set",
     )
@@ -138,7 +138,7 @@ class ResourceClaim(CrdObject):
 
 
 class Resources(CrdObject):
-    """What one replica asks of its node."""
+    """What one replica requires of its node."""
 
     model_config = validation_rules(
         (
@@ -346,7 +346,7 @@ class Observability(CrdObject):
 
 
 class InferenceServiceSpec(CrdObject):
-    """What the user wants."""
+    """What the user specifies."""
 
     model_config = validation_rules(
         (
@@ -356,7 +356,7 @@ class InferenceServiceSpec(CrdObject):
         ),
     )
 
-    model: ModelSpec = option(..., "Which model, and under which name clients ask for it.")
+    model: ModelSpec = option(..., "Which model, and under which name clients request it.")
     replicas: int = option(
         1,
         "Number of replicas while spec.autoscaling is absent; what kubectl scale writes.",
@@ -367,7 +367,7 @@ class InferenceServiceSpec(CrdObject):
     autoscaling: Autoscaling | None = option(
         None, "Lets the operator choose the number of replicas; absent means spec.replicas rules."
     )
-    resources: Resources = option(Resources(), "What one replica asks of its node.")
+    resources: Resources = option(Resources(), "What one replica requires of its node.")
     runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")
     drain: Drain = option(Drain(), "How a replica leaves.")
@@ -379,5 +379,5 @@ class InferenceServiceSpec(CrdObject):
 class InferenceService(CrdObject):
     """A large language model served by replicas of Kvasir's engine behind one name."""
 
-    spec: InferenceServiceSpec = option(..., "What the user wants.")
+    spec: InferenceServiceSpec = option(..., "What the user specifies.")
     status: InferenceServiceStatus = option(InferenceServiceStatus(), "What the operator observed.")

@@ -167,7 +167,7 @@ class ColdStart(CrdObject):
     )
     image_seconds: int = option(
         0,
-        "Until the container ran: the image; with volumes where the kubelet tells no time of theirs.",
+        "Until the container ran: the image; with volumes where the kubelet reports no time of theirs.",
         unit="seconds",
         ge=0,
         le=MOST,
@@ -182,7 +182,7 @@ class RevisionStatus(CrdObject):
 
     name: str = option(..., "Name of the revision, as rollout.promote and rollout.abort take it.", max_length=63)
     number: int = option(
-        0, "Rises with every revision that the spec asks for, also for an old one again.", ge=0, le=MOST
+        0, "Rises with every revision that the spec requests, also for an old one again.", ge=0, le=MOST
     )
     replicas: int = option(0, "Pods of it that do not leave.", unit="replicas", ge=0, le=MOST_REPLICAS)
     ready_replicas: int = option(0, "Pods of it that take requests.", unit="replicas", ge=0, le=MOST_REPLICAS)
@@ -192,7 +192,7 @@ class RevisionStatus(CrdObject):
 class RolloutStatus(CrdObject):
     """Which revisions there are."""
 
-    current_revision: str = option("", "Revision that the spec asks for.", max_length=253)
+    current_revision: str = option("", "Revision that the spec requests.", max_length=253)
     accelerator_class: str = option("", "AcceleratorClass of the current revision, if one was chosen.", max_length=253)
     unavailable_classes: list[Name] = option(
         [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8

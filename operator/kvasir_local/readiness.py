@@ -18,7 +18,7 @@ class Readiness:
 
 
 def readiness(deployments: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]) -> Readiness:
-    """Ready when every Deployment has been observed and has as many available, updated replicas as it wants."""
+    """Ready when every Deployment has been observed and has as many available, updated replicas as it requires."""
     late = [deployment for deployment in deployments if not _available(deployment)]
     if deployments and not late:
         return Readiness(ready=True, text=_names(deployments), failing=())

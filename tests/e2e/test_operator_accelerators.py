@@ -70,7 +70,7 @@ def test_every_field_is_shown_on_a_cluster():
 
 
 async def test_fields_that_shape_pods_do_so_on_a_real_api_server(rig):
-    """One class and one service for each, which asks for no replica, so that templates are made and no pod is."""
+    """One class and one service for each, which requests no replica, so that templates are made and no pod is."""
 
     async def differs(number: int, path: str) -> bool:
         card = Class(rig, f"f{number}")
@@ -106,7 +106,7 @@ def stripped(pod_template: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_fields_that_choose_a_class_do_so_on_a_real_api_server(rig):
-    """Two classes with more memory than any other, and a service that asks for so much."""
+    """Two classes with more memory than any other, and a service that requests so much."""
     mine, other = Class(rig, "mine"), Class(rig, "other")
     await other.be(memory="900Gi", pricePerHour=5)
     base = {"memory": "900Gi", "pricePerHour": 4}

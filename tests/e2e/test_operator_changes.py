@@ -67,7 +67,7 @@ async def test_a_change_ends_as_from_scratch_and_its_reversal_where_it_began(sta
     assert sort(anew["end"]) == sort(then["end"])
     if anew["end"] in ENDS and then["end"] in ENDS:
         assert difference(anew, then) == ""
-    # Where it does not arrive, old replicas stay beside it; what it asks for is the same all the same.
+    # Where it does not arrive, old replicas stay beside it; what it requests is the same all the same.
     assert difference(asked(anew), asked(then)) == ""
     await clear(rig)
 
@@ -146,7 +146,7 @@ def sort(end):
 
 
 def asked(found):
-    """The revision that the spec asks for, as it was made; nothing where the spec cannot be honoured."""
+    """The revision that the spec requests, as it was made; nothing where the spec cannot be honoured."""
     return {} if found["end"].startswith("Stalled") else found["asked"]
 
 

@@ -1,5 +1,5 @@
 """What each field of a spec that shapes no pod changes on a cluster: two services that differ in it alone, what their
-pods say, and what their statuses then show. Read by the test that shows it and by the one that asks for every field.
+pods say, and what their statuses then show. Read by the test that shows it and by the one that requests every field.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Effect:
 
 
 def _grows(values: tuple[int, int], shows: tuple[int, int] = (2, 3), **beside: Any) -> Effect:
-    """Replicas under a load that asks for three."""
+    """Replicas under a load that requests three."""
     return Effect(
         values=values, look="desired", shows=shows, says=TWO_AND_A_HALF, then={"autoscaling": {"scaleUp": beside}}
     )

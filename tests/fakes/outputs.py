@@ -173,7 +173,7 @@ BROKEN: Final = [
 
 
 def parsing(written: str, **fields: Any) -> ParserConfig:
-    """What a request with all FUNCTIONS asks for, of a model with that format of calls."""
+    """What a request with all FUNCTIONS requests, of a model with that format of calls."""
     return ParserConfig(tools=written, offered=FUNCTIONS, **fields)
 
 

@@ -64,7 +64,7 @@ def test_every_field_shapes_the_answer(server):
 
 
 class Plan(BaseModel):
-    """As an application asks for it."""
+    """As an application requests it."""
 
     model_config = ConfigDict(extra="forbid")
 

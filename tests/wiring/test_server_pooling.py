@@ -100,7 +100,7 @@ def wanted(folder: Path, text: str) -> np.ndarray:
 
 @pytest.mark.parametrize("encoding", ["float", "base64", openai.NOT_GIVEN])
 def test_openais_client_gets_the_means_of_hidden_states(models, embed, encoding):
-    # Its own types know no base64, which it asks for when nothing is given, and decodes.
+    # Its own types know no base64, which it requests when nothing is given, and decodes.
     strict, url = encoding == "float", embed.base_url
     with openai.OpenAI(base_url=url, api_key="secret", max_retries=0, _strict_response_validation=strict) as client:
         answer = client.embeddings.create(model="embed", input=TEXTS, encoding_format=encoding, user="somebody")

@@ -116,7 +116,7 @@ def test_a_conversation_goes_on_from_its_last_response(engine, client):
     assert texts == ["a", "first", "b", "second", "c"]
     newest = client.responses.input_items.list(three.id, limit=2)
     assert [item.content[0].text for item in newest.data] == ["c", "second"]
-    assert (newest.has_more, len(list(newest))) == (True, 5), "the client asks for the next pages"
+    assert (newest.has_more, len(list(newest))) == (True, 5), "the client requests the next pages"
     counted = client.responses.input_tokens.count(model="tiny", input="d", previous_response_id=one.id)
     assert counted.input_tokens == other.usage.input_tokens
 

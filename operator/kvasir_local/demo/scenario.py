@@ -95,7 +95,7 @@ async def apply_service(cluster: Cluster, manifest: Path, *, namespace: str) -> 
 
 
 async def until_ready(view: ServiceView, console: Console, *, deadline_s: float) -> str:
-    """Waits for Ready and tells each new message of the condition; returns the address for clients."""
+    """Waits for Ready and prints each new message of the condition; returns the address for clients."""
     told = ""
 
     async def status() -> dict[str, Any]:
@@ -188,7 +188,7 @@ class _Watch:
         try:
             now = await self._view.snapshot()
         except KubeError:
-            return  # the next look tells; a lasting outage ends the demo at its deadline
+            return  # the next reading decides; a lasting outage ends the demo at its deadline
         at = time.monotonic()
         rate = (self._counts.tokens - self._tokens) / max(at - self._at, 1e-3)
         self._tokens, self._at = self._counts.tokens, at

@@ -21,7 +21,7 @@ BFLOAT16: Final = (8, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingCapability:
-    """field: path of what the spec asks for. why: a sentence about the class."""
+    """field: path of what the spec requests. why: a sentence about the class."""
 
     field: str
     why: str
@@ -30,7 +30,7 @@ class MissingCapability:
 def missing_capability(
     runtime: RuntimeOptions, facts: ModelFacts | None, accelerator: AcceleratorClassSpec
 ) -> MissingCapability | None:
-    """The first thing that the spec asks for and devices of the class cannot do. facts: None while unknown."""
+    """The first thing that the spec requests and devices of the class cannot do. facts: None while unknown."""
     if not accelerator.compute.capability:
         return None
     has = _parsed(accelerator.compute.capability)
@@ -42,7 +42,7 @@ def missing_capability(
 
 
 def _needs(runtime: RuntimeOptions, facts: ModelFacts | None) -> Iterator[tuple[str, str, Capability, str]]:
-    """Field, what it asks for, the capability for that, and what could be asked for instead."""
+    """Field, what it requests, the capability for that, and what could be asked for instead."""
     if runtime.quantization == "fp8":
         yield "quantization", "fp8", FP8, "int8 takes as little memory"
     if runtime.kv_cache_dtype == "fp8":

@@ -1,4 +1,4 @@
-"""The revision that a spec asks for now: one that exists, with its template as it was rendered then, or a new one."""
+"""The revision that a spec requests now: one that exists, with its template as it was rendered then, or a new one."""
 
 from dataclasses import replace
 

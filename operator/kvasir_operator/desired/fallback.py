@@ -2,7 +2,7 @@
 class, and when the revision is known whose pods wait.
 
 A class is passed over only while it gave no pod a node at all: a service that runs there and cannot grow is left where
-it is. What was passed over holds until the spec asks for other pods; then the first choice is tried again.
+it is. What was passed over holds until the spec requests other pods; then the first choice is tried again.
 """
 
 import hashlib

@@ -21,13 +21,13 @@ def on_accelerator(spec: InferenceServiceSpec) -> bool:
 
 
 def inspected(spec: InferenceServiceSpec) -> bool:
-    """Whether the spec asks for an inspection of the model before replicas start."""
+    """Whether the spec requests an inspection of the model before replicas start."""
     wish = spec.model.inspect
     return wish == "Always" or (wish == "Auto" and on_accelerator(spec))
 
 
 def facts(seen: Observed) -> ModelFacts | None:
-    """What was read of the model that the spec names; None without an inspection, or when the spec wants none."""
+    """What was read of the model that the spec names; None without an inspection, or when the spec excludes it."""
     found = seen.model
     if found is None or not found.facts or found.uri != seen.spec.model.uri or not inspected(seen.spec):
         return None
@@ -50,7 +50,7 @@ def speed_on(known: ModelFacts, runtime: RuntimeOptions, accelerator: Accelerato
 
 
 def on_processor(known: ModelFacts, spec: InferenceServiceSpec) -> Prediction:
-    """What one replica would hold in the memory that it asks for."""
+    """What one replica would hold in the memory that it requests."""
     return predicted(known, spec.runtime, device="cpu", memory_bytes=_bytes(spec.resources.memory))
 
 
@@ -66,7 +66,7 @@ def too_small(
 
 
 def unknown(seen: Observed) -> Prediction | None:
-    """Why there is no forecast although the spec asks for one and an inspection has ended; None otherwise."""
+    """Why there is no forecast although the spec requests one and an inspection has ended; None otherwise."""
     found = seen.model
     if found is None or not inspected(seen.spec) or found.uri != seen.spec.model.uri:
         return None

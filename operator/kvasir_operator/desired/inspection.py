@@ -29,7 +29,7 @@ PATIENCE_S: Final = 120.0
 UNBOUND_S: Final = 10.0
 """So long a claim may wait for its volume: a pod that looks at one must not be the one that decides where it lies."""
 UNPLACED_S: Final = 5.0
-"""So long it is waited for a node for the pod: it asks for so little that the replica itself will hardly find one."""
+"""So long it is waited for a node for the pod: it requests so little that the replica itself will hardly find one."""
 AGAIN_S: Final = 600.0
 """A refused model is looked at again after so long, since other files may have come to lie there."""
 RESOURCES: Final[Json] = {

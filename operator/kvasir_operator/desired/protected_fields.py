@@ -93,10 +93,10 @@ def _resources(ours: Json, other: Json) -> Iterator[str]:
     for part in ("requests", "limits"):
         for name, amount in has[part].items():
             if (given.get(part) or {}).get(name) != amount:
-                yield f"resources.{part} of {name} are what the service asks for"
+                yield f"resources.{part} of {name} are what the service requests"
     for claim in has.get("claims") or ():
         if claim not in (given.get("claims") or ()):
-            yield f"resources.claims of {claim['name']} are what the service asks for"
+            yield f"resources.claims of {claim['name']} are what the service requests"
 
 
 def _named(template: Json) -> Json:

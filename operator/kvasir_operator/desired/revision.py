@@ -49,7 +49,7 @@ def revision_id(parts: Json) -> str:
 def surplus(seen: Observed, wanted: AbstractSet[str]) -> tuple[str, ...]:
     """Names of ControllerRevisions to delete: the oldest beyond KEPT_REVISIONS that have neither workload nor pod.
 
-    wanted: revisions that the spec asks for or that a rollback heads for; the last good one stays too.
+    wanted: revisions that the spec requests or that a rollback heads for; the last good one stays too.
     """
     used = {
         *wanted,

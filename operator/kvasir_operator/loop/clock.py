@@ -35,5 +35,5 @@ def rfc3339(epoch_s: float) -> str:
 
 
 def rfc3339_micro(epoch_s: float) -> str:
-    """With microseconds, as events want it."""
+    """With microseconds, as events require it."""
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,7 +1,7 @@
 """The autoscaler's tick: listen, extend each service's window, decide, remember. It never writes to the cluster but
 events.
 
-What it wants is read by the reconcile; after a restart it goes on from what status says was wanted.
+Its result is read by the reconcile; after a restart it goes on from what status says was wanted.
 """
 
 import asyncio

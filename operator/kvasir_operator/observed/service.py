@@ -56,7 +56,7 @@ class Observed:
     PersistentVolumeClaim of the model exists, claim_bound: whether it has its volume; True when none is needed.
     quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
     model: what they read, as status has it until more is known. holder: the claim of another service to a name that
-    this one wants to serve, None where there is none. classes: the accelerator classes of the cluster by name.
+    this one is to serve, None where there is none. classes: the accelerator classes of the cluster by name.
     """
 
     namespace: str
@@ -83,7 +83,7 @@ class Observed:
 
     @property
     def served_name(self) -> str:
-        """Name that clients ask for."""
+        """Name that clients request."""
         return served_name(self.name, self.spec.model.served_name)
 
     def revision(self, id_: str) -> Revision | None:

@@ -12,7 +12,7 @@ RESYNC_S: Final = 60.0
 class OperatorSettings:
     """runtime_image serves on accelerators, runtime_image_cpu elsewhere. model_dirs: absolute directories of the nodes
     below which file:// models may lie. gateway_url: base URL that status shows to clients, empty without a gateway.
-    otlp_traces_endpoint: the collector of services that want their requests traced, empty without one.
+    otlp_traces_endpoint: the collector of services whose requests are traced, empty without one.
     system_namespace: where operator and gateway run. speed_window_s: stretch of load over which replicas are judged.
     namespace: the only one whose services are served, empty for all. interval_s: between two readings of all pods.
     resync_s: mean time between two lists of everything."""

@@ -112,7 +112,7 @@ def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, 
 
 
 def _asked(current: str, steps: list[CanaryStep], number: int, wanted: int) -> RolloutTarget:
-    """What a step asks for while its replicas are not all ready; behind the last one there is no bound."""
+    """What a step requests while its replicas are not all ready; behind the last one there is no bound."""
     if number > len(steps):
         return RolloutTarget(revision=current, phase="Progressing", step=number)
     share = max(1, -(-wanted * steps[number - 1].replica_percent // 100))

@@ -14,7 +14,7 @@ MOST_WORDS: Final = 512
 def history(seen: Observed, asked: Revision | None = None) -> list[RevisionStatus]:
     """At most MOST_REVISIONS; older ones wait for nothing but their deletion.
 
-    asked: the one that the spec asks for, with the number that it has from now on.
+    asked: the one that the spec requests, with the number that it has from now on.
     """
     others = [revision for revision in seen.revisions if asked is None or revision.id != asked.id]
     known = sorted([*others, *([asked] if asked else [])], key=lambda revision: revision.number)

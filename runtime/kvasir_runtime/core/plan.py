@@ -14,7 +14,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence takes a row. tokens are all ids known when it is (re-)admitted: the prompt, and after a preemption
     what was generated so far. blocks hold its first positions (all of tokens, at least); computed_tokens of them are
     already in the cache (prefix hits), a multiple of the block size and fewer than all. Blocks are numbered from 0 to
-    num_blocks - 1; a block for padding, if the runner wants one, comes on top. prompt_tokens is the length of the
+    num_blocks - 1; a block for padding, if the runner requires one, comes on top. prompt_tokens is the length of the
     original prompt.
     """
 

@@ -106,5 +106,5 @@ class ChromeTraceProfiler(StepProfiler):
         self._file.write(",\n" + json.dumps(event, separators=(",", ":")))
 
     def _stamp(self, at: float) -> float:
-        """Microseconds since it began, as the format wants."""
+        """Microseconds since it began, as the format requires."""
         return round((at - self._began) * 1e6, 3)

@@ -18,7 +18,7 @@ class GenerationRequest:
     most likely tokens are shown at each position, -1 for no logprobs at all. echoes: texts of the prompts, where they
     are repeated before the answers. continues: the answer continues the text of its prompt. only_prompt: the engine
     samples a token, but none was asked for. special: special tokens are shown. token_ids: they are shown too. parser:
-    what is looked for in the answers of a chat. grammar_field: the field that asks for their grammar. tool_results:
+    what is looked for in the answers of a chat. grammar_field: the field that requests their grammar. tool_results:
     renders the results of tools that are sent while the answer is written.
     """
 

@@ -25,7 +25,7 @@ TAIL: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat:
-    """parser: how answers are read, None for plain text. grammar: what they follow; field: that asks for it."""
+    """parser: how answers are read, None for plain text. grammar: what they follow; field: that requests it."""
 
     parser: ParserConfig | None = None
     grammar: Grammar | None = None
@@ -69,7 +69,7 @@ def _check_readable(body: ChatBody, choice: ToolChoice, call_format: str) -> Non
         )
         raise Refused(openai_errors.invalid(message, param="tools", code="unsupported_parameter"))
     if choice.mode == "required" and call_format == NONE:
-        message = "`tool_choice` asks for a call, and the server reads none (--tool-call-parser none)."
+        message = "`tool_choice` requests a call, and the server reads none (--tool-call-parser none)."
         raise Refused(openai_errors.invalid(message, param="tool_choice", code="unsupported_parameter"))
 
 

@@ -51,7 +51,7 @@ def from_body(
 ) -> GenerationRequest:
     """The request of a body that was checked. Raises Refused.
 
-    prefix: how the answer's id begins. fit: an answer that asks for more tokens than fit has those that do.
+    prefix: how the answer's id begins. fit: an answer that requests more tokens than fit has those that do.
     """
     _check_generates(body.model, profile)
     body = applied(body, profile.defaults)

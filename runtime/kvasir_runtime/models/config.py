@@ -164,7 +164,7 @@ def read_eos_token_ids(model: Path, config: ModelConfig) -> tuple[int, ...]:
 
 
 def rope_spec(config: ModelConfig) -> RopeSpec:
-    """The rotary embedding that a config asks for. Raises ModelError for a kind that is not implemented."""
+    """The rotary embedding that a config requests. Raises ModelError for a kind that is not implemented."""
     scaling = config.rope_parameters or config.rope_scaling or RopeConfig()
     if scaling.full_attention or scaling.sliding_attention:
         raise ModelError("config.json: rope_parameters for each kind of layer are not supported in this architecture")

@@ -178,7 +178,7 @@ class ModelRunner:
         return self._forward(step)
 
     def _prepare(self, step: LaunchedStep) -> None:
-        """Apply the plan: rows, what requests want of sampling, copied blocks; and start the masks that can be."""
+        """Apply the plan: rows, sampling parameters of requests, copied blocks; and start the masks that can be."""
         plan, sampling = step.plan, step.sampling
         self._rows.apply(plan)
         self._logits_processors.apply(plan)

@@ -23,7 +23,7 @@ from kvasir_runtime.kernels.sample import Draws
 
 CACHE_BYTES = 512 << 20  # of rotated inputs: far more than any second-level cache
 LEAST_S = 3.0
-HEAD_ROWS = 256  # no step asks for more rows of logits
+HEAD_ROWS = 256  # no step requests more rows of logits
 GOALS = {
     "attention, decode, 64 x 8192": Goal(sense="ratio", value=0.95),
     "experts, Mixtral 8x7B, 64": Goal(sense="ratio", value=0.97),

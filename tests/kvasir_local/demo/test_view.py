@@ -7,7 +7,7 @@ from kvasir_local.demo.load import LoadCounts
 STATUS = {
     "desiredReplicas": 3,
     "readyReplicas": 2,
-    "autoscaling": {"message": "kv asks for 3"},
+    "autoscaling": {"message": "kv requests 3"},
     "conditions": [{"type": "Ready", "status": "True", "reason": "MinimumAvailable"}],
 }
 READINGS = (
@@ -34,7 +34,7 @@ def test_summary_adds_the_readings() -> None:
         pinned_tokens=48,
         cached_tokens=16,
         free_tokens=64,
-        reason="kv asks for 3",
+        reason="kv requests 3",
     )
 
 
@@ -49,7 +49,7 @@ def test_condition_is_found_by_type() -> None:
 
 def test_plain_line_has_every_number_and_the_reason() -> None:
     row = table.cells(12.4, "load", view.summary(STATUS, READINGS), 99.6, LoadCounts(finished=7, broken=1))
-    line = table.plain(row, "kv asks for 3")
+    line = table.plain(row, "kv requests 3")
     for part in (
         "12 s",
         "replicas 2 of 3",
@@ -58,6 +58,6 @@ def test_plain_line_has_every_number_and_the_reason() -> None:
         "waiting 1",
         "tokens/s 100",
         "7/1",
-        "kv asks for 3",
+        "kv requests 3",
     ):
         assert part in line

@@ -1,4 +1,4 @@
-"""What a class's devices cannot compute is refused by the field that asks for it, before a device is taken."""
+"""What a class's devices cannot compute is refused by the field that requests it, before a device is taken."""
 
 from typing import Any
 

@@ -59,7 +59,7 @@ def passed(seen):
         (world(waiting(seconds=300), full=("h100",)), ("h100", "a100")),
         (world(waiting(seconds=300), full=("h100", "a100")), ("h100", "a100", "l4")),
         (world(waiting(seconds=300), full=("h100", "a100", "l4")), ("h100",)),
-        # it holds while nothing changes, and no longer when the spec asks for other pods
+        # it holds while nothing changes, and no longer when the spec requests other pods
         (world(full=("h100",)), ("h100",)),
         (world(Replica(name="q", revision="r", phase="ready"), full=("h100",)), ("h100",)),
         (world(full=("h100",), pod_hash="other"), ()),

@@ -130,7 +130,7 @@ def bounds(draw):
 
 
 def promised(wanted, rules):
-    """Ready replicas that a strategy leaves standing, and the most that it asks for."""
+    """Ready replicas that a strategy leaves standing, and the most that it requests."""
     surge = {"Surge": rules.max_surge, "InPlace": 0, "BlueGreen": wanted}[rules.strategy]
     if rules.strategy == "Surge" and rules.yields:
         return min(wanted, max(1, wanted - rules.max_unavailable)), wanted + surge

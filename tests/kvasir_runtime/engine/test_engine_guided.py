@@ -119,7 +119,7 @@ def test_every_answer_is_one_of_its_grammar(folder, words, text_of, depth, devic
 
 
 def test_forced_tokens_change_nothing_and_take_fewer_steps(folder, words, text_of):
-    """Whoever asks for logprobs gets no forced tokens, so both ways can be had."""
+    """Whoever requests logprobs gets no forced tokens, so both ways can be had."""
     for temperature in (0.0, 1.0):
         forced, plain = (
             served(

@@ -1,4 +1,4 @@
-"""The quick way of a step draws what the long way draws, and is taken where nobody asks for more than that."""
+"""The quick way of a step draws what the long way draws, and is taken where nobody requests more than that."""
 
 import random
 from pathlib import Path

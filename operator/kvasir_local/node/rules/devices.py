@@ -1,4 +1,4 @@
-"""Hands GPUs to containers by number and tells the program which are its own, as a device plugin does."""
+"""Hands GPUs to containers by number and names to the program those which are its own, as a device plugin does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Gpus:
 
 
 def wanted(container: Json) -> int:
-    """GPUs that a container asks for."""
+    """GPUs that a container requests."""
     limits = (container.get("resources") or {}).get("limits") or {}
     return int(limits.get(GPU) or 0)
 

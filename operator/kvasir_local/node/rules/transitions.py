@@ -55,7 +55,7 @@ def start_failed(
 def ended(
     known: ContainerRecord, *, exit_code: int, message: str, policy: backoff.BackoffPolicy, now: float, reason: str = ""
 ) -> ContainerRecord:
-    """The container ended; not_before says when it may start again, should the restart policy want it to."""
+    """The container ended; not_before says when it may start again, should the restart policy say so."""
     began = known.state.started_at if isinstance(known.state, Running) else now
     following, wait_s = backoff.after_run(policy, known.backoff, ran_s=now - began)
     end = Terminated(

@@ -114,7 +114,7 @@ class BeamSearch:
         )
 
     def _is_over(self) -> bool:
-        """No beam goes on, or none can get better than the worst that is kept, as far as early_stopping tells."""
+        """No beam goes on, or none can get better than the worst that is kept, by the rule of early_stopping."""
         if not self.running:
             return True
         beam = self.beam

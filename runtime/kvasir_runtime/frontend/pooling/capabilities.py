@@ -90,11 +90,11 @@ def _embedding(
         if options.pooling == "auto":
             mode = _mode(model / modules[names.index("Pooling")].path) if "Pooling" in names else "lasttoken"
             if mode not in _SERVED_MODES:
-                return f"The checkpoint asks for pooling {mode}, which is not supported here; lasttoken and mean are."
+                return f"The checkpoint requests pooling {mode}, which is not supported here; lasttoken and mean are."
             kind = _SERVED_MODES[mode]
     elif (mode := _of_gguf(model)) and options.pooling == "auto":
         if mode not in _SERVED_MODES:
-            return f"The file asks for pooling {mode}, which is not supported here; lasttoken and mean are."
+            return f"The file requests pooling {mode}, which is not supported here; lasttoken and mean are."
         kind, declared = _SERVED_MODES[mode], True
     elif ready.head == "labels" and options.pooling == "auto":
         return "The model ends in a classification head; start it with --pooling last or mean to get embeddings."

@@ -133,7 +133,7 @@ def check(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         message = f"`tool_choice` names {json.dumps(unknown)}, which is not among the tools."
         raise Refused(openai_errors.invalid(message, param="tool_choice", code="invalid_value"))
     if not tools or choice.names == ():
-        message = "`tool_choice` asks for a call, and there are no tools."
+        message = "`tool_choice` requests a call, and there are no tools."
         raise Refused(openai_errors.invalid(message, param="tool_choice", code="invalid_value"))
 
 

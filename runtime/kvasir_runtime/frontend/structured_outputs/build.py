@@ -19,7 +19,7 @@ MAX_TOTAL_BYTES: Final = 16 << 20
 
 
 class RequestedGrammar(NamedTuple):
-    """A grammar, and the field that asks for it."""
+    """A grammar, and the field that requests it."""
 
     grammar: Grammar
     field: str
@@ -60,7 +60,7 @@ def requested_grammar(body: SamplingFields) -> RequestedGrammar | None:
         raise _refused(f"{found[0].field} and {found[1].field} exclude each other", found[1].field)
     pattern = "guided_whitespace_pattern"
     if body.guided_whitespace_pattern is not None and not (found and found[0].grammar.kind.startswith("json")):
-        raise _refused(f"{pattern} needs a field that asks for JSON", pattern)
+        raise _refused(f"{pattern} needs a field that requests JSON", pattern)
     if not found:
         return None
     if len(found[0].grammar.text.encode()) > MAX_BYTES:

@@ -83,13 +83,13 @@ def _structured(value: Any) -> dict[str, Any]:
     asked = [name for name in FORMS if given.get(name, False) is not False or (name == "json" and name in given)]
     if len(asked) > 1:
         raise PydanticCustomError(
-            "structured", "asks for {first} and {second}; one form is possible", {"first": asked[0], "second": asked[1]}
+            "structured", "requests {first} and {second}; one form is possible", {"first": asked[0], "second": asked[1]}
         )
     return given
 
 
 def _format(value: Any) -> dict[str, Any]:
-    """response_format; {} for text, which asks for nothing."""
+    """response_format; {} for text, which requests nothing."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in FORMAT_TYPES:
         raise PydanticCustomError("format", "must be an object with a type, one of {types}", {"types": _listed()})

@@ -31,7 +31,7 @@ struct Chunks {
   }
 };
 
-// Asks for the rows of one head in a chunk. Null where there is none.
+// Prefetches the rows of one head in a chunk. Null where there is none.
 template <int LINES>
 KVASIR_INLINE void ask(const uint8_t* chunk, int64_t token_bytes) {
   if (!chunk) return;

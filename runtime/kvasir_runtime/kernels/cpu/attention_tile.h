@@ -187,7 +187,7 @@ KVASIR_INLINE const int64_t* table_of(const AttentionArgs& a, const Item& item) 
   return a.sequences->tables + item.sequence * a.sequences->table_stride;
 }
 
-// Asks for keys and values some lines at a time, between other work: all at once, the processor would wait for them first
+// Prefetches keys and values some lines at a time, between other work: all at once, the processor would wait for them first
 // and compute afterwards. Rows of one head lie apart from one another, and without this each is waited for.
 struct Ahead {
   const AttentionArgs* a;

@@ -1,7 +1,7 @@
 """Paged attention as one Triton kernel for prefill, chunks, decode and several query tokens a sequence, mixed at will.
 
 All query heads of a key head, for BLOCK_Q tokens, are the rows of one product, so each tile of keys and values is read
-once for the whole group and even decode has the 16 rows that tensor cores want. Where programs are few, long sequences
+once for the whole group and even decode has the 16 rows that tensor cores need. Where programs are few, long sequences
 are split into pieces; how many each has follows from the lengths on the device, where a plan lists them. The grid is as
 long as such a list can get, so it depends only on the numbers of tokens and sequences and may be captured in a
 graph. What has several pieces is merged by a second kernel; they are kept in float32, each as a softmax of its own and

@@ -1,6 +1,6 @@
 """Products with few tokens and a weight in 16 bits, or in e4m3 with a scale for each row: the weight as one stream.
 
-The weight's rows take the place that tensor cores want filled, tokens the one that may be small. Many tokens, other
+The weight's rows take the place that tensor cores need filled, tokens the one that may be small. Many tokens, other
 types and odd shapes go to torch, that is to the vendor's library, or for other numbers to `gpu.grouped`.
 """
 

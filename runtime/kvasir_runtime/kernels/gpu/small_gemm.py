@@ -1,6 +1,6 @@
 """What products with few tokens share: how programs divide the columns, and how a tile of results is settled.
 
-A tile is (rows of the weight, tokens): the rows are what tensor cores want many of, and tokens are few. Programs that
+A tile is (rows of the weight, tokens): the rows are what tensor cores need many of, and tokens are few. Programs that
 share a tile leave their sums in scratch; the last to arrive adds them up, in the order of the columns,
 whatever the order of arrival. So the same call gives the same bits. Neither steps nor splits depend on the number of
 tokens: what is summed for a

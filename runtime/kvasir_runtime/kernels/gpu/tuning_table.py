@@ -22,7 +22,7 @@ class GemmTile:
     """What one program of a product takes. rows: of the weight; shared_bytes: for the tiles that are read ahead.
 
     Warps decide what multiplies: groups of four take 64 rows at once and read the weight from shared memory; with two,
-    each takes 16 rows from registers, which is what numbers want that are decoded there.
+    each takes 16 rows from registers, as numbers that are decoded there require.
     """
 
     rows: int

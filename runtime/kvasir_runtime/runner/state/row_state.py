@@ -61,7 +61,7 @@ class RowState(Protocol):
         """The query tokens of a step's chunks, in order. Logits are for those that sample, are scored, are pooled."""
 
     def prompt_logprob_ids(self, chunks: Sequence[Chunk]) -> Tensor:
-        """(tokens,) int64: the ids whose logprobs the scored ones among a step's chunks want, in their order."""
+        """(tokens,) int64: the ids whose logprobs the scored ones among a step's chunks need, in their order."""
 
     def sampling_metadata(
         self, sampling_chunks: Sequence[Chunk], positions: AppendPositions | None

@@ -56,7 +56,7 @@ CASES = [
 )
 def test_every_field_of_vllm_has_an_answer(read, least, table, model, name):
     assert name in {*model.model_fields, *table, *ignored_fields.LABELS}
-    read(json.dumps(least | ({name: None} if name not in least else {})).encode())  # null asks for nothing, everywhere
+    read(json.dumps(least | ({name: None} if name not in least else {})).encode())  # null requests nothing, everywhere
     if name in ignored_fields.LABELS:
         assert read(json.dumps({**least, name: {"any": 1}}).encode()) == read(json.dumps(least).encode())
     elif name in table and name not in model.model_fields:

@@ -172,7 +172,7 @@ def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:
         built(folder)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="requests a device that is there")
 def test_absent_cuda_is_said(folder: Path) -> None:
     with pytest.raises(CapacityError, match="no CUDA device"):
         build(ServeOptions(model=str(folder), device="cuda"), lambda progress: None)

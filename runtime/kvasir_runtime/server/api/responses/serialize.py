@@ -1,6 +1,6 @@
 """How an answer is written on `/v1/responses`: one document, or events that are numbered and end in that document.
 
-Made for each answer by the routes; it tells them of the document at every turn, so that it can be kept.
+Made for each answer by the routes; it reports the document to them at every turn, so that it can be kept.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The schema of Ollama's options says what their reader takes, also of what is unknown or asks for nothing."""
+"""The schema of Ollama's options says what their reader takes, also of what is unknown or requests nothing."""
 
 from typing import Any
 
