@@ -26,6 +26,12 @@ ToolCallParser = Literal[
     "qwen3_coder",
     "deepseek_v3",
     "deepseek_v31",
+    "glm45",
+    "glm47",
+    "kimi_k2",
+    "minimax",
+    "minimax_m2",
+    "granite",
     "gpt_oss",
 ]
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "granite", "gpt_oss"]

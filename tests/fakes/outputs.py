@@ -24,6 +24,7 @@ FUNCTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 TWO: Final = [("weather", '{"city": "Köln", "days": 2}'), ("clock", "{}")]
 DEEP: Final = [("weather", '{"city": "a \\"b\\" </tool_call>", "at": {"lat": -1.5}, "tags": ["x", "y"], "wind": true}')]
+LINES: Final = [("weather", '{"city": "\\nK\\n"}')]
 
 Case = tuple[str, str, str, list[tuple[str, str]]]
 CALLS: Final[list[Case]] = [
@@ -120,6 +121,96 @@ CALLS: Final[list[Case]] = [
         TWO,
     ),
     (
+        "glm45",
+        (
+            "I look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>clock\n</tool_call>"
+        ),
+        "I look.",
+        TWO,
+    ),
+    (
+        "glm45",
+        (
+            '<tool_call>weather<arg_key>city</arg_key><arg_value>a "b" </tool_call></arg_value><arg_key>at</arg_key>'
+            '<arg_value>{"lat": -1.5}</arg_value><arg_key>tags</arg_key><arg_value>["x", "y"]</arg_value>'
+            "<arg_key>wind</arg_key><arg_value>true</arg_value></tool_call>"
+        ),
+        "",
+        DEEP,
+    ),
+    (
+        "glm47",
+        (
+            "I look.<tool_call>weather<arg_key>city</arg_key><arg_value>Köln</arg_value><arg_key>days</arg_key>"
+            "<arg_value>2</arg_value></tool_call><tool_call>clock</tool_call>"
+        ),
+        "I look.",
+        TWO,
+    ),
+    (
+        "glm47",
+        '<tool_call>weather<arg_key>tags</arg_key><arg_value>["</arg_value>"]</arg_value></tool_call>',
+        "",
+        [("weather", '{"tags": ["</arg_value>"]}')],
+    ),
+    ("glm47", "<tool_call>weather<arg_key>city</arg_key><arg_value>\nK\n</arg_value></tool_call>", "", LINES),
+    (
+        "kimi_k2",
+        (
+            "I look. <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0 <|tool_call_argument_begin|>"
+            '{"city": "Köln", "days": 2}<|tool_call_end|><|tool_call_begin|>functions.clock:1'
+            "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+        ),
+        "I look.",
+        TWO,
+    ),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>clock:12<|tool_call_argument_begin|>{}",
+        "",
+        TWO[1:],
+    ),
+    (
+        "minimax_m2",
+        (
+            'I look.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Köln</parameter>\n'
+            '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n</minimax:tool_call>'
+        ),
+        "I look.",
+        TWO,
+    ),
+    (
+        "minimax_m2",
+        (
+            '<minimax:tool_call><invoke name="weather"><parameter name="city">a "b" </tool_call></parameter>'
+            '<parameter name="at">{"lat": -1.5}</parameter><parameter name="tags">["x", "y"]</parameter>'
+            '<parameter name="wind">true</parameter></invoke></minimax:tool_call>'
+        ),
+        "",
+        DEEP,
+    ),
+    (
+        "minimax",
+        (
+            'I look.\n<tool_calls>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n'
+            '{"name": "clock", "arguments": {}}\n</tool_calls>'
+        ),
+        "I look.",
+        TWO,
+    ),
+    ("minimax", '<tool_calls>\n{"name": "clock", "arguments": {}}', "", TWO[1:]),
+    (
+        "granite",
+        (
+            'I look. <|tool_call|> [{"arguments": {"city": "Köln", "days": 2}, "name": "weather"}, '
+            '{"name": "clock", "arguments": {}}]'
+        ),
+        "I look.",
+        TWO,
+    ),
+    ("granite", '<tool_call>[{"name": "clock", "arguments": {}}]', "", TWO[1:]),
+    (
         "gpt_oss",
         (
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather"
@@ -150,6 +241,14 @@ LEFT: Final = [
     ("qwen3_coder", "if a <function=weather"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>code<｜tool▁sep｜>clock"),
     ("deepseek_v31", "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>"),
+    ("glm45", "<tool_call>rm\n</tool_call>"),
+    ("glm47", "<tool_call>rm<arg_key>x</arg_key><arg_value>/</arg_value></tool_call>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.rm:0<|tool_call_argument_begin|>{}"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>clock<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="rm">\n</invoke>\n</minimax:tool_call>'),
+    ("minimax", "<tool_calls>\nnone\n</tool_calls>"),
+    ("granite", '<|tool_call|>{"name": "clock", "arguments": {}}'),
     ("gpt_oss", "no header at all"),
     ("gpt_oss", "<|channel|>commentary to=python<|message|>1+1"),
 ]
@@ -167,6 +266,15 @@ BROKEN: Final = [
         "deepseek_v3",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{'city': 1}\n```",
     ),
+    ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>K</arg_value>\nand so on"),
+    ("glm47", "<tool_call>weather<arg_key>city</arg_key><arg_value>K"),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{'city': 1}",
+    ),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">K</parameter>\n<invoke'),
+    ("minimax", '<tool_calls>\n{"name": "weather", "arguments": {"city": K}}\n</tool_calls>'),
+    ("granite", '<|tool_call|>[{"name": "weather", "arguments": {"city": "K"'),
     ("gpt_oss", '<|channel|>commentary to=functions.weather<|message|>{"city": "K'),
 ]
 """Format and an answer with a call that goes wrong after its name was told."""

@@ -46,7 +46,7 @@ def of_chat(body: ChatBody, parsers: ParserNames, prompt: str) -> OutputFormat:
     choice = body.tool_choice or ToolChoice("auto" if body.tools else "none")
     _check_readable(body, choice, parsers.tools)
     offered = [] if parsers.tools == NONE else _offered(body, choice)
-    parser = _parser(body, parsers, offered, prompt)
+    parser = _parser(body, parsers, offered, prompt, choice)
     if parser.idle:
         return of_completion(body)
     requested = requested_grammar(body)
@@ -80,7 +80,7 @@ def _offered(body: ChatBody, choice: ToolChoice) -> list[Tool]:
     return [tool for tool in body.tools if choice.names is None or tool.function.name in choice.names]
 
 
-def _parser(body: ChatBody, parsers: ParserNames, offered: list[Tool], prompt: str) -> ParserConfig:
+def _parser(body: ChatBody, parsers: ParserNames, offered: list[Tool], prompt: str, choice: ToolChoice) -> ParserConfig:
     tags = formats.REASONING.get(parsers.reasoning)
     continued = body.messages[-1].content if body.continue_final_message and tags is not None else None
     tail, within = prompt[-TAIL:], False
@@ -94,7 +94,8 @@ def _parser(body: ChatBody, parsers: ParserNames, offered: list[Tool], prompt: s
         reasoning=parsers.reasoning.removeprefix(NONE),
         offered={tool.function.name: tool.function.parameters or ANY_OBJECT for tool in offered},
         prompt=tail,
-        single=not body.parallel_tool_calls,
+        single=choice.once or not body.parallel_tool_calls,
+        forced=choice.mode == "required",
         shown=body.include_reasoning,
         within=within,
     )

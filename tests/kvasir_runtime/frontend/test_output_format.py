@@ -68,3 +68,32 @@ def test_what_an_answer_may_be(words, place, form):
             matcher, tokens = words.matcher(found.grammar), words.tokenizer.tokenize_str(text)
             whole = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
             assert whole == accepted, text
+
+
+@pytest.mark.parametrize(
+    ("choice", "once", "forced"),
+    [
+        ("auto", False, False),
+        ("required", False, True),
+        ({"type": "function", "function": {"name": "f"}}, True, True),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "name": "f"}]},
+            },
+            False,
+            True,
+        ),
+    ],
+)
+def test_a_named_function_is_called_once(words, choice, once, forced):
+    """Its grammar ends with the first call; that of the others takes a second one."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": choice}
+    body = generation.parse_chat(json.dumps(fields).encode())
+    output = output_format.of_chat(body, ParserNames("hermes", ""), "assistant:")
+    assert (output.parser.single, output.parser.forced) == (once, forced)
+    if forced:
+        matcher = words.matcher(validate.verdict(output.grammar, words).grammar)
+        tokens = words.tokenizer.tokenize_str(f"{CALL}\n{CALL}")
+        assert (matcher.try_consume_tokens(tokens) == len(tokens)) == (not once)

@@ -25,14 +25,15 @@ class ParserConfig:
 
     tools, reasoning: names of formats, "" for none. offered: the functions that may be called; without any, calls are
     not looked for. prompt: its end, since templates open or close reasoning there. single: an answer ends with its
-    first call. shown: whether the answer includes reasoning. within: the answer continues a text and is not at its
-    beginning."""
+    first call. forced: behind reasoning there are only calls, so what is cut there is one. shown: whether the answer
+    includes reasoning. within: the answer continues a text and is not at its beginning."""
 
     tools: str = ""
     reasoning: str = ""
     offered: Offered
     prompt: str = ""
     single: bool = False
+    forced: bool = False
     shown: bool = True
     within: bool = False
 
@@ -59,7 +60,7 @@ class AnswerParser:
         self._thoughts: ReasoningParser | None = None
         self._calls: ToolParser | None = None
         if config.is_harmony:
-            self._harmony = HarmonyParser(config.offered, new_id, config.prompt)
+            self._harmony = HarmonyParser(config.offered, new_id, config.prompt, forced=config.forced)
             return
         if config.reasoning:
             tags = formats.REASONING[config.reasoning]
@@ -79,6 +80,8 @@ class AnswerParser:
         if self._harmony is not None:
             return self._kept(self._harmony.finish())
         thoughts, text = self._thoughts.finish() if self._thoughts is not None else ([], "")
+        if self._calls is not None and self._config.forced:
+            return self._kept([*thoughts, *(() if self._thinks else self._calls.cut())])
         rest = self._rest(text)
         return self._kept([*thoughts, *rest, *(self._calls.finish() if self._calls is not None else ())])
 
@@ -87,8 +90,7 @@ class AnswerParser:
         """It is within reasoning or a call."""
         if self._harmony is not None:
             return self._harmony.busy
-        thinking = self._thoughts is not None and self._thoughts.place == "thinking"
-        return thinking or (self._calls is not None and self._calls.busy)
+        return self._thinks or (self._calls is not None and self._calls.busy)
 
     def restart(self, prompt: str) -> None:
         """The answer continues after this text, which is not its own; what was held back has been returned."""
@@ -99,6 +101,10 @@ class AnswerParser:
             self._thoughts = ReasoningParser(tags, place_of(prompt, tags))
         if self._calls is not None:
             self._calls.restart()
+
+    @property
+    def _thinks(self) -> bool:
+        return self._thoughts is not None and self._thoughts.place == "thinking"
 
     def _rest(self, text: str) -> list[Part]:
         if not text:

@@ -21,6 +21,8 @@ from kvasir_runtime.frontend.parsing.char_machines import (
 from kvasir_runtime.frontend.parsing.tool_call_builder import ToolCallBuilder
 
 MAX_VALUE: Final = 1 << 20
+MAX_RETRIES: Final = 64
+"""Ends of a value that may stand in a string of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,26 @@ class CallIdField:
     def read(self, c: str, _: ToolCallBuilder) -> Steps:
         """Past it."""
         return char_machines.name(c, _dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedNameField:
+    """functions.NAME:NUMBER, which names the function and is the call's identifier: the template shows it again."""
+
+    def read(self, c: str, taking: ToolCallBuilder) -> Steps:
+        """The first word is left out by some, the name too where there is only one function. Raises NoCall."""
+        c = yield from skipped(c)
+        found = ""
+        while (c in char_machines.NAME or c == ":") and len(found) <= char_machines.MAX_NAME:
+            found += c
+            c = yield
+        name, _, number = found.rpartition(":")
+        if not number.isdigit():
+            raise NoCall
+        if not name and len(taking.offered) == 1:
+            name = next(iter(taking.offered))
+        taking.named(name.removeprefix("functions."), call_id=found)
+        return c
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +108,10 @@ class JsonCallField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersField:
-    """Arguments one by one as XML-like elements; their types are those of the function's schema."""
+    """Arguments one by one as XML-like elements; their types are those of the function's schema.
+
+    Where named ends with a line break, those at both ends of a value belong to the format.
+    """
 
     begin: str
     named: str
@@ -127,16 +152,19 @@ class ParametersField:
         return found.strip()
 
     def _value(self, taking: ToolCallBuilder, types: set[str]) -> Steps:
-        """A line break at each end belongs to the format. Strings are returned as they come, other values when they are
-        complete."""
+        """Strings are returned as they come, other values when they are complete: an end within JSON is part of it."""
         whole: list[str] = []
         put = whole.append
         if types == {"string"}:
             taking.put('"')
             put = lambda text: taking.put(literals.escaped(text))  # noqa: E731
-        ends = ("\n" + self.close.strip(), self.close.strip())
-        held, size, first = "", 0, True
-        while held not in ends:
+        framed = self.named.endswith("\n")
+        ends = ("\n" + self.close.strip(), self.close.strip()) if framed else (self.close.strip(),)
+        held, size, first = "", 0, framed
+        retries = MAX_RETRIES if types != {"string"} else 0
+        while held not in ends or (retries and literals.is_begun_json("".join(whole))):
+            if held in ends:
+                retries -= 1
             c = yield
             if first and c == "\n":
                 first = False
@@ -180,7 +208,7 @@ class KeywordsField:
         return ""
 
 
-Slot = NameField | CallIdField | ArgumentsField | JsonCallField | ParametersField | KeywordsField
+Slot = NameField | NumberedNameField | CallIdField | ArgumentsField | JsonCallField | ParametersField | KeywordsField
 
 
 def _dropped(_: str) -> None:

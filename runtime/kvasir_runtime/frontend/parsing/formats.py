@@ -13,6 +13,7 @@ from kvasir_runtime.frontend.parsing.call_fields import (
     JsonCallField,
     KeywordsField,
     NameField,
+    NumberedNameField,
     ParametersField,
     Slot,
 )
@@ -59,7 +60,68 @@ class ReasoningTags:
 
 XML: Final = ParametersField(begin="<parameter=", named=">\n", close="\n</parameter>\n", end="</function>")
 
+ARG_KEYS: Final = ParametersField(
+    begin="<arg_key>", named="</arg_key>\n<arg_value>", close="</arg_value>\n", end="</tool_call>"
+)
+TIGHT_ARG_KEYS: Final = ParametersField(
+    begin="<arg_key>", named="</arg_key><arg_value>", close="</arg_value>", end="</tool_call>"
+)
+INVOKE: Final = ParametersField(begin='<parameter name="', named='">', close="</parameter>\n", end="</invoke>")
+
 TOOLS: Final[dict[str, ToolFormat]] = {
+    "glm47": ToolFormat(
+        rows=(CallFormat(begin=("<tool_call>",), item=(NameField(), TIGHT_ARG_KEYS), again="\n"),),
+        signs=(frozenset({"</arg_key><arg_value>"}),),
+        models="GLM 4.7 and 5",
+    ),
+    "glm45": ToolFormat(
+        rows=(CallFormat(begin=("<tool_call>",), item=(NameField(), "\n", ARG_KEYS), again="\n"),),
+        signs=(frozenset({"<arg_key>", "<arg_value>"}),),
+        models="GLM 4.5 and 4.6",
+    ),
+    "kimi_k2": ToolFormat(
+        rows=(
+            CallFormat(
+                begin=("<|tool_calls_section_begin|>",),
+                item=(
+                    "<|tool_call_begin|>",
+                    NumberedNameField(),
+                    "<|tool_call_argument_begin|>",
+                    ArgumentsField(),
+                    "<|tool_call_end|>",
+                ),
+                between="",
+                end="<|tool_calls_section_end|>",
+            ),
+        ),
+        signs=(frozenset({"<|tool_calls_section_begin|>"}),),
+        models="Kimi K2, its Thinking and K2.5",
+    ),
+    "minimax_m2": ToolFormat(
+        rows=(
+            CallFormat(
+                begin=("<minimax:tool_call>",),
+                item=('\n<invoke name="', NameField(), '">\n', INVOKE),
+                between="\n",
+                end="\n</minimax:tool_call>",
+            ),
+        ),
+        signs=(frozenset({"<minimax:tool_call>"}),),
+        models="MiniMax M2",
+    ),
+    "minimax": ToolFormat(
+        rows=(CallFormat(begin=("<tool_calls>", "\n"), item=(JsonCallField(),), between="\n", end="\n</tool_calls>"),),
+        signs=(frozenset({"<tool_calls>", "</tool_calls>"}),),
+        models="MiniMax M1",
+    ),
+    "granite": ToolFormat(
+        rows=(
+            CallFormat(begin=("<|tool_call|>", "["), item=(JsonCallField(),), between=", ", end="]"),
+            CallFormat(begin=("<tool_call>", "["), item=(JsonCallField(),), between=", ", end="]"),
+        ),
+        signs=(frozenset({"<|tool_call|>"}),),
+        models="Granite 3; Granite 4 has that of `hermes`",
+    ),
     "qwen3_coder": ToolFormat(
         rows=(
             CallFormat(

@@ -30,11 +30,13 @@ MAX_HEADER: Final = 512
 
 
 class HarmonyParser:
-    """prompt: its end; the state in which the answer begins is read from it. num_done: calls that are complete."""
+    """prompt: its end; the state in which the answer begins is read from it. forced: it consists of reasoning and calls
+    only. num_done: calls that are complete."""
 
-    __slots__ = ("_held", "_message", "_parts", "_raw", "_state", "_steps", "_taking")
+    __slots__ = ("_forced", "_held", "_message", "_parts", "_raw", "_state", "_steps", "_taking")
 
-    def __init__(self, offered: Offered, new_id: Callable[[], str], prompt: str = "") -> None:
+    def __init__(self, offered: Offered, new_id: Callable[[], str], prompt: str = "", *, forced: bool = False) -> None:
+        self._forced = forced
         self._taking = ToolCallBuilder(offered, new_id)
         self._parts: list[Part] = []
         self.restart(prompt)
@@ -70,8 +72,12 @@ class HarmonyParser:
     def finish(self) -> list[Part]:
         """What was held back, now that nothing more comes. The end of the answer ends its last message."""
         held, self._held = self._held, ""
-        if self._state == "call":
+        if self._state == "call" and (held in ENDS or not self._forced):
             self._ended()
+        elif self._forced and self._message is not Reasoning:
+            self._taking.cut()
+            self._flush()
+            self._state, self._steps = "header", None
         elif self._state == "text" or held.strip().removeprefix(START).removeprefix("assistant").strip():
             self._say(held)
         return self.push("")

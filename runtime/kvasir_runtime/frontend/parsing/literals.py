@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from kvasir_runtime.frontend.parsing.char_machines import MAX_DEPTH, NoCall, Put, Steps
 
 MAX_PYTHON: Final = 1 << 20
@@ -67,6 +69,19 @@ def typed(text: str, wanted: Collection[str]) -> str:
         if _kind(value) in wanted or (_kind(value) == "integer" and "number" in wanted):
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(text, ensure_ascii=False)
+
+
+def is_begun_json(text: str) -> bool:
+    """Whether more has to come to make a text JSON."""
+    try:
+        from_json(text)
+    except ValueError:
+        try:
+            from_json(text, allow_partial="trailing-strings")
+        except ValueError:
+            return False
+        return True
+    return False
 
 
 def python(put: Put) -> Steps:

@@ -5,6 +5,9 @@ The parsers return it, and the serializer of each API writes it into its own doc
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +59,30 @@ class CallBroken:
     raw: str
 
 
-Part = Content | Reasoning | CallBegin | CallArguments | CallEnd | CallBroken
+@dataclass(frozen=True, slots=True)
+class CallCut:
+    """The answer was cut within a call that had to be made: its arguments are the beginning of a JSON object."""
+
+    index: int
+
+
+Part = Content | Reasoning | CallBegin | CallArguments | CallEnd | CallBroken | CallCut
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A complete call. arguments: the text of a JSON object."""
+    """A call. arguments: the text of a JSON object, or its beginning where the call was cut."""
 
     call_id: str
     name: str
     arguments: str
+    cut: bool = False
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The arguments as an object; of a call that was cut, as far as they go."""
+        found: dict[str, Any] = from_json(self.arguments or "{}", allow_partial="trailing-strings")
+        return found
 
 
 @dataclass(slots=True)
@@ -78,7 +95,7 @@ class JoinedAnswer:
 
 
 def join(parts: Iterable[Part]) -> JoinedAnswer:
-    """The whole answer. A call without its Done is none; where it broke, what was written of it is content."""
+    """The whole answer. A call without its end is none; where it broke, what was written of it is content."""
     texts: list[str] = []
     reasoning: list[str] = []
     begun: dict[int, ToolCall] = {}
@@ -94,6 +111,9 @@ def join(parts: Iterable[Part]) -> JoinedAnswer:
             case CallArguments(index, text):
                 begun[index].arguments += text
             case CallEnd(index):
+                done.append(index)
+            case CallCut(index):
+                begun[index].cut = True
                 done.append(index)
             case CallBroken(_, raw):
                 texts.append(raw)

@@ -15,6 +15,7 @@ from kvasir_runtime.frontend.parsing.call_fields import (
     JsonCallField,
     KeywordsField,
     NameField,
+    NumberedNameField,
     ParametersField,
 )
 from kvasir_runtime.frontend.parsing.formats import CallFormat
@@ -39,6 +40,7 @@ from kvasir_runtime.wire import Grammar
 Schema = Mapping[str, Any]
 BLANKS: Final = structural_tag.regex("[ \\n]{0,4}")
 NOTHING: Final = structural_tag.regex("")
+NUMBER: Final = structural_tag.regex("[0-9]{1,4}")
 
 
 def required(config: ParserConfig) -> Grammar:
@@ -107,14 +109,20 @@ def _head(row: CallFormat, name: str, schema: Schema) -> str:
 def _item(row: CallFormat, name: str, schema: Schema) -> Form:
     """One call as a tag: what comes before its arguments, them, what comes after."""
     before, content, after = "", None, ""
+    lead: list[Form] = []
     for step in row.item:
         match step:
-            case str(fixed) if content is None:
+            case str(fixed) if content is None and not lead:
                 before += fixed
+            case str(fixed) if content is None:
+                lead.append(text(fixed))
             case str(fixed):
                 after += fixed
             case NameField():
                 before += name
+            case NumberedNameField():
+                before += f"functions.{name}:"
+                lead.append(NUMBER)
             case CallIdField():
                 before += "0"
             case ArgumentsField():
@@ -129,7 +137,7 @@ def _item(row: CallFormat, name: str, schema: Schema) -> Form:
                 before += name + "("
                 content, after = _keywords(schema), ")"
     assert content is not None, "a format has arguments"
-    return tag(before, content, after)
+    return tag(before, sequence(*lead, content), after)
 
 
 def _channels(offered: Offered, *, final: Form | None = None, commentary: bool = False) -> Form:
@@ -173,8 +181,9 @@ def _elements(slot: ParametersField, schema: Mapping[str, Any]) -> Form:
         values = root.get("enum", [root["const"]] if "const" in root else [])
         if values:
             return tag(begin, either([text(str(value)) for value in values]), slot.close)
-        # Up to the very first end, as it is read; the line break before it is the model's to write.
-        return sequence(tag(begin, ANY_TEXT, slot.close.strip()), text("\n"))
+        # Up to the very first end, as it is read; a line break before it is the model's to write.
+        value, rest = tag(begin, ANY_TEXT, slot.close.strip()), slot.close[len(slot.close.rstrip()) :]
+        return sequence(value, text(rest)) if rest else value
 
     needed, others = _properties(schema)
     elements = [element(*pair) for pair in needed] + [optional(element(*pair)) for pair in others]

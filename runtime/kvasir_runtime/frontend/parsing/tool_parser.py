@@ -79,6 +79,16 @@ class ToolParser:
         self._held = ""
         return self.push("")
 
+    def cut(self) -> list[Part]:
+        """What was held back of an answer that consists of calls only: the call in which it was cut, and no content."""
+        attempts = self._attempts or [_Attempt(self._format.rows[0], self._builder())]
+        attempt = next((one for one in attempts if one.taking.is_named), attempts[0])
+        attempt.taking.cut()
+        self._tell(attempt)
+        self._leave()
+        self._held = ""
+        return self.push("")
+
     def _read(self, text: str) -> None:
         while text:
             text = self._inside(text) if self._attempts else self._outside(text)
@@ -106,9 +116,12 @@ class ToolParser:
     def _try(self, mark: str, gap: str) -> None:
         """Try every row that begins with a mark on what comes after it. gap: white space before it."""
         rows = [row for row in self._format.rows if row.begin[0] == mark]
-        self._attempts = [_Attempt(row, ToolCallBuilder(self._offered, self._new_id, self._num_told)) for row in rows]
+        self._attempts = [_Attempt(row, self._builder()) for row in rows]
         self._mark, self._gap = mark, gap
         self._raw = [gap, mark]
+
+    def _builder(self) -> ToolCallBuilder:
+        return ToolCallBuilder(self._offered, self._new_id, self._num_told)
 
     def _leave(self) -> None:
         self._attempts, self._raw = [], []
@@ -216,8 +229,9 @@ def _section(row: CallFormat, taking: ToolCallBuilder) -> Steps:
     for text in row.begin[1:]:
         c = yield from literal(c, text)
     between, first = row.between, row.item[0]
-    told = between is not None and not between.strip() and isinstance(first, str)
-    onward = [] if between is None else [str(first) if told else between]
+    told = between is not None and not between.strip()
+    mark = first if isinstance(first, str) else "{"
+    onward = [] if between is None else [mark if told else between]
     ends = [row.end] if row.end.strip() else []
     item = row.item
     while True:
@@ -229,7 +243,10 @@ def _section(row: CallFormat, taking: ToolCallBuilder) -> Steps:
         c = yield from one_of([*onward, *ends], c, which)
         if which[0] >= len(onward):
             return c
-        item = row.item[1:] if told else row.item
+        if told and isinstance(first, str):
+            item = row.item[1:]
+        elif told:
+            c = mark
 
 
 def begun(text: str, marks: Collection[str]) -> int:

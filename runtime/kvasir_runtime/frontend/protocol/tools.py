@@ -68,10 +68,11 @@ class HistoryToolCall(StrictModel):
 
 
 class ToolChoice(NamedTuple):
-    """tool_choice, understood. names: the only functions that may be called, None for all."""
+    """tool_choice, understood. names: the only functions that may be called, None for all. once: exactly one call."""
 
     mode: Literal["none", "auto", "required"]
     names: tuple[str, ...] | None = None
+    once: bool = False
 
 
 def _tools(tools: list[Tool]) -> list[Tool]:
@@ -87,7 +88,7 @@ def _choice(value: Any) -> ToolChoice:
         case "none" | "auto" | "required":
             return ToolChoice(value)
         case {"type": "function", "function": {"name": str(name), **more}, **rest} if not more and not rest:
-            return ToolChoice("required", (name,))
+            return ToolChoice("required", (name,), once=True)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
             return ToolChoice(mode, tuple(map(_named, tools)))
     raise PydanticCustomError(

@@ -67,9 +67,10 @@ def written(guide, grammar, seed, begun=""):
     mask = allocate_token_bitmask(1, vocab.tokenizer.vocab_size)
     ids = list(encoder.encode(begun).ids)
     assert matcher.consume_tokens(ids)
-    tag = encoder.encode("\n</parameter>\n").ids
+    tags = [encoder.encode(tag).ids for tag in ("\n</parameter>\n", "</parameter>\n", "</arg_value>\n", "</arg_value>")]
     while len(ids) < 4000 and not matcher.is_stopped():
-        if len(ids) % 20 == 19 and matcher.validate_tokens(tag) == len(tag):
+        if len(ids) % 20 == 19:
+            tag = chance.choice([tag for tag in tags if matcher.validate_tokens(tag) == len(tag)] or [[]])
             assert matcher.consume_tokens(tag)
             ids += tag
         if matcher.is_accepting() and chance.random() < 0.4:
@@ -151,6 +152,12 @@ STARTS = {
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>deep\n```json\n{",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>deep<｜tool▁sep｜>{",
     "pythonic": "[deep(unit=",
+    "glm45": "<tool_call>deep\n",
+    "glm47": "<tool_call>deep",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.deep:0",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="deep">\n',
+    "minimax": '<tool_calls>\n{"name": "deep", "arguments": {',
+    "granite": '<|tool_call|>[{"name": "deep", "arguments": {',
     "llama3_json": '{"name": "deep", "parameters": {',
     "gpt_oss": "<|channel|>commentary to=functions.deep <|constrain|>json<|message|>{",
 }

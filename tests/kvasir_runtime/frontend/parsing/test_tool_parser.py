@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakes import outputs, tiny_tokenizer
-from fakes.outputs import BROKEN, CALLS, LEFT, joined, parsing, parts
+from fakes.outputs import BROKEN, CALLS, LEFT, TWO, joined, parsing, parts
 from kvasir_runtime.frontend.detokenizer import Detokenizer
 from kvasir_runtime.frontend.parsing import formats
 from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, CallBroken, CallEnd, Content, merged
@@ -25,7 +25,8 @@ def cut(text, places):
 def test_calls_are_found(written, text, content, calls):
     found = joined(parsing(written), [text])
     assert (found.content, [(call.name, call.arguments) for call in found.calls]) == (content, calls)
-    assert [call.call_id for call in found.calls] == [f"call_{index}" for index in range(len(calls))]
+    if written != "kimi_k2":
+        assert [call.call_id for call in found.calls] == [f"call_{index}" for index in range(len(calls))]
     for call in found.calls:
         assert isinstance(json.loads(call.arguments), dict)
 
@@ -147,6 +148,55 @@ def test_xml_parameters_have_the_types_of_their_schema(schema, text, want):
     assert joined(asked, [answer]).calls[0].arguments == f'{{"x": {want}}}'
 
 
+def test_identifiers_of_kimi_are_its_own_since_its_template_shows_them():
+    text = next(text for written, text, *_ in CALLS if written == "kimi_k2")
+    assert [call.call_id for call in joined(parsing("kimi_k2"), [text]).calls] == [
+        "functions.weather:0",
+        "functions.clock:1",
+    ]
+
+
+def test_a_number_names_the_only_function_of_kimi():
+    asked = outputs.ParserConfig(tools="kimi_k2", offered={"clock": {}})
+    text = "<|tool_calls_section_begin|><|tool_call_begin|>3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    (call,) = joined(asked, [text]).calls
+    assert (call.call_id, call.name) == ("3", "clock")
+
+
+WHOLE = [(written, text, calls) for written, text, content, calls in CALLS if not content]
+
+
+@pytest.mark.parametrize(("written", "text", "calls"), WHOLE)
+def test_a_forced_answer_that_is_cut_is_calls_and_no_content(written, text, calls):
+    """Whatever the place: what is whole stays, the last call has the beginning of its arguments, nothing is raw."""
+    whole = joined(parsing(written, forced=True), [text])
+    assert [(call.name, call.arguments) for call in whole.calls] == calls
+    for place in range(len(text)):
+        found = joined(parsing(written, forced=True), [text[:place]])
+        assert found.content == ""
+        assert len(found.calls) <= len(calls)
+        for call, (name, arguments) in zip(found.calls, calls, strict=False):
+            assert call.name == name
+            assert arguments.startswith(call.arguments) if call.cut else call.arguments == arguments
+            assert isinstance(call.input, dict)
+        assert not any(call.cut for call in found.calls[:-1])
+
+
+@pytest.mark.parametrize(("written", "text"), [(written, text) for written, text, calls in WHOLE if calls == TWO[1:]])
+def test_a_named_function_is_called_however_early_the_answer_is_cut(written, text):
+    asked = outputs.ParserConfig(tools=written, offered={"clock": {}}, forced=True, single=True)
+    for place in range(len(text) + 1):
+        found = joined(asked, [text[:place]])
+        assert [call.name for call in found.calls] == ["clock"]
+        assert found.content == ""
+
+
+def test_a_forced_answer_that_is_cut_in_its_reasoning_calls_nothing():
+    asked = parsing("hermes", forced=True, reasoning="qwen3")
+    found = joined(asked, ["<think>\nI may <tool_call>"])
+    assert (found.content, found.reasoning, found.calls) == ("", "I may <tool_call>", [])
+
+
 def test_a_single_call_ends_the_answer():
     text = CALLS[0][1] + " more"
     found = parts(parsing("hermes", single=True), [text])
@@ -184,6 +234,12 @@ def test_hostile_answers_stay_content(text):
         ("<tool_call>\n<function=x>\n<parameter=y>", "qwen3_coder"),
         ("[TOOL_CALLS] [", "mistral_v3"),
         ("[TOOL_CALLS]x[ARGS]", "mistral"),
+        ("'<tool_call>' + tc.name\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>", "glm45"),
+        ("'<tool_call>' + tc.name<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>", "glm47"),
+        ("<|tool_calls_section_begin|>", "kimi_k2"),
+        ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
+        ("<tool_calls>\n...</tool_calls>", "minimax"),
+        ("respond with <|tool_call|> followed by a JSON list", "granite"),
         ("<｜tool▁calls▁begin｜> ```json", "deepseek_v3"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v31"),
         ("<|python_tag|>", "llama3_json"),

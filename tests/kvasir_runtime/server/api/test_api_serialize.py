@@ -9,7 +9,16 @@ from kvasir_api import openai_errors
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.output_processor import OutputDelta
-from kvasir_runtime.frontend.parsing.parts import CallArguments, CallBegin, CallBroken, CallEnd, Content, Reasoning
+from kvasir_runtime.frontend.parsing.parts import (
+    CallArguments,
+    CallBegin,
+    CallBroken,
+    CallCut,
+    CallEnd,
+    Content,
+    Reasoning,
+    ToolCall,
+)
 from kvasir_runtime.server.api.anthropic.serialize import MessagesSerializer
 from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer
 from kvasir_runtime.server.api.responses.serialize import ResponsesSerializer
@@ -88,6 +97,30 @@ def test_a_call_that_broke_stays_as_it_was_told_where_it_was_told():
     assert [item["status"] for item in framing.document()["output"]] == ["completed", "incomplete"]
     (line,) = lines().deltas([piece(*BROKEN)]).splitlines()
     assert json.loads(line)["message"]["content"] == "a<call>{"
+
+
+CUT = [CallBegin(0, "c", "f"), CallArguments(0, '{"a": [1, {"b": "x'), CallCut(0)]
+
+
+def test_a_call_that_was_cut_has_its_arguments_as_far_as_they_go():
+    """In text where the API has text; the members that are known where it has an object."""
+    told = events(messages().deltas([piece(*CUT, reason="length")]))
+    assert told[1]["delta"]["partial_json"] == '{"a": [1, {"b": "x'
+    assert told[-1]["type"] == "content_block_stop"
+    framing = responses()
+    framing.deltas([piece(*CUT, reason="length")])
+    (item,) = framing.document()["output"]
+    assert (item["status"], item["arguments"]) == ("incomplete", '{"a": [1, {"b": "x')
+    (line,) = lines().deltas([piece(*CUT, reason="length")]).splitlines()
+    (call,) = json.loads(line)["message"]["tool_calls"]
+    assert call["function"]["arguments"] == {"a": [1, {"b": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"), [("", {}), ("{", {}), ('{"a', {}), ('{"a": ', {}), ('{"a": 1', {"a": 1})]
+)
+def test_the_known_members_of_cut_arguments(arguments, known):
+    assert ToolCall("c", "f", arguments, cut=True).input == known
 
 
 @pytest.mark.parametrize("made", [messages, responses])

@@ -4,7 +4,6 @@ Made for each answer by the routes. Anthropic's order: message_start, then for e
 message_delta with the reason and the counts, message_stop. Exactly one block is open at a time.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
     CallBegin,
     CallBroken,
+    CallCut,
     CallEnd,
     Content,
     Part,
@@ -79,8 +79,7 @@ class MessagesSerializer:
         if joined.content or not joined.calls:
             blocks.append({"type": "text", "text": joined.content})
         blocks += [
-            {"type": "tool_use", "id": call.call_id, "name": call.name, "input": json.loads(call.arguments)}
-            for call in joined.calls
+            {"type": "tool_use", "id": call.call_id, "name": call.name, "input": call.input} for call in joined.calls
         ]
         reason = self._reason(delta, usage)
         return sse.encode(self._message(blocks, usage) | reason)
@@ -118,7 +117,7 @@ class MessagesSerializer:
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
             case CallEnd():
                 yield from self._stop()
-            case CallBroken():
+            case CallBroken() | CallCut():
                 yield from self._stop()  # what was sent of it stays: a stream cannot take it back
 
     def _text(self, text: str) -> Iterable[bytes]:

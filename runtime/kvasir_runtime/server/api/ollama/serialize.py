@@ -4,7 +4,6 @@ Made for each answer by the routes. Calls are told when they are complete, so on
 those that were measured, in nanoseconds; a model that serves is loaded, so loading took none.
 """
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +17,7 @@ from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
     CallBegin,
     CallBroken,
+    CallCut,
     CallEnd,
     Content,
     Part,
@@ -121,9 +121,9 @@ class OllamaSerializer:
                 self._calls[index] = ToolCall(call_id, name, "")
             case CallArguments(index, text):
                 self._calls[index].arguments += text
-            case CallEnd(index):
+            case CallEnd(index) | CallCut(index):
                 call = self._calls.pop(index)
-                function = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
+                function = {"index": index, "name": call.name, "arguments": call.input}
                 return [{"id": call.call_id, "function": function}]
         return []
 

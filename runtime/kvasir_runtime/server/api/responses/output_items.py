@@ -11,6 +11,7 @@ from kvasir_runtime.frontend.parsing.parts import (
     CallArguments,
     CallBegin,
     CallBroken,
+    CallCut,
     CallEnd,
     Content,
     JoinedAnswer,
@@ -27,7 +28,8 @@ def parts_of(joined: JoinedAnswer) -> list[Part]:
     parts: list[Part] = [Reasoning(joined.reasoning)] if joined.reasoning else []
     parts += [Content(joined.content)] if joined.content or not joined.calls else []
     for index, call in enumerate(joined.calls):
-        parts += [CallBegin(index, call.call_id, call.name), CallArguments(index, call.arguments), CallEnd(index)]
+        end = CallCut(index) if call.cut else CallEnd(index)
+        parts += [CallBegin(index, call.call_id, call.name), CallArguments(index, call.arguments), end]
     return parts
 
 
@@ -59,7 +61,7 @@ class OutputItems:
                 yield from self._grow("response.function_call_arguments", text, {})
             case CallEnd():
                 yield from self.close("completed")
-            case CallBroken():
+            case CallBroken() | CallCut():
                 yield from self.close("incomplete")  # what was sent of it stays: a stream cannot take it back
 
     def close(self, status: str) -> Iterator[Event]:
