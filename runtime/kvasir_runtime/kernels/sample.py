@@ -8,15 +8,18 @@
         of these, renormalised, keep the smallest set of largest whose sum >= top_p[r]   # at least one id
         id = argmax over the kept of x[id] + gumbel(seed[r], position[r], id)
 
-logits: (rows, vocab) float32, -inf for forbidden ids, at least one finite per row
+logits: (rows, vocab) of any floating type, computed in float32, -inf for forbidden ids, at least one finite per row
 temperature, top_p, min_p: (rows,) float32; top_k, seed, position: (rows,) int64; out: (rows,) int64
 all_greedy and any_filter describe the rows and are known on the host, so that nothing waits for the device.
 The kept set is exact; of equal logits at its edge the lower ids are kept. Order of the filters as in vLLM.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,12 +43,27 @@ class Draws:
     any_filter: bool
 
 
+DRAW: Final = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int32),
+        ("seed", np.int64),
+        ("position", np.int64),
+    ]
+)
+"""A row of `Draws` as one record, for kernels that read it from host memory."""
+MOST_TOP_K: Final = 2**31 - 1
+"""Of a DRAW. No vocabulary has as many ids."""
+
+
 def reference(logits: Tensor, draws: Draws) -> Tensor:
     """One id per row, by sorting whole rows."""
     greedy = logits.argmax(dim=-1)
     if draws.all_greedy:
         return greedy
-    scaled = logits / _divisor(draws.temperature)
+    scaled = logits.float() / _divisor(draws.temperature)
     if draws.any_filter:
         ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
         kept = _by_mass(ordered, _by_rank(ordered, draws), draws.top_p)
@@ -60,7 +78,7 @@ def cpu(logits: Tensor, draws: Draws) -> Tensor:
     greedy = logits.argmax(dim=-1)
     if draws.all_greedy:
         return greedy
-    scaled = logits / _divisor(draws.temperature)
+    scaled = logits.float() / _divisor(draws.temperature)
     if draws.any_filter:
         scaled = _filtered(scaled, draws)
     possible = scaled >= scaled.amax(dim=-1, keepdim=True) - (HIGHEST - LOWEST)
@@ -105,7 +123,7 @@ def _by_mass(ordered: Tensor, kept: Tensor, top_p: Tensor, log_mass: Tensor | No
 def _filtered(scaled: Tensor, draws: Draws) -> Tensor:
     """scaled with -inf for what the filters drop, found among the first _FEW of each row where those decide."""
     num_few = min(_FEW, scaled.shape[1])
-    ordered, ids = scaled.topk(num_few)
+    ordered, ids = _largest(scaled, num_few)
     ranked = _by_rank(ordered, draws)
     # Rows that only top_p narrows refer to the mass of the whole row, which needs no sorting.
     only_mass = ((draws.top_k == 0) & (draws.min_p == 0)).unsqueeze(1)
@@ -114,10 +132,19 @@ def _filtered(scaled: Tensor, draws: Draws) -> Tensor:
     kept = _by_mass(ordered, ranked, draws.top_p, mass)
     plain = only_mass & (draws.top_p >= 1).unsqueeze(1) | (draws.temperature == 0).unsqueeze(1)
     decided = plain.squeeze(1) | ~ranked[:, -1] | (only_mass.squeeze(1) & ~kept[:, -1])
+    # Of equals at the end of the few any may be missing.
+    decided &= plain.squeeze(1) | (ordered.masked_fill(~kept, math.inf).amin(dim=-1) > ordered[:, -1])
     if num_few < scaled.shape[1] and not bool(decided.all()):
         ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
         kept = _by_mass(ordered, _by_rank(ordered, draws), draws.top_p)
     return torch.where(plain, scaled, _only(scaled, kept, ids))
+
+
+def _largest(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(rows, count) the largest of each row and their ids; of equals the lower ids first."""
+    ids = scaled.topk(count).indices.sort(dim=-1).values
+    ordered, places = scaled.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return ordered, ids.gather(1, places)
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:

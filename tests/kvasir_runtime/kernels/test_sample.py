@@ -2,18 +2,32 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels.cpu import build
+from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
+from kvasir_runtime.kernels.cpu.library import Library, library
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.kernels.gumbel import HIGHEST, LOWEST, gumbel, keys, mix32, mix64
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.reference import REFERENCE
 from kvasir_runtime.kernels.sample import Draws
 
-TABLES = pytest.mark.parametrize("table", [REFERENCE, CPU], ids=lambda table: table.name)
+
+def in_cpp() -> list[Ops]:
+    """A table for each instruction set that this processor has: a variant contains those before it."""
+    if (found := library()) is None:
+        return []
+    variants = list(build.VARIANTS)[: list(build.VARIANTS).index(found.isa) + 1]
+    made = {isa: cpu_kernels(Library(isa=isa, handle=found.handle)) for isa in variants}
+    return [replace(CPU, name=isa, sample=kernels.sample) for isa, kernels in made.items()]
+
+
+TABLES = pytest.mark.parametrize("table", [REFERENCE, CPU, *in_cpp()], ids=lambda table: table.name)
 LOGITS = [2.0, 1.0, 0.0, 0.0, -1.0, -30.0, 0.5, 1.5]
 
 
@@ -155,12 +169,32 @@ def test_forbidden_tokens_are_never_drawn(table: Ops) -> None:
         assert set(table.sample(logits.clone(), how).tolist()) == {1, 3}
 
 
-def test_short_cut_equals_the_full_sort_where_filters_reach_beyond_it() -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(64, 4000, generator=generator) * 0.5
-    for how in ({"top_p": 0.2}, {"top_p": 0.95}, {"top_k": 2500, "top_p": 0.3}, {"min_p": 0.05, "top_p": 0.3}):
-        args = draws(64, **how)
-        assert CPU.sample(logits.clone(), args).tolist() == REFERENCE.sample(logits.clone(), args).tolist()
+BEYOND = (
+    {"top_p": 0.2},
+    {"top_p": 0.95},
+    {"top_p": 0.01},
+    {"top_k": 2500, "top_p": 0.3},
+    {"min_p": 0.05, "top_p": 0.3},
+)
+
+
+@TABLES
+@pytest.mark.parametrize("how", [*BEYOND, {"top_k": 1}, {"top_k": 40}, {"top_k": 3999}, {}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_are_those_of_the_full_sort(table: Ops, how: dict[str, float], dtype: torch.dtype) -> None:
+    logits = torch.randn(64, 4000, generator=torch.Generator().manual_seed(3)) * 0.5
+    logits[:, ::7] = float("-inf")
+    for temperature in (0.3, 1.0):
+        args = draws(64, temperature=temperature, **how)
+        some = logits.to(dtype)  # which has many equals
+        assert table.sample(some.clone(), args).tolist() == REFERENCE.sample(some.clone(), args).tolist()
+
+
+@TABLES
+def test_of_equals_the_lower_ids_are_kept(table: Ops) -> None:
+    logits = torch.zeros(400, 3000)
+    assert max(table.sample(logits.clone(), draws(400, top_k=70)).tolist()) == 69
+    assert 740 < max(table.sample(logits.clone(), draws(400, top_p=0.25)).tolist()) <= 750
 
 
 def test_noise_depends_on_seed_position_and_token_alone() -> None:

@@ -11,11 +11,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import act_and_mul, attention, embedding, rms_norm, split_qkv
+from kvasir_runtime.kernels import act_and_mul, attention, embedding, rms_norm, sample, split_qkv
 from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
+from kvasir_runtime.kernels.sample import Draws
 
 TYPES: Final = (torch.float32, torch.bfloat16)
 ACTIVATIONS: Final[dict[Activation, int]] = {"silu": 0, "gelu": 1}
@@ -32,6 +33,7 @@ class CpuKernels:
     _act_and_mul: Function
     _gather: Function
     _argmax: Function
+    _sample: Function
 
     def attention(
         self,
@@ -166,6 +168,24 @@ class CpuKernels:
         self._argmax(ctypes.byref(args))
         return ids
 
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        """kernels.sample."""
+        if draws.all_greedy:
+            return self.argmax(logits)
+        if logits.dtype not in TYPES or not logits.is_contiguous():
+            return sample.cpu(logits, draws)
+        ids, packed = torch.empty(logits.shape[0], dtype=torch.int64), structs.draws(draws)
+        args = structs.SampleArgs(
+            logits=logits.data_ptr(),
+            draws=packed.ctypes.data,
+            ids=ids.data_ptr(),
+            rows=logits.shape[0],
+            columns=logits.shape[1],
+            type=structs.TYPES[logits.dtype],
+        )
+        self._sample(ctypes.byref(args))
+        return ids
+
 
 def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
     """Whether the C++ computes attention with these types of the model and its cache."""
@@ -177,6 +197,6 @@ def cpu_kernels(library: Library) -> CpuKernels:
     return CpuKernels(
         *(
             library.function(name, ctypes.c_void_p)
-            for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax")
+            for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax", "sample")
         )
     )

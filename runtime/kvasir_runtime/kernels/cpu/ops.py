@@ -83,6 +83,7 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
         split_qkv=made.split_qkv,
         attention=made.attention,
         act_and_mul=made.act_and_mul,
+        sample=made.sample,
         argmax=made.argmax,
         quantize=cpu_quantize.in_cpp(found),
         decoder_step=partial(decoder_step, found),

@@ -162,4 +162,30 @@ KVASIR_INLINE Floats exp2(Floats x) {
 #endif
 }
 
+// Natural logarithm of positive normal numbers; relative error 3e-7, also near 1.
+//
+// log(m) = f - s * (f - r) with f = m - 1, s = f / (2 + f) and r = 2 / 3 s^2 + 2 / 5 s^4 + ..., from log(m) = 2 artanh(s).
+KVASIR_INLINE Floats log(Floats x) {
+  const Ints bits = reinterpret_cast<Ints>(x);
+  const Ints exponent = (bits - 0x3f3504f3) >> 23;  // of a mantissa between the root of a half and that of two
+  const Floats f = reinterpret_cast<Floats>(bits - (exponent << 23)) - splat(1.0f);
+  const Floats s = f / (f + splat(2.0f)), z = s * s, e = __builtin_convertvector(exponent, Floats);
+  Floats r = splat(2.0f / 9);
+  r = multiply_add(r, z, splat(2.0f / 7));
+  r = multiply_add(r, z, splat(2.0f / 5));
+  r = multiply_add(r, z, splat(2.0f / 3)) * z;
+  // log(2) in two parts, the first of so few bits that its product with an exponent is exact.
+  const Floats low = multiply_add(-s, f - r, e * splat(1.42860677e-6f));
+  return multiply_add(e, splat(0x1.62e4p-1f), f + low);
+}
+
+// A bit for each lane in which a > b.
+KVASIR_INLINE uint32_t greater_bits(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), _CMP_GT_OQ);
+#else
+  return _mm256_movemask_ps(_mm256_cmp_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), _CMP_GT_OQ));
+#endif
+}
+
 }  // namespace KVASIR_ISA

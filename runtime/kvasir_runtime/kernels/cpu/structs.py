@@ -1,4 +1,4 @@
-"""The argument structs of attention.h and elementwise.h as ctypes, and their building from tensors.
+"""The argument structs of attention.h, elementwise.h and sample.h as ctypes, and their building from tensors.
 
 Used by `bindings` and `step`. A pointer does not keep its tensor alive: the code that fills a struct holds the tensors.
 """
@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.sample import DRAW, MOST_TOP_K, Draws
 
 TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _POINTER, _COUNT, _FLOAT, _TYPE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
@@ -110,6 +112,28 @@ class ArgmaxArgs(ctypes.Structure):
     """kvasir::ArgmaxArgs."""
 
     _fields_ = (("x", _POINTER), ("ids", _POINTER), ("rows", _COUNT), ("columns", _COUNT), ("type", _TYPE))
+
+
+class SampleArgs(ctypes.Structure):
+    """kvasir::SampleArgs."""
+
+    _fields_ = (
+        ("logits", _POINTER),
+        ("draws", _POINTER),
+        ("ids", _POINTER),
+        ("rows", _COUNT),
+        ("columns", _COUNT),
+        ("type", _TYPE),
+    )
+
+
+def draws(found: Draws) -> NDArray[np.void]:
+    """(rows,) DRAW."""
+    made = np.empty(found.seed.shape[0], dtype=DRAW)
+    for name in DRAW.names or ():
+        values = getattr(found, name).numpy()
+        made[name] = values.clip(max=MOST_TOP_K) if name == "top_k" else values
+    return made
 
 
 def sequences(attn_metadata: AttentionMetadata) -> tuple[Sequences, tuple[Any, ...]]:

@@ -103,7 +103,7 @@ def _scan(
     """The best of a chunk of a row: of the logits, and of what a draw without filters compares."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < vocab, other=float("-inf"))
+    x = tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     place = row * tl.num_programs(1) + chunk
     value, token = _first_best(x, ids)
     tl.store(best + place, value)
@@ -166,7 +166,7 @@ def _gather(
         # All ids below this together have less than half of what top_p cuts off.
         bound = tl.maximum(bound, top + tl.log((1.0 - top_p) / (2.0 * vocab)))
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < vocab, other=float("-inf"))
+    x = tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     x = tl.div_rn(x, divisor)
     kept = (x >= bound) & (x > float("-inf"))
     place = row * chunks + chunk

@@ -128,6 +128,6 @@ class DecodeGraphs:
             ids = self._ops.argmax(logits)
         else:
             draws = self._rows.draws(positions, all_greedy=False, any_filter=key.output == "filtered")
-            ids = self._ops.sample(logits.float(), draws)
+            ids = self._ops.sample(logits, draws)
         self._rows.append_captured(ids, positions)
         return ids, positions.ends
