@@ -79,18 +79,19 @@ class DecoderParts:
     eps: float
 
 
-class GreedySteps(Protocol):
-    """Steps whose inputs are made from rows of known ids, and whose greedy ids are appended to them."""
+class RowSteps(Protocol):
+    """Steps whose inputs are made from rows of known ids, and whose sampled ids are appended to them."""
 
-    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor) -> bool:
+    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor, *, greedy: bool) -> bool:
         """Start a step: of each sequence its row, the first position to compute, and how many.
 
-        False where the step is too large. A step that was begun and not finished is lost.
+        greedy: all take the largest logit, whatever their rows say. False where the step is too large. A step that was
+        begun and not finished is lost.
         """
         ...
 
     def finish(self) -> list[int]:
-        """Complete the step; the greedy id of each sequence, which is appended to its row by then."""
+        """Complete the step; the sampled id of each sequence, which is appended to its row by then."""
         ...
 
 
@@ -122,10 +123,13 @@ class DecoderStep(Protocol):
         """Complete the step. Raises ValueError where none was begun."""
         ...
 
-    def greedy_steps(self, tokens: NDArray[np.int32], tables: NDArray[np.int64], max_tokens: int) -> GreedySteps | None:
-        """Greedy steps over rows that stay where they are, or None where the step does not compute logits itself.
+    def row_steps(
+        self, tokens: NDArray[np.int32], tables: NDArray[np.int64], draws: NDArray[np.void], max_tokens: int
+    ) -> RowSteps | None:
+        """Steps over rows that stay where they are, or None where the step does not compute logits itself.
 
-        tokens: (rows, positions), known ids of every row. tables: (rows, blocks). max_tokens: of a step.
+        tokens: (rows, positions), known ids of every row. tables: (rows, blocks). draws: (rows,) `sample.DRAW`, whose
+        positions are not read. max_tokens: of a step.
         """
         ...
 

@@ -29,10 +29,10 @@ class Queued:
 class ForwardRunning:
     """Other threads of the host compute the forward pass; `collect` joins them.
 
-    greedy_fast_path: they sample as well, and append the ids to their rows.
+    fast_path: they sample as well, and append the ids to their rows.
     """
 
-    greedy_fast_path: bool
+    fast_path: bool
 
 
 @dataclass(slots=True)

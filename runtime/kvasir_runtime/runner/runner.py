@@ -23,8 +23,8 @@ from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.runner.fast_path import fast_path_of
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs, ReplayedHidden, ReplayedIds
-from kvasir_runtime.runner.greedy_fast_path import fast_path_of
 from kvasir_runtime.runner.launched_step import (
     Collected,
     ForwardRunning,
@@ -221,20 +221,21 @@ class ModelRunner:
                 return self._send_to_host(StepOutput(token_ids=replayed.ids))
             if isinstance(replayed, ReplayedHidden):
                 return self._after_forward(step, ForwardOutput(hidden=replayed.hidden), replayed.positions)
-        greedy = self._other_cores and bool(sampling.chunks) and sampling.kind == "greedy"
-        if greedy and self._fast_path is not None and self._fast_path.begin(chunks):
+        greedy = bool(sampling.chunks) and sampling.kind == "greedy"
+        usual = self._other_cores and bool(sampling.chunks) and sampling.kind != "special"
+        if usual and self._fast_path is not None and self._fast_path.begin(chunks, greedy=greedy):
             self._profiler.lap("batch")
-            return ForwardRunning(greedy_fast_path=True)
+            return ForwardRunning(fast_path=True)
         made = self._rows.model_input(chunks)
         self._profiler.lap("batch")
         if self._other_cores:
             self._model.begin(made.batch, self._cache, greedy=greedy)
-            return ForwardRunning(greedy_fast_path=False)
+            return ForwardRunning(fast_path=False)
         return self._after_forward(step, self._model.forward(made.batch, self._cache), made.positions)
 
     def _join_forward(self, step: LaunchedStep, state: ForwardRunning) -> StepState:
         """Take part in the forward pass that the other cores started."""
-        if not state.greedy_fast_path:
+        if not state.fast_path:
             return self._after_forward(step, self._model.finish(), None)
         assert self._fast_path is not None
         results = self._fast_path.finish(step.plan)

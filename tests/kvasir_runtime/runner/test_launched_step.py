@@ -53,7 +53,7 @@ def test_other_cores_start_the_forward_pass_of_the_oldest_step(
     if runner._model.step is None:
         pytest.skip("this processor or installation has no whole step")
     steps = [runner.launch(plan) for plan in plans(sampling)]
-    assert [step.state for step in steps] == [ForwardRunning(greedy_fast_path=fast), Queued(), Queued()]
+    assert [step.state for step in steps] == [ForwardRunning(fast_path=fast), Queued(), Queued()]
     answers = [runner.collect(step).sampled[0].tokens for step in steps]
     plain = runner_of(folder, ops=ops_for(torch.device("cpu")), dtype=torch.bfloat16)
     assert answers == [plain.collect(plain.launch(plan)).sampled[0].tokens for plan in plans(sampling)]

@@ -3,6 +3,7 @@
 
 #include "elementwise.h"
 #include "linear.h"
+#include "sample.h"
 
 namespace kvasir {
 
@@ -28,26 +29,28 @@ struct StepModel {
 };
 
 // What a step spends its time on, in the order of `KINDS` in cpu/step.py.
-enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, STEP_KINDS };
+enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, SAMPLING, STEP_KINDS };
 
 // rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
-// logits: (num_rows, outputs of the head), or null where they are not wanted. greedy_ids: (num_rows) index of each row's
-// largest logit, or null
+// logits: (num_rows, outputs of the head), or null where they are not wanted. sampled: (num_rows) ids, or null
+// draws: (num_rows) how they are drawn, or null where all are of the largest logits
 // ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
 struct StepBatch {
   int64_t tokens, num_rows;
   const int64_t *token_ids, *positions, *slots, *rows;
   Sequences sequences;
   void *out, *logits;
-  int64_t* greedy_ids;
+  int64_t* sampled;
+  const Draw* draws;
   int64_t* ticks;
 };
 
-// A step made of rows that the host keeps, in which every sequence samples greedily.
+// A step made of rows that the host keeps, in which every sequence samples.
 // chunks: (count, 3) of each sequence its row, the first position that is computed, and how many. All positions up to
-// there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks.
-// Workspace: token_ids, positions, slots of all positions that are computed, wanted and greedy_ids of all sequences, lens
-// (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
+// there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks; params: (rows)
+// how they are drawn, whose positions are not read, or null where all are of the largest logits.
+// Workspace: token_ids, positions, slots of all positions that are computed, wanted, sampled and draws of all sequences,
+// lens (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
 struct StepRows {
   int64_t count;
   const int64_t* chunks;
@@ -55,7 +58,9 @@ struct StepRows {
   int64_t token_stride;
   const int64_t* tables;
   int64_t table_stride;
-  int64_t *token_ids, *positions, *slots, *wanted, *greedy_ids;
+  const Draw* params;
+  int64_t *token_ids, *positions, *slots, *wanted, *sampled;
+  Draw* draws;
   int32_t* lens;
   int64_t* blocks;
   void *out, *logits;

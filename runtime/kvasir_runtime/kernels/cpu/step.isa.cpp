@@ -80,6 +80,11 @@ kvasir::SplitArgs split_args(const Step& s, const Buffers& b, int64_t layer) {
   return a;
 }
 
+kvasir::SampleArgs sample_args(const Step& s) {
+  const StepBatch& b = s.batch;
+  return {b.logits, b.draws, b.sampled, b.num_rows, s.model.head->outputs, s.model.type};
+}
+
 KVASIR_INLINE bool all_in_order(const StepBatch& batch) {
   if (batch.num_rows != batch.tokens) return false;
   for (int64_t i = 0; i < batch.num_rows; ++i) {
@@ -161,9 +166,13 @@ struct Pass {
     normed(m.norm, step.batch.out);
     if (!step.batch.logits) return;
     product(m.head, step.batch.out, step.batch.logits, nullptr, kvasir::HEAD);
-    if (!step.batch.greedy_ids) return;
-    argmax_by_row(tid, nth, {step.batch.logits, step.batch.greedy_ids, rows, m.head->outputs, m.type});
-    done(kvasir::HEAD);
+    if (!step.batch.sampled) return;
+    if (step.batch.draws) {
+      sample(tid, nth, sample_args(step));
+    } else {
+      argmax_by_row(tid, nth, {step.batch.logits, step.batch.sampled, rows, m.head->outputs, m.type});
+    }
+    done(kvasir::SAMPLING);
   }
 };
 
@@ -189,7 +198,8 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
   }
   const kvasir::Need needs[] = {{kvasir::SLOT_STEP, b.end - static_cast<char*>(nullptr)},
                                 {kvasir::SLOT_ATTENTION, partials},
-                                {kvasir::SLOT_LINEAR, scratch}};
+                                {kvasir::SLOT_LINEAR, scratch},
+                                {kvasir::SLOT_OTHER, batch->draws ? sample_bytes(sample_args(step)) : 0}};
   static_assert(sizeof step <= kvasir::ARGS_BYTES);
   kvasir::begin(
       [](int tid, int nth, void* p) {
@@ -197,7 +207,7 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
         auto* memory = static_cast<char*>(kvasir::shared_scratch(kvasir::SLOT_STEP));
         Pass{tid, nth, s, buffers(s.model, s.batch.tokens, memory), s.batch.tokens}.run();
       },
-      &step, sizeof step, needs, 3);
+      &step, sizeof step, needs, 4);
 }
 
 KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::StepRows* rows) {
@@ -219,10 +229,14 @@ KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::St
     r.lens[s] = static_cast<int32_t>(count);
     r.lens[r.count + s] = static_cast<int32_t>(start + count);
     __builtin_memcpy(r.blocks + s * longest, table, longest * sizeof(int64_t));
+    if (!r.params) continue;
+    r.draws[s] = r.params[row];
+    r.draws[s].position = start + count;
   }
   const kvasir::Sequences sequences{r.count, r.lens, r.lens + r.count, r.blocks, longest};
-  const kvasir::StepBatch batch{tokens,   r.count,   r.token_ids, r.positions, r.slots,     r.wanted,
-                                sequences, r.out, r.logits,    r.greedy_ids, r.ticks};
+  const kvasir::Draw* draws = r.params ? r.draws : nullptr;
+  const kvasir::StepBatch batch{tokens,    r.count, r.token_ids, r.positions, r.slots, r.wanted,
+                                sequences, r.out,   r.logits,    r.sampled,   draws,   r.ticks};
   KVASIR_JOIN(kvasir_step, KVASIR_ISA)(model, &batch);
 }
 
@@ -231,7 +245,7 @@ KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
   kvasir::finish();
   for (int64_t s = 0; s < rows->count; ++s) {
     const int64_t* chunk = rows->chunks + 3 * s;
-    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(rows->greedy_ids[s]);
+    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(rows->sampled[s]);
   }
 }
 #endif

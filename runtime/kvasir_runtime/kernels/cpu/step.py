@@ -21,7 +21,7 @@ from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, Mo
 from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.gated import FeedForward
 
-KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head")
+KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head", "sampling")
 _WORK: Final = ("token_ids", "positions", "slots")
 
 
@@ -70,7 +70,8 @@ class CppDecoderStep:
             sequences=sequences,
             out=out.data_ptr(),
             logits=None if logits is None else logits.data_ptr(),
-            greedy_ids=None if greedy_ids is None else greedy_ids.data_ptr(),
+            sampled=None if greedy_ids is None else greedy_ids.data_ptr(),
+            draws=None,
             ticks=self.ticks,
         )
         self._begun = (
@@ -99,11 +100,11 @@ class CppDecoderStep:
         hidden = torch.empty((count, self._model.hidden), dtype=torch.bfloat16)
         return hidden, torch.empty((count, self.head_rows), dtype=torch.bfloat16)
 
-    def greedy_steps(
-        self, tokens: NDArray[np.int32], tables: NDArray[np.int64], max_tokens: int
-    ) -> "CppGreedySteps | None":
+    def row_steps(
+        self, tokens: NDArray[np.int32], tables: NDArray[np.int64], draws: NDArray[np.void], max_tokens: int
+    ) -> "CppRowSteps | None":
         """Steps over these rows, or None where the head is not packed."""
-        return CppGreedySteps(self, tokens, tables, max_tokens) if self.head_rows else None
+        return CppRowSteps(self, (tokens, tables, draws), max_tokens) if self.head_rows else None
 
     @property
     def ticks(self) -> int | None:
@@ -134,27 +135,31 @@ class CppDecoderStep:
         self._model.cache_type = structs.TYPES[cache.dtype]
 
 
-class CppGreedySteps:
-    """tokens: (rows, positions) int32, known ids of every row. tables: (rows, blocks) int64. Both stay where they are.
-
-    max_tokens: of a step.
+class CppRowSteps:
+    """rows: of every row its known ids, (rows, positions) int32, its blocks, (rows, blocks) int64, and how it is drawn,
+    (rows,) DRAW. They stay where they are. max_tokens: of a step.
     """
 
     def __init__(
-        self, step: CppDecoderStep, tokens: NDArray[np.int32], tables: NDArray[np.int64], max_tokens: int
+        self,
+        step: CppDecoderStep,
+        rows: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.void]],
+        max_tokens: int,
     ) -> None:
+        tokens, tables, params = rows
         self._step = step
+        self._params = params.ctypes.data
         self._max_tokens = max_tokens
         pointer = ctypes.POINTER(RowsStruct)
         self._begin = step.library.function("step_rows", ctypes.c_void_p, pointer)
         self._finish = step.library.function("step_rows_finish", pointer)
         num_rows = len(tokens)
         self._chunks = np.empty((num_rows, 3), dtype=np.int64)
-        self._greedy_ids = np.empty(num_rows, dtype=np.int64)
+        self._sampled = np.empty(num_rows, dtype=np.int64)
         work = {name: np.empty(max_tokens, dtype=np.int64) for name in _WORK}
-        each = {"wanted": np.empty(num_rows, dtype=np.int64), "greedy_ids": self._greedy_ids}
+        each = {"wanted": np.empty(num_rows, dtype=np.int64), "sampled": self._sampled, "draws": np.empty_like(params)}
         lens, blocks = np.empty((2, num_rows), dtype=np.int32), np.empty(tables.shape, dtype=np.int64)
-        self._kept = (tokens, tables, work, each, lens, blocks)
+        self._kept = (rows, work, each, lens, blocks)
         self._results: tuple[Tensor, ...] = ()
         self._room = 0
         self._struct = RowsStruct(
@@ -169,10 +174,11 @@ class CppGreedySteps:
         )
         self._pointer = ctypes.byref(self._struct)
 
-    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor) -> bool:
+    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor, *, greedy: bool) -> bool:
         """Start the other threads. chunks: of each sequence its row, the first position to compute, and how many.
 
-        False where that is more than max_tokens. A step that was begun and not finished is lost.
+        greedy: all take the largest logit. False where that is more than max_tokens. A step that was begun and not
+        finished is lost.
         """
         count = len(chunks)
         if sum(chunk[2] for chunk in chunks) > self._max_tokens:
@@ -184,14 +190,15 @@ class CppGreedySteps:
             self._results = self._step.room(count)
             self._struct.out, self._struct.logits = (one.data_ptr() for one in self._results)
         self._struct.count = count
+        self._struct.params = None if greedy else self._params
         self._struct.ticks = self._step.ticks
         self._begin(self._step.model, self._pointer)
         return True
 
     def finish(self) -> list[int]:
-        """Take part until it is computed; the greedy id of each sequence, which is appended to its row by then."""
+        """Take part until it is computed; the sampled id of each sequence, which is appended to its row by then."""
         self._finish(self._pointer)
-        ids: list[int] = self._greedy_ids[: self._struct.count].tolist()
+        ids: list[int] = self._sampled[: self._struct.count].tolist()
         return ids
 
 

@@ -77,7 +77,12 @@ class Sampler:
             self._rows.append(chunks, ids, positions)
             return ids, None
         metadata = self._rows.sampling_metadata(chunks, positions)
-        logits = self._model.logits_of(forward).float()
+        logits = self._model.logits_of(forward)
+        if batch.kind != "special":
+            ids = self._ops.sample(logits, metadata.draws)
+            self._rows.append(chunks, ids, positions)
+            return ids, None
+        logits = logits.float()
         owners = self._requested_logprobs.of_samples(chunks)
         if owners:
             reported = self._stream.upload(np.array([owner.chunk_index for owner in owners], dtype=np.int64))

@@ -56,9 +56,9 @@ class HostRowState:
         return self._tokens
 
     @property
-    def arrays(self) -> tuple[NDArray[np.int32], Ints]:
-        """Arrays that never move: (rows, positions) known ids, and (rows, blocks) ids of blocks."""
-        return self._host, self._block_tables
+    def arrays(self) -> tuple[NDArray[np.int32], Ints, NDArray[np.void]]:
+        """Arrays that never move: (rows, positions) known ids, (rows, blocks) ids of blocks, (rows,) DRAW."""
+        return self._host, self._block_tables, self._params.records
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +109,7 @@ class HostRowState:
         ends = np.array([chunk.start + chunk.num_tokens for chunk in sampling_chunks], dtype=np.int64)
         draws = Draws(
             temperature=torch.from_numpy(params.temperature[rows]),
-            top_k=torch.from_numpy(params.top_k[rows]),
+            top_k=torch.from_numpy(params.top_k[rows].astype(np.int64)),
             top_p=torch.from_numpy(params.top_p[rows]),
             min_p=torch.from_numpy(params.min_p[rows]),
             seed=torch.from_numpy(params.seed[rows]),

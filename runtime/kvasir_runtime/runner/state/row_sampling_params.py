@@ -1,33 +1,30 @@
 """Sampling parameters of every row, on the host: enough to choose how to sample without reading from the device."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from kvasir_runtime.core.plan import Chunk, Fork
+from kvasir_runtime.kernels.sample import DRAW, MOST_TOP_K
 from kvasir_runtime.wire import SamplingConfig
-
-_ARRAYS: Final = ("temperature", "top_p", "min_p", "top_k", "seed")
 
 
 class RowSamplingParams:
-    """By row: temperature, top_p, min_p: float32; top_k, seed: int64, the seed's bits as a signed number."""
+    """records: (rows,) DRAW without positions, and its columns. seed: the bits of a request's as a signed number."""
 
     def __init__(self, num_rows: int, eos_token_ids: Sequence[int]) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
-        self.temperature = np.zeros(num_rows, dtype=np.float32)
-        self.top_p = np.ones(num_rows, dtype=np.float32)
-        self.min_p = np.zeros(num_rows, dtype=np.float32)
-        self.top_k = np.zeros(num_rows, dtype=np.int64)
-        self.seed = np.zeros(num_rows, dtype=np.int64)
+        self.records = np.zeros(num_rows, dtype=DRAW)
+        self.records["top_p"] = 1
+        self.temperature, self.top_p = self.records["temperature"], self.records["top_p"]
+        self.min_p, self.top_k, self.seed = self.records["min_p"], self.records["top_k"], self.records["seed"]
         self._stop_token_ids: list[tuple[int, ...]] = [()] * num_rows
         self._with_temperature: set[int] = set()  # rows; for few of them a set is faster than an array
 
     def assign(self, row: int, sampling: SamplingConfig) -> None:
         """Store the parameters of the sequence that takes a row."""
         self.temperature[row], self.top_p[row] = sampling.temperature, sampling.top_p
-        self.top_k[row], self.min_p[row] = sampling.top_k, sampling.min_p
+        self.top_k[row], self.min_p[row] = min(sampling.top_k, MOST_TOP_K), sampling.min_p
         self.seed[row] = np.array(sampling.seed % 2**64, dtype=np.uint64).astype(np.int64)
         self._note_temperature(row)
         self._stop_token_ids[row] = tuple({*self._eos_token_ids, *sampling.stop_token_ids})
@@ -35,9 +32,7 @@ class RowSamplingParams:
     def copy(self, forks: Sequence[Fork]) -> None:
         """Copy the parameters of rows that others continue, all at once."""
         rows, sources = [fork.row for fork in forks], [fork.source for fork in forks]
-        for name in _ARRAYS:
-            array = getattr(self, name)
-            array[rows] = array[sources]
+        self.records[rows] = self.records[sources]
         stops = [self._stop_token_ids[source] for source in sources]
         for row, stop_token_ids in zip(rows, stops, strict=True):
             self._stop_token_ids[row] = stop_token_ids

@@ -1,7 +1,7 @@
-"""Steps in which all rows on the host sample their most likely token, and nothing else is wanted.
+"""Steps in which all rows on the host sample, and nothing is wanted beside temperature and filters.
 
-Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step and appends the ids in one call; the ids are
-those of the general path.
+Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step, samples and appends the ids in one call;
+the ids are those of the general path.
 """
 
 from collections.abc import Sequence
@@ -9,24 +9,25 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
-from kvasir_runtime.kernels.decoder_step import GreedySteps
+from kvasir_runtime.kernels.decoder_step import RowSteps
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
 
 
-class GreedyFastPath:
-    """Greedy steps of one model and its rows."""
+class FastPath:
+    """Such steps of one model and its rows."""
 
-    def __init__(self, steps: GreedySteps, cache: Tensor) -> None:
+    def __init__(self, steps: RowSteps, cache: Tensor) -> None:
         self._steps, self._cache = steps, cache
 
-    def begin(self, chunks: Sequence[Chunk]) -> bool:
-        """Start a step. False, with nothing done, where it needs the general path."""
+    def begin(self, chunks: Sequence[Chunk], *, greedy: bool) -> bool:
+        """Start a step. False, with nothing done, where it needs the general path. greedy: of all chunks."""
         for chunk in chunks:
             if not chunk.samples or chunk.scores[0] < chunk.scores[1] or chunk.pools[0] < chunk.pools[1]:
                 return False
-        return self._steps.begin([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], self._cache)
+        rows = [(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks]
+        return self._steps.begin(rows, self._cache, greedy=greedy)
 
     def finish(self, plan: StepPlan) -> StepResults:
         """Take part in the step; returns its results."""
@@ -35,9 +36,9 @@ class GreedyFastPath:
         return StepResults(step=plan.step, sampled=sampled)
 
 
-def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> GreedyFastPath | None:
+def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> FastPath | None:
     """None on other devices, and with layers or a head that the backend does not compute as one operation."""
     if not isinstance(rows, HostRowState) or model.step is None or not model.begins(cache):
         return None
-    steps = model.step.greedy_steps(*rows.arrays, max_tokens) if model.spec.head == "vocabulary" else None
-    return None if steps is None else GreedyFastPath(steps, cache)
+    steps = model.step.row_steps(*rows.arrays, max_tokens) if model.spec.head == "vocabulary" else None
+    return None if steps is None else FastPath(steps, cache)

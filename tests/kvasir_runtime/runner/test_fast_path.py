@@ -1,10 +1,11 @@
-"""The quick way of a step draws what the long way draws, and is taken where nobody requests more than that."""
+"""The fast path of a step samples what the general path samples, and is taken where nothing more is wanted."""
 
 import random
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.skipif(
 PLAIN = SamplingConfig(max_tokens=50, temperature=0.0)
 TOLD = SamplingConfig(max_tokens=50, temperature=0.0, logprobs=0)
 WARM = SamplingConfig(max_tokens=50, temperature=1.0, seed=3)
+NUCLEUS = SamplingConfig(max_tokens=50, temperature=0.8, top_p=0.9, seed=4)
+TOP_K = SamplingConfig(max_tokens=50, temperature=0.7, top_k=5, min_p=0.02, seed=5)
 BIASED = SamplingConfig(max_tokens=50, temperature=0.0, logit_bias=((7, 100.0),))
 
 
@@ -44,18 +47,22 @@ def made(folder: Path, cache_dtype: torch.dtype = torch.bfloat16) -> ModelRunner
     return runner_of(folder, ops=cpu_ops(), dtype=torch.bfloat16, cache_dtype=cache_dtype)
 
 
-def streams(sampling: SamplingConfig) -> list[Stream]:
+def streams(*samplings: SamplingConfig) -> list[Stream]:
+    """Five of different lengths, sampled in these ways in turn."""
     lengths = (1, 70, 15, 16, 17)
     prompts = [tuple(random.Random(length).choices(range(3, 320), k=length)) for length in lengths]
-    return [Stream(prompt=prompt, sampling=sampling) for prompt in prompts]
+    return [Stream(prompt=prompt, sampling=samplings[i % len(samplings)]) for i, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
-def test_both_ways_give_the_same_answers(folder: Path, cache_dtype: torch.dtype, scattered: bool) -> None:
+@pytest.mark.parametrize("ways", [(PLAIN,), (WARM, NUCLEUS, PLAIN, TOP_K)], ids=["greedy", "mixed"])
+def test_both_paths_give_the_same_answers(
+    folder: Path, ways: tuple[SamplingConfig, ...], cache_dtype: torch.dtype, scattered: bool
+) -> None:
     answers = []
-    for sampling in (PLAIN, TOLD):
-        hand, moving = Hand(made(folder, cache_dtype), scattered=scattered), streams(sampling)
+    for samplings in (ways, [replace(way, logprobs=0) for way in ways]):
+        hand, moving = Hand(made(folder, cache_dtype), scattered=scattered), streams(*samplings)
         hand.run(moving[:2], 9)  # whole prompts at once
         hand.run(moving, 15, chunk=6)  # those who join compute several steps before they draw
         hand.preempt(moving[1])
@@ -71,7 +78,13 @@ def test_one_who_asks_for_more_takes_the_others_along_and_back(folder: Path) -> 
     hand, (alone, other, *_) = Hand(runner), streams(PLAIN)
     hand.run([alone], 3)
     assert laps.names == ["batch", "forward"] * 3
-    for sampling in (WARM, TOLD, BIASED):
+    for sampling in (WARM, NUCLEUS):
+        guest = Stream(prompt=other.prompt, sampling=sampling)
+        laps.names.clear()
+        hand.run([alone, guest], len(alone.answer) + 2)
+        assert laps.names == ["batch", "forward"] * (len(laps.names) // 2)
+        hand.release(guest)
+    for sampling in (TOLD, BIASED):
         guest = Stream(prompt=other.prompt, sampling=sampling)
         laps.names.clear()
         hand.run([alone, guest], len(alone.answer) + 2)
