@@ -1,9 +1,9 @@
 """How fast the engine is on this machine's processors, alone or beside its peers: `make bench`, `make bench-peers`.
 
 Writes a random model of each shape that is asked for, starts each engine in turn (A B A B, a round at a time), and
-sends the four workloads of `kvasir bench` through the HTTP API; divides every figure by what memory and processors
-allow: products as measured before and after that engine's turn, memory before and after each workload. `--write` puts
-tables and a plot into docs/benchmarks.
+sends the four workloads of `kvasir bench` through the HTTP API, the first two sampled as well; divides every figure by
+what memory and processors allow: products as measured before and after that engine's turn, memory before and after
+each workload. `--write` puts tables and a plot into docs/benchmarks.
 """
 
 import argparse
@@ -29,7 +29,18 @@ from bench.shapes import SHAPES, Work, work, written
 from kvasir_runtime.bench.workload import PRESETS, requests
 
 ROOT: Final = Path(__file__).parents[2]
-WORKLOADS: Final = ("w1", "w2", "w3", "w4")
+SAMPLED: Final = ("--temperature", "0.8", "--top-p", "0.95")
+WORKLOADS: Final[Mapping[str, tuple[str, ...]]] = {
+    "w1_sampled": SAMPLED,
+    "w2_sampled": SAMPLED,
+    "w1": (),
+    "w2": (),
+    "w3": (),
+    "w4": (),
+}
+"""Presets of `kvasir bench`, and what each is sent with."""
+OTHER_PROMPTS: Final = 1000
+"""Between the seeds of a sampled workload and of the same one greedy, whose prompts would be cached."""
 PORT: Final = 18600
 SEQUENCES: Final = 32
 NOISE_CORES: Final = 0.3
@@ -53,8 +64,9 @@ def main() -> int:
         asked.json.write_text(json.dumps(run, indent=1) + "\n")
     if asked.write:
         page.write(ROOT / "docs" / "benchmarks", run, command=_command())
-    elif "small" in run["shapes"]:
-        print("\n" + _against_committed(run["shapes"]["small"]))
+    else:
+        for shape, found in run["shapes"].items():
+            print(f"\n{shape}\n{_against_committed(shape, found)}")
     return int(failed)
 
 
@@ -90,7 +102,7 @@ def measured(
             print(f"[{number + 1}] {engine.name}: {_line(figures)}; memory {rates} GB/s", flush=True)
     rounds = {name: own for name, own in rounds.items() if own}
     typical = {name: results.medians(limits[name]) for name in rounds}
-    print("\n" + results.side_by_side(rounds, typical))
+    print("\n".join(("", results.side_by_side(rounds, typical), "", results.of_greedy(rounds))))
     return {"read": statistics.median(reads or [tops[2].read]), "rounds": rounds, "limits": typical}, bool(failed)
 
 
@@ -122,9 +134,16 @@ def one_round(
 
 def _sent(workload: str, seed: int, out: Path) -> dict[str, Any]:
     """What the client says of one workload."""
-    url = ["--url", f"http://127.0.0.1:{PORT}", "--workload", workload, "--seed", str(seed)]
+    options = WORKLOADS[workload]
+    how = [
+        "--workload",
+        workload.removesuffix("_sampled"),
+        "--seed",
+        str(seed + OTHER_PROMPTS * bool(options)),
+        *options,
+    ]
     client = subprocess.run(
-        [BIN / "kvasir", "bench", *url, "--json", out],
+        [BIN / "kvasir", "bench", "--url", f"http://127.0.0.1:{PORT}", *how, "--json", out],
         check=False,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -150,10 +169,12 @@ def limits_of(cost: Work, engine: Engine, top: Ceilings, reads: Mapping[str, flo
     """By figure: what the machine allows this precision, in seconds or tokens a second. reads: memory's by workload."""
     size, single = engine.weight_bytes, PRESETS["w1"]
     crowded, sharing = PRESETS["w2"], PRESETS["w3"]
-    near = {workload: replace(top, read=reads.get(workload, top.read)) for workload in PRESETS}
+    near = {workload: replace(top, read=reads.get(workload, top.read)) for workload in WORKLOADS}
     drawn = sum(task.output_tokens for task in requests(crowded, 0))
     seen = single.prompt_tokens[0] + single.output_tokens[0] / 2
     return {
+        "w1_sampled_tpot": step(1, cost, size, near["w1_sampled"], seen),
+        "w2_sampled_rate": drawn / crowd(requests(crowded, 0), 0, SEQUENCES, cost, size, near["w2_sampled"]),
         "w1_tpot": step(1, cost, size, near["w1"], seen),
         "w1_ttft": prefill(single.prompt_tokens[0], 0, cost, top),
         "w2_rate": drawn / crowd(requests(crowded, 0), 0, SEQUENCES, cost, size, near["w2"]),
@@ -174,12 +195,12 @@ def processor() -> str:
     return f"{named.get('model name', 'unknown')}, {len(os.sched_getaffinity(0))} cores, {' '.join(known)}"
 
 
-def _against_committed(found: Mapping[str, Any]) -> str:
+def _against_committed(shape: str, found: Mapping[str, Any]) -> str:
     file = ROOT / "docs" / "benchmarks" / "cpu.json"
-    if not file.exists() or "Kvasir" not in found["rounds"]:
+    committed = json.loads(file.read_text())["shapes"] if file.exists() else {}
+    if shape not in committed or "Kvasir" not in found["rounds"]:
         return "no committed figures to compare with"
-    committed = json.loads(file.read_text())["shapes"]["small"]
-    return results.compared(_fractions(found), _fractions(committed))
+    return results.compared(_fractions(found), _fractions(committed[shape]))
 
 
 def _fractions(found: Mapping[str, Any]) -> dict[str, float]:
@@ -224,7 +245,7 @@ def _command() -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="Kvasir", help=f"all, or some of {', '.join(ENGINES)}")
-    parser.add_argument("--shapes", default="small", help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default="small,medium", help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, help="keep what was measured here")

@@ -21,7 +21,7 @@ SEQUENCES = 32
 
 
 def engine(model: str, pipe: Connection) -> None:
-    """The child: takes (number, ids, max_tokens), gives lists of (number, new ids or None at the end)."""
+    """The child: takes (number, ids, max_tokens, temperature, top_p), gives lists of (number, ids; None: the end)."""
     import numpy as np
     import openvino
     import openvino_genai as genai
@@ -36,9 +36,11 @@ def engine(model: str, pipe: Connection) -> None:
     live = {}
     while True:
         while not live or pipe.poll(0):
-            number, ids, max_tokens = pipe.recv()
+            number, ids, max_tokens, temperature, top_p = pipe.recv()
             config = genai.GenerationConfig()
-            config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, False
+            config.max_new_tokens, config.ignore_eos, config.do_sample = max_tokens, True, temperature > 0
+            if temperature > 0:
+                config.temperature, config.top_p, config.rng_seed = temperature, top_p, number
             tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
             live[number] = batching.add_request(number, tensor, config)
         batching.step()
@@ -92,7 +94,7 @@ def main(model: str, port: int) -> None:
         queue = queues[number] = asyncio.Queue()
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
-        pipe.send((number, ids, wanted))
+        pipe.send((number, ids, wanted, float(body.get("temperature", 0)), float(body.get("top_p", 1))))
         try:
             while (new := await queue.get()) is not None:
                 new = new[: wanted - drawn]

@@ -52,7 +52,7 @@ def section(run: Mapping[str, Any], command: str) -> str:
             f"### {shape}, {rounds} round{'s' if rounds > 1 else ''}, memory {found['read'] / 1e9:.0f} GB/s",
             "",
         ]
-        lines += [results.side_by_side(found["rounds"], found["limits"]), ""]
+        lines += [results.side_by_side(found["rounds"], found["limits"]), "", results.of_greedy(found["rounds"]), ""]
         for precision, ours in OURS.items():
             ratios = _ratios(found, ours)
             said = [f"{figure.key} {ratios[figure.key]:.2f}" for figure in results.FIGURES if figure.key in ratios]

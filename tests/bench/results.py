@@ -21,6 +21,8 @@ class Figure:
 
 
 FIGURES: Final = (
+    Figure(key="w1_sampled_tpot", title="W1 sampled, time per output token, one stream", unit="ms", scale=1e3),
+    Figure(key="w2_sampled_rate", title="W2 sampled, 32 mixed", unit="tokens/s", more=True),
     Figure(key="w1_tpot", title="W1 time per output token, one stream", unit="ms", scale=1e3),
     Figure(key="w1_ttft", title="W1 first token, prompt of 128", unit="ms", scale=1e3),
     Figure(key="w2_rate", title="W2 32 mixed", unit="tokens/s", more=True),
@@ -41,6 +43,10 @@ def of_round(
 ) -> dict[str, float]:
     """The figures of one round of one engine, from the documents of `kvasir bench` by workload."""
     found = {"start": start_s, "ready_rss": float(ready_rss), "rss": float(peak_rss)}
+    if "w1_sampled" in workloads:
+        found["w1_sampled_tpot"] = workloads["w1_sampled"]["tpot_s"]["median"]
+    if "w2_sampled" in workloads:
+        found["w2_sampled_rate"] = workloads["w2_sampled"]["output_tokens_per_s"]
     if "w1" in workloads:
         found["w1_tpot"] = workloads["w1"]["tpot_s"]["median"]
         found["w1_ttft"] = workloads["w1"]["ttft_s"]["median"]
@@ -107,6 +113,19 @@ def ratios(engines: Mapping[str, Sequence[Mapping[str, float]]], ours: str, peer
             best = (max if figure.more else min)(theirs)
             out[figure.key] = goodness(figure, found[ours][figure.key], best)
     return out
+
+
+def of_greedy(engines: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """A line for each sampled figure: how many times as good as the greedy one it is, by engine; 1 is no cost."""
+    found = {name: medians(rounds) for name, rounds in engines.items()}
+    lines = []
+    for figure in FIGURES:
+        greedy = figure.key.replace("_sampled", "")
+        both = {name: own for name, own in found.items() if {figure.key, greedy} <= own.keys()}
+        if greedy != figure.key and both:
+            ratios = [f"{name} {goodness(figure, own[figure.key], own[greedy]):.2f}" for name, own in both.items()]
+            lines.append(f"{figure.title}, of greedy: {', '.join(ratios)}.")
+    return "\n".join(lines)
 
 
 def compared(now: Mapping[str, float], before: Mapping[str, float]) -> str:

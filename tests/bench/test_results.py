@@ -7,8 +7,8 @@ import pytest
 from bench import ceilings, limits, probes, results
 from bench.limits import Ceilings
 from bench.scaling import Try, point
-from bench.shapes import SHAPES, Work, work
-from kvasir_runtime.bench.workload import WorkloadRequest
+from bench.shapes import SHAPES, Work, drawable, tokenizer_of, work
+from kvasir_runtime.bench.workload import WORDS, WorkloadRequest
 from kvasir_runtime.kernels.cpu.library import library
 
 TOP = Ceilings(read=1e9, products={1: 1e9, 32: 4e9, 512: 8e9})
@@ -92,6 +92,27 @@ def test_table_has_medians_fractions_and_the_best_in_bold() -> None:
     engines = {"a": [{"w1_tpot": 0.010}, {"w1_tpot": 0.030}, {"w1_tpot": 0.020}], "b": [{"w1_tpot": 0.040}]}
     table = results.side_by_side(engines, {"a": {"w1_tpot": 0.005}})
     assert table.splitlines()[2] == "| W1 time per output token, one stream, ms | **20** (0.25) | 40 |"
+
+
+def test_sampled_figures_are_compared_with_the_greedy_ones_of_the_same_engine() -> None:
+    engines = {
+        "a": [{"w1_sampled_tpot": 0.02, "w1_tpot": 0.01, "w2_sampled_rate": 90.0, "w2_rate": 100.0}],
+        "b": [{"w1_tpot": 0.01, "w2_sampled_rate": 50.0, "w2_rate": 100.0}],
+    }
+    assert results.of_greedy(engines).splitlines() == [
+        "W1 sampled, time per output token, one stream, of greedy: a 0.50.",
+        "W2 sampled, 32 mixed, of greedy: a 0.90, b 0.50.",
+    ]
+    assert results.of_greedy({"a": [{"w1_tpot": 0.01}]}) == ""
+
+
+def test_every_id_of_a_large_vocabulary_has_a_text_of_its_own() -> None:
+    shape = replace(SHAPES["medium"], vocab_size=20_000)
+    tokenizer = tokenizer_of(shape)
+    texts = [tokenizer.decode([token]) for token in range(shape.vocab_size)]
+    assert len(set(texts[10_000:])) == 10_000
+    assert int(drawable(tokenizer, shape).sum()) > 19_600
+    assert len(tokenizer.encode(" ".join(WORDS)).ids) == len(WORDS)
 
 
 def test_a_tenth_slower_than_committed_stands_out() -> None:

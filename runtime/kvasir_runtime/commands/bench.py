@@ -55,6 +55,8 @@ class Lengths(click.ParamType[tuple[int, int]]):
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed draws other words.")
 @click.option("--chat", is_flag=True, help="Send chats instead of completions.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0: greedy answers.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sent where it is given.")
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
@@ -86,6 +88,8 @@ def bench(
     warm_up: int,
     seed: int,
     chat: bool,
+    temperature: float,
+    top_p: float | None,
     ignore_eos: bool,
     max_seconds: float,
     json_file: str | None,
@@ -117,7 +121,8 @@ def bench(
         raise SystemExit(_compare(accuracy, text, text_tokens, json_file))
     assert url is not None
     chosen = numbered(numbers.pop("preset"), numbers)
-    settings = {"warm_up": warm_up, "seed": seed, "chat": chat, "ignore_eos": ignore_eos, "max_seconds": max_seconds}
+    extra = {"temperature": temperature, "top_p": top_p, "ignore_eos": True if ignore_eos else None}
+    settings = {"warm_up": warm_up, "seed": seed, "chat": chat, "extra": extra, "max_seconds": max_seconds}
     key = api_key or os.environ.get("OPENAI_API_KEY", "")
     metrics, times = asyncio.run(_measure(url, model, key, chosen, settings))
     from kvasir_runtime.bench import report
@@ -198,7 +203,7 @@ async def _measure(
         model=listed[0],
         api_key=api_key,
         chat=settings["chat"],
-        extra={"ignore_eos": True} if settings["ignore_eos"] else {},
+        extra={name: value for name, value in settings["extra"].items() if value is not None},
         timeout_s=settings["max_seconds"],
     )
     first = Workload(
