@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kvasir_api.hf_config import flattened, sequence_limits
+
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
 """Of the float32 beside each int8 row of one token and head."""
@@ -94,7 +96,8 @@ def shared_cache_bytes(available_bytes: int) -> int:
 
 
 def shape(config: Mapping[str, Any]) -> ModelShape:
-    """Sizes from a config.json. Raises ValueError that names a missing or senseless field."""
+    """Sizes from a config.json, flattened or not. Raises ValueError that names a missing or senseless field."""
+    config = flattened(config)
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
     intermediate = _count(config, "intermediate_size")
@@ -122,7 +125,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
-        max_positions=_count(config, "max_position_embeddings", 2048),
+        max_positions=sequence_limits(config).usual,
         parameters=(parameters := matrices + routers + layers * (bias + norms) + embeddings + hidden),
         active_parameters=parameters - idle,
         matrices=matrices,

@@ -10,6 +10,8 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from kvasir_api import hf_config
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -159,6 +161,13 @@ class RuntimeOptions(OptionsBase):
         "Defaults for temperature and the like where a request says nothing: auto takes those of the checkpoint's "
         "generation_config.json, none those of the API.",
     )
+    hf_overrides: str = option(
+        "",
+        'Fields that replace those of the checkpoint\'s config.json, as a JSON object, for example {"rope_scaling": '
+        '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}} for a longer context.',
+        metavar="JSON",
+        max_length=65_536,
+    )
     pooling: Pooling = option(
         "auto",
         "Hidden states that embeddings are made of, of the last token or their mean; auto reads the checkpoint's modules.json, "
@@ -182,6 +191,11 @@ class RuntimeOptions(OptionsBase):
         return self.memory_percent / 100
 
     @model_validator(mode="after")
+    def _overrides_are_an_object(self) -> Self:
+        hf_config.parsed_overrides(self.hf_overrides)
+        return self
+
+    @model_validator(mode="after")
     def _batch_holds_a_block(self) -> Self:
         if 0 < self.max_batch_tokens < self.block_size:
             raise ValueError(f"maxBatchTokens {self.max_batch_tokens} is less than blockSize {self.block_size}")
@@ -195,6 +209,18 @@ class ServeOptions(RuntimeOptions):
     """What `kvasir serve` takes besides: addresses, names, access, logs. The operator sets these for a pod."""
 
     model: str = option(..., "Directory of a Hugging Face checkpoint (safetensors), a .gguf file, or a hub name.")
+    revision: str = option(
+        "",
+        "Branch, tag or commit of a MODEL on the hub; default: its main branch.",
+        metavar="REVISION",
+        max_length=255,
+    )
+    chat_template: str = option(
+        "",
+        "Chat template in place of the checkpoint's: a file, the template itself, or the name of one of several that the "
+        "checkpoint has.",
+        metavar="FILE|TEMPLATE|NAME",
+    )
     served_model_name: tuple[str, ...] = option(
         (), "Name that clients use for the model; may be repeated. Default: the last part of MODEL.", metavar="NAME"
     )

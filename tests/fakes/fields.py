@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.toolCallParser": ("auto", "hermes"),
     "runtime.reasoningParser": ("auto", "none"),
     "runtime.generationConfig": ("auto", "none"),
+    "runtime.hfOverrides": ("", '{"max_position_embeddings": 8192}'),
     "runtime.pooling": ("auto", "mean"),
     "runtime.normalize": ("auto", "never"),
     "runtime.matryoshka": (False, True),

@@ -174,11 +174,13 @@ def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
 
 def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -> Json:
     """The image for processors is the smaller one, and its version is the operator's own."""
+    given = seen.spec.runtime.hf_overrides
+    overrides = ["--hf-overrides", given] if given else []
     return {
         "name": names.COMPONENT_INSPECT,
         "image": settings.runtime_image_cpu,
         "command": ["kvasir", "plan"],
-        "args": [where.path, "--facts", names.PATH_TERMINATION_LOG],
+        "args": [where.path, "--facts", names.PATH_TERMINATION_LOG, *overrides],
         "env": [{"name": "HOME", "value": SCRATCH}, variable(seen.spec.model.uri)],
         "resources": RESOURCES,
         "volumeMounts": [

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvasir_api import forecast, inspection
+from kvasir_api import forecast, hf_config, inspection
 from kvasir_api.command import click_options
 from kvasir_api.options import RuntimeOptions
 from kvasir_runtime import gguf, source
@@ -16,7 +16,15 @@ from kvasir_runtime.errors import ModelError
 from kvasir_runtime.server.banner import size
 
 MAX_ARCHITECTURE = 128
-TAKEN = frozenset({"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens"})
+TAKEN = frozenset(
+    {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
+)
+
+
+class NoVerdict(click.ClickException):
+    """The model cannot be judged."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +237,7 @@ def _plan(
     """
     try:
         config = read_config(model)
+        config = hf_config.overridden(config, hf_config.parsed_overrides(values["hf_overrides"]))
         if facts_to:
             _write(inspection.encode(facts(config)), facts_to)
             return
@@ -240,7 +249,7 @@ def _plan(
         options = RuntimeOptions(**values)
         report = fit_report(model, config, memory_bytes=free, device=where, options=options, shared=shared)
     except ValueError as error:
-        raise click.UsageError(source.with_user_name(str(error), model)) from error
+        raise NoVerdict(source.with_user_name(str(error), model)) from error
     if as_json:
         document = {**asdict(report), "fitting_context": report.fitting_context}
         click.echo(json.dumps(document, indent=2))

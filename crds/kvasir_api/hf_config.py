@@ -1,0 +1,81 @@
+"""A Hugging Face config.json before anything typed reads it: nested text models, overrides, and the longest sequence.
+
+Pure functions of documents. The runtime, `kvasir plan` and the operator's inspection use the same ones, so that they
+judge the same model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+TEXT: Final = "text_config"
+_MULTIPLIED: Final = ("linear", "dynamic", "yarn")
+"""Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceLimits:
+    """Tokens of the longest sequence: usual without an option, most where an option asks for more."""
+
+    usual: int
+    most: int
+
+
+def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the fields of its text_config in place of its own; architectures stays what the model is."""
+    nested = document.get(TEXT)
+    if not isinstance(nested, Mapping):
+        return dict(document)
+    own = {name: value for name, value in document.items() if name != TEXT}
+    kept = {name: own[name] for name in ("architectures", "quantization_config") if name in own}
+    return own | flattened(nested) | kept
+
+
+def overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The flattened config with fields replaced, one by one at the top and in text_config.
+
+    A rope_parameters given replaces a rope_scaling of the file, which would win otherwise.
+    """
+    given = flattened(overrides)
+    own = flattened(document)
+    if "rope_parameters" in given and "rope_scaling" not in given:
+        own.pop("rope_scaling", None)
+    return own | given
+
+
+def parsed_overrides(text: str) -> dict[str, Any]:
+    """The option's JSON as an object; {} for an empty text. Raises ValueError with one line."""
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"hfOverrides is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError('hfOverrides is not a JSON object such as {"max_position_embeddings": 8192}')
+    return found
+
+
+def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
+    """Of a flattened config. Raises ValueError where max_position_embeddings is no count.
+
+    With YaRN a model serves original_max_position_embeddings times the factor, as model cards say that ask for it,
+    whatever max_position_embeddings still says. With linear and dynamic scaling the file's max_position_embeddings may
+    or may not count the factor, so more than it is computed only where it is asked for.
+    """
+    positions = document.get("max_position_embeddings", 2048)
+    if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
+        raise ValueError(f"config.json: max_position_embeddings is {positions!r}, expected a positive integer")
+    scaling = document.get("rope_scaling") or document.get("rope_parameters")
+    kind, factor = "", 1.0
+    if isinstance(scaling, Mapping):
+        kind = str(scaling.get("rope_type") or scaling.get("type") or "")
+        given = scaling.get("factor")
+        factor = float(given) if isinstance(given, int | float) and kind in _MULTIPLIED else 1.0
+        original = document.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
+        if kind == "yarn" and isinstance(original, int):
+            longest = max(positions, int(original * factor))
+            return SequenceLimits(usual=longest, most=longest)
+    most = max(positions, int(positions * factor))
+    return SequenceLimits(usual=most if kind == "yarn" else positions, most=most)

@@ -1,0 +1,88 @@
+"""What a config.json means before it is typed: text models inside others, overrides, and the longest sequence."""
+
+from typing import Any
+
+import pytest
+
+from kvasir_api import hf_config
+from kvasir_api.hf_config import SequenceLimits
+
+QWEN25 = {"max_position_embeddings": 32768, "rope_theta": 1e6}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "rope_type": "yarn"}
+
+
+def test_the_text_models_fields_come_first_and_the_architecture_stays() -> None:
+    nested = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "hidden_size": 1,
+        "text_config": {"architectures": ["MistralForCausalLM"], "hidden_size": 5120, "model_type": "mistral"},
+        "vision_config": {"hidden_size": 1024},
+    }
+    assert hf_config.flattened(nested) == {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "hidden_size": 5120,
+        "model_type": "mistral",
+        "vision_config": {"hidden_size": 1024},
+    }
+    assert hf_config.flattened(QWEN25) == QWEN25
+    assert hf_config.flattened({"text_config": None, "a": 1}) == {"text_config": None, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("document", "overrides", "want"),
+    [
+        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 3, "c": 4}),
+        ({"text_config": {"a": 1}, "b": 2}, {"text_config": {"a": 5}}, {"a": 5, "b": 2}),
+        ({"text_config": {"a": 1}}, {"a": 5}, {"a": 5}),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_type": "default"}},
+            {"rope_parameters": {"rope_type": "default"}},
+        ),
+        ({"rope_scaling": {"factor": 2.0}}, {"rope_scaling": None}, {"rope_scaling": None}),
+    ],
+)
+def test_overrides_replace_fields(document: dict[str, Any], overrides: dict[str, Any], want: dict[str, Any]) -> None:
+    assert hf_config.overridden(document, overrides) == want
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "JSON object"), ("4", "JSON object")])
+def test_overrides_that_are_no_object_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hf_config.parsed_overrides(text)
+
+
+@pytest.mark.parametrize(
+    ("document", "usual", "most"),
+    [
+        (QWEN25, 32768, 32768),
+        ({}, 2048, 2048),
+        (QWEN25 | {"rope_scaling": YARN}, 131072, 131072),
+        # Qwen3's card, whose config leaves room for answers
+        (QWEN25 | {"max_position_embeddings": 40960, "rope_scaling": YARN}, 131072, 131072),
+        # DeepSeek's, whose positions count the factor already
+        (
+            {
+                "max_position_embeddings": 163840,
+                "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+            },
+            163840,
+            163840,
+        ),
+        (QWEN25 | {"rope_parameters": YARN, "rope_scaling": None}, 131072, 131072),
+        (QWEN25 | {"rope_scaling": {"type": "yarn", "factor": 2}}, 65536, 65536),
+        (QWEN25 | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 32768, 65536),
+        (QWEN25 | {"rope_scaling": {"type": "linear", "factor": 4.0}}, 32768, 131072),
+        (QWEN25 | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 32768, 32768),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", "factor": 32.0}}, 131072, 131072),
+    ],
+)
+def test_longest_sequence(document: dict[str, Any], usual: int, most: int) -> None:
+    assert hf_config.sequence_limits(document) == SequenceLimits(usual=usual, most=most)
+
+
+def test_positions_that_are_no_count_are_named() -> None:
+    with pytest.raises(ValueError, match="max_position_embeddings is 'many'"):
+        hf_config.sequence_limits({"max_position_embeddings": "many"})
