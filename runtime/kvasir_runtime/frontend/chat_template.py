@@ -19,6 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_RENDERED_CHARACTERS: Final = 64_000_000
 MAX_RENDER_S: Final = 10.0
 RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+_PROBE: Final = "kvasir"
+"""A message's text that no template writes by itself."""
 
 
 class TemplateError(ValueError):
@@ -87,6 +89,17 @@ class ChatTemplate:
         except Exception as error:  # a template can raise anything; it becomes the client's answer
             raise TemplateError(f"the model's chat template refused the messages: {error}") from error
         return "".join(parts)
+
+    def behind_answer(self) -> str:
+        """What the template writes behind the text of an assistant's last message, blanks before it left out; "" where
+        it shows no such message.
+        """
+        messages = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+        try:
+            rendered = self.render(messages, add_generation_prompt=False)
+        except TemplateError:
+            return ""
+        return rendered.rpartition(_PROBE)[2].lstrip() if rendered.count(_PROBE) > 1 else ""
 
 
 def opened(rendered: str, last: str) -> str:

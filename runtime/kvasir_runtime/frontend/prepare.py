@@ -171,7 +171,7 @@ def _sampling(body: Body, tokenizer: Tokenizer, num_drawn: int, grammar: Grammar
         max_tokens=1,
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
-        stop_token_ids=tuple(body.stop_token_ids),
+        stop_token_ids=_stop_token_ids(body, tokenizer),
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
         repetition_penalty=body.repetition_penalty,
@@ -182,6 +182,12 @@ def _sampling(body: Body, tokenizer: Tokenizer, num_drawn: int, grammar: Grammar
         prompt_logprobs=max(echoed, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
         grammar=grammar,
     )
+
+
+def _stop_token_ids(body: Body, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Those of the body; a chat also ends where its template ends a message, whatever the checkpoint's configs name."""
+    ends = () if not isinstance(body, ChatBody) or body.ignore_eos else (tokenizer.turn_end,)
+    return tuple(dict.fromkeys((*body.stop_token_ids, *(end for end in ends if end is not None))))
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

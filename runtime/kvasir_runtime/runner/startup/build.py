@@ -20,7 +20,7 @@ from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.models.config import read_eos_token_ids
+from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs
 from kvasir_runtime.runner.runner import ModelRunner
