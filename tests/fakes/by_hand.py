@@ -16,7 +16,8 @@ from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.layers.spec import parameter_shapes
-from kvasir_runtime.models.config import read_config, read_eos_token_ids
+from kvasir_runtime.models.config import read_config
+from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
 from kvasir_runtime.runner.runner import ModelRunner
@@ -43,12 +44,14 @@ def runner_of(
     cache_dtype: torch.dtype | None = None,
     device_stream: DeviceStream | None = None,
     new_capturer: Callable[[], GraphCapturer] | None = None,
+    hf_overrides: str = "",
+    longest: int = 0,
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads."""
-    config = read_config(folder)
+    config = read_config(folder, hf_overrides)
     family = family_of(config)
     spec = family.spec(config)
-    limit = config.max_position_embeddings
+    limit = longest or config.max_position_embeddings
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
         formats = weight_formats.formats(quantization, spec, shapes, places, {})

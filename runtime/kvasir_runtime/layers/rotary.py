@@ -14,26 +14,50 @@ from kvasir_runtime.layers.spec import RopeSpec
 def tables(rope: RopeSpec, head_dim: int, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin as `kernels.rope` takes them: each (num_positions, head_dim); sin is negative in its first half.
 
-    Angles are computed in float32, since position * frequency does not fit into 16 bits.
+    Angles are computed in float32, since position * frequency does not fit into 16 bits. Dimensions that do not turn
+    (`DecoderSpec.head_order`) have cos 1 and sin 0.
     """
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies(rope, head_dim))
-    scale = _attention_factor(rope)
-    cos, sin = angles.cos() * scale, angles.sin() * scale
+    turned = rope.rotary_dim or head_dim
+    angles = torch.outer(
+        torch.arange(num_positions, dtype=torch.float32), frequencies(rope, turned, num_positions=num_positions)
+    )
+    scale, fixed = _attention_factor(rope), (head_dim - turned) // 2
+    cos = torch.nn.functional.pad(angles.cos() * scale, (0, fixed), value=1.0)
+    sin = torch.nn.functional.pad(angles.sin() * scale, (0, fixed))
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
-def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions: (head_dim / 2,) float32."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+def frequencies(rope: RopeSpec, rotary_dim: int, *, num_positions: int) -> Tensor:
+    """Radians per position of each pair of dimensions: (rotary_dim / 2,) float32.
+
+    num_positions: longest sequence. dynamic and longrope depend on it; all sequences have the angles of the longest,
+    since keys in the cache belong to sequences of any length.
+    """
+    if rope.kind == "dynamic":
+        return _plain(_dynamic_base(rope, rotary_dim, num_positions), rotary_dim)
+    plain = _plain(rope.theta, rotary_dim)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
-        return _yarn(rope, plain, head_dim)
+        return _yarn(rope, plain, rotary_dim)
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.factors if num_positions > rope.original_max_position else rope.short_factors)
     if rope.kind == "factors":
         return plain / torch.tensor(rope.factors)
     return plain
+
+
+def _plain(base: float, rotary_dim: int) -> Tensor:
+    return 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
+
+
+def _dynamic_base(rope: RopeSpec, rotary_dim: int, num_positions: int) -> float:
+    """A larger base stretches long waves and leaves short ones (NTK-aware scaling)."""
+    longest = max(num_positions, rope.original_max_position)
+    stretch = rope.factor * longest / rope.original_max_position - (rope.factor - 1)
+    return rope.theta * stretch ** (rotary_dim / (rotary_dim - 2)) if rotary_dim > 2 else rope.theta
 
 
 def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
@@ -63,7 +87,7 @@ def _yarn(rope: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
 
 
 def _attention_factor(rope: RopeSpec) -> float:
-    if rope.kind != "yarn":
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor:
         return rope.attention_factor

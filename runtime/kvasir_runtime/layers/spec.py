@@ -8,15 +8,16 @@ from typing import Literal
 
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu"]
-RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """Rotary embedding: its base and how it is stretched. Fields that a kind does not use keep their defaults.
 
-    attention_factor multiplies cos and sin (yarn); 0 means that it follows from factor. factors: what divides the
-    frequency of each pair of dimensions (factors), as files store it that had the stretching worked out beforehand.
+    attention_factor multiplies cos and sin (yarn, longrope); 0 means that it follows from factor. factors: what divides
+    the frequency of each pair of dimensions (factors, longrope); short_factors: the same where no sequence is longer
+    than original_max_position (longrope). rotary_dim: the first so many dimensions of a head turn; 0 means all of them.
     """
 
     kind: RopeKind = "default"
@@ -30,6 +31,8 @@ class RopeSpec:
     truncate: bool = True
     original_max_position: int = 0
     factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    rotary_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,25 @@ class DecoderSpec:
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.windows)
+
+    @property
+    def head_order(self) -> tuple[int, ...]:
+        """Which dimension of a checkpoint's head each of ours is; () where they are the same.
+
+        Kernels turn dimension i with i + head_dim / 2. Where only the first rotary_dim turn, i with i + rotary_dim / 2,
+        both halves of those come to the beginning of ours. Scores do not change with the order of dimensions.
+        """
+        turned, dim = self.rope.rotary_dim, self.head_dim
+        if not turned:
+            return ()
+        fixed = (dim - turned) // 2
+        halves = (
+            range(turned // 2),
+            range(turned, turned + fixed),
+            range(turned // 2, turned),
+            range(turned + fixed, dim),
+        )
+        return tuple(index for part in halves for index in part)
 
     def experts_of(self, layer: int) -> ExpertsSpec | None:
         """The experts of a layer, None where it has one feed-forward layer."""

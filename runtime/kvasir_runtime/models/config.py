@@ -4,16 +4,15 @@ Called by the runner before anything is allocated. Unknown keys are ignored (eve
 some); known keys that would change the arithmetic and that no family here implements are refused.
 """
 
-import json
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kvasir_api import hf_config
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.layers.spec import RopeSpec
 from kvasir_runtime.models import quantization_config
 
 _MAX_FILE_BYTES = 16 * 2**20
@@ -41,8 +40,10 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     mscale_all_dim: Positive | None = None
     truncate: bool = True
     original_max_position_embeddings: Count | None = None
-    partial_rotary_factor: Positive = 1.0
+    partial_rotary_factor: Positive | None = None
     factors: tuple[Positive, ...] | None = None
+    short_factor: tuple[Positive, ...] | None = None
+    long_factor: tuple[Positive, ...] | None = None
     full_attention: "RopeConfig | None" = None
     sliding_attention: "RopeConfig | None" = None
 
@@ -59,6 +60,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_key_value_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     head_dim: Annotated[int, msgspec.Meta(ge=2, le=1024)] | None = None
     max_position_embeddings: Count = 2048
+    original_max_position_embeddings: Count | None = None
     rms_norm_eps: Positive = 1e-6
     hidden_act: str = "silu"
     tie_word_embeddings: bool | None = None
@@ -112,14 +114,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_key_value_heads or self.num_attention_heads
 
 
-class _Generation(msgspec.Struct, frozen=True, kw_only=True):
-    eos_token_id: int | tuple[int, ...] | None = None
+def read_config(model: Path, overrides: str = "") -> ModelConfig:
+    """config.json of a model directory, or the metadata of a GGUF file. Raises ModelError naming file and key.
 
-
-def read_config(model: Path) -> ModelConfig:
-    """config.json of a model directory, or the metadata of a GGUF file. Raises ModelError naming file and key."""
+    overrides: the option hf_overrides, fields that replace those of the file.
+    """
     path = model if gguf.is_gguf(model) else model / "config.json"
-    config = _converted(path) if gguf.is_gguf(model) else _decode(path, ModelConfig)
+    config = _converted(path, read_document(model, overrides))
     if config.quantization_config is not None and (why := quantization_config.refusal(config.quantization_config)):
         raise ModelError(
             f"{path}: {why} (quantization_config), which is not supported;"
@@ -143,91 +144,30 @@ def read_config(model: Path) -> ModelConfig:
     return config
 
 
-def read_document(model: Path) -> dict[str, Any]:
-    """The same as `read_config` reads, as it is written. Raises ValueError, or ModelError for a GGUF file."""
+def read_document(model: Path, overrides: str = "") -> dict[str, Any]:
+    """The same as `read_config` reads, untyped: flattened, and with overrides. Raises ModelError naming the file."""
     if gguf.is_gguf(model):
-        return gguf.config(gguf.read(model))
-    document = json.loads((model / "config.json").read_text())
-    if not isinstance(document, dict):
-        raise ValueError("config.json is not a JSON object")
-    return document
-
-
-def read_eos_token_ids(model: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Ids that end an answer: those of generation_config.json and of config.json, each once, in that order."""
-    path = model / "generation_config.json"
-    generation = _decode(path, _Generation) if path.exists() else _Generation()
-    ids: dict[int, None] = {}
-    for given in (generation.eos_token_id, config.eos_token_id):
-        ids |= dict.fromkeys((given,) if isinstance(given, int) else given or ())
-    return tuple(token for token in ids if 0 <= token < config.vocab_size)
-
-
-def rope_spec(config: ModelConfig) -> RopeSpec:
-    """The rotary embedding that a config requests. Raises ModelError for a kind that is not implemented."""
-    scaling = config.rope_parameters or config.rope_scaling or RopeConfig()
-    if scaling.full_attention or scaling.sliding_attention:
-        raise ModelError("config.json: rope_parameters for each kind of layer are not supported in this architecture")
-    return rope_of(config, scaling, config.rope_theta or 10_000.0)
-
-
-def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:
-    """The rotary embedding of one kind of layer. theta: where scaling names none. Raises ModelError as `rope_spec`."""
-    kind = scaling.rope_type or scaling.type or "default"
-    theta = scaling.rope_theta or theta
-    if (config.partial_rotary_factor or scaling.partial_rotary_factor) != 1.0:
-        raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
-    if kind == "default":
-        return RopeSpec(theta=theta)
-    if kind == "factors":
-        return RopeSpec(kind="factors", theta=theta, factors=_factors(config, scaling))
-    if kind not in ("linear", "llama3", "yarn"):
-        raise ModelError(f"config.json: rope type {kind} is not supported; expected default, linear, llama3 or yarn")
-    if scaling.factor is None:
-        raise ModelError(f"config.json: rope type {kind} needs a factor")
-    return RopeSpec(
-        kind=kind,  # type: ignore[arg-type]  # narrowed by the tuple above
-        theta=theta,
-        factor=scaling.factor,
-        low_freq_factor=scaling.low_freq_factor,
-        high_freq_factor=scaling.high_freq_factor,
-        beta_fast=scaling.beta_fast or 32.0,
-        beta_slow=scaling.beta_slow or 1.0,
-        attention_factor=_attention_factor(scaling),
-        truncate=scaling.truncate,
-        original_max_position=scaling.original_max_position_embeddings or config.max_position_embeddings,
-    )
-
-
-def _factors(config: ModelConfig, scaling: RopeConfig) -> tuple[float, ...]:
-    factors = scaling.factors or ()
-    if len(factors) != config.width_of_head // 2:
-        raise ModelError(
-            f"{len(factors)} rotary factors for heads of {config.width_of_head}, expected one for each pair"
-        )
-    return factors
-
-
-def _attention_factor(scaling: RopeConfig) -> float:
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    if scaling.mscale is None or scaling.mscale_all_dim is None or scaling.factor is None or scaling.factor <= 1:
-        return 0.0
-    grown = 0.1 * math.log(scaling.factor)
-    return (grown * scaling.mscale + 1) / (grown * scaling.mscale_all_dim + 1)
-
-
-def _converted(path: Path) -> ModelConfig:
+        document = gguf.config(gguf.read(model))
+    else:
+        document = decode_file(model / "config.json", dict[str, Any])
     try:
-        return msgspec.convert(gguf.config(gguf.read(path)), ModelConfig)
+        return hf_config.overridden(document, hf_config.parsed_overrides(overrides))
+    except ValueError as error:
+        raise ModelError(f"--hf-overrides: {error}") from error
+
+
+def _converted(path: Path, document: Mapping[str, Any]) -> ModelConfig:
+    try:
+        return msgspec.convert(document, ModelConfig)
     except msgspec.ValidationError as error:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _decode(path: Path, kind: type[_T]) -> _T:
+def decode_file(path: Path, kind: type[_T], *, limit_bytes: int = _MAX_FILE_BYTES) -> _T:
+    """A JSON file of a checkpoint as a typed value. Raises ModelError naming the file and what is wrong in it."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ModelError(f"{path} has more than {_MAX_FILE_BYTES} bytes")
+        if path.stat().st_size > limit_bytes:
+            raise ModelError(f"{path} has more than {limit_bytes} bytes")
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist; expected the directory of a Hugging Face checkpoint") from error

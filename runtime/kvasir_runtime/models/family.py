@@ -5,12 +5,13 @@ checkpoint stores the tensors. `registry` lists them; `weights` reads the names;
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import Activation, DecoderSpec, ExpertsSpec, Head, RopeSpec
-from kvasir_runtime.models.config import ModelConfig, rope_spec
+from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.rope import rope_spec
 
 GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
 _HEADS: Final[tuple[tuple[str, Head], ...]] = ((GENERATES, "vocabulary"), (CLASSIFIES, "labels"), (HEADLESS, "none"))
@@ -21,11 +22,15 @@ _GELU: Final = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one tensor of a checkpoint goes: rows first_row.. of one of ours, which merges a group of them."""
+    """Where one tensor of a checkpoint goes: rows first_row.. of one of ours, which merges a group of them.
+
+    head_order: of the rows of each head, as `DecoderSpec.head_order` says it; () where they stay as they are.
+    """
 
     tensor: str
     first_row: int
     shape: tuple[int, ...]
+    head_order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,13 @@ def usual_places(spec: DecoderSpec) -> dict[str, Place]:
     if spec.head_rows:
         name = "score.weight" if spec.head == "labels" else "lm_head.weight"
         places[name] = whole("head.weight", spec.head_rows, hidden)
-    return places
+    order = spec.head_order
+    return {name: replace(place, head_order=order) if _turns(name) else place for name, place in places.items()}
+
+
+def _turns(name: str) -> bool:
+    """Whether a tensor's rows are dimensions of heads that rotary embedding turns."""
+    return name.split(".")[-2] in ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
 def whole(tensor: str, *shape: int) -> Place:

@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
-from kvasir_runtime.models.config import ModelConfig, RopeConfig, rope_of
+from kvasir_runtime.models.config import ModelConfig, RopeConfig
 from kvasir_runtime.models.family import FULL, SLIDING, Family, Place, decoder_spec, usual_places, whole, windows_of
+from kvasir_runtime.models.rope import rope_of
 
 # What a config means that does not say, as the families' own code has it.
 _QUERY_SCALAR: Final = 256.0
@@ -30,7 +31,7 @@ def _gemma2(config: ModelConfig) -> DecoderSpec:
 def _gemma3(config: ModelConfig) -> DecoderSpec:
     given = config.rope_parameters or RopeConfig()
     if given.full_attention is None and given.sliding_attention is None:  # as older files have it
-        given = RopeConfig(full_attention=config.rope_parameters or config.rope_scaling)
+        given = RopeConfig(full_attention=config.rope_scaling or config.rope_parameters)
     full, local = given.full_attention or RopeConfig(), given.sliding_attention or RopeConfig()
     return replace(
         _spec(

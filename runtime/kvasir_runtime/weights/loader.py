@@ -150,7 +150,7 @@ def _checked(found: Iterable[CheckpointTensor], places: Mapping[str, Place]) -> 
         if stored.shape != place.shape:
             shapes = f"{list(stored.shape)}, expected {list(place.shape)}"
             raise ModelError(f"{stored.path}: tensor {stored.name} has shape {shapes}")
-        yield stored
+        yield stored.reordered(place.head_order) if place.head_order else stored
 
 
 def _more(names: list[str]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from fakes.checkpoints import Shape, config_json
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec, parameter_shapes
-from kvasir_runtime.models.config import read_config, read_eos_token_ids
+from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.registry import family_of
 
 
@@ -52,9 +52,7 @@ def compressed(**weights: Any) -> dict[str, Any]:
         ({"quantization_config": compressed(num_bits=4, type="int")}, "int of 4 bits by compressed-tensors"),
         ({"quantization_config": compressed(strategy="group")}, "scales by group"),
         ({"quantization_config": compressed(strategy="block", block_structure=[1, 64])}, r"by block \[1, 64\]"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope type linear needs a factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
 def test_refused_config_names_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -117,17 +115,6 @@ def test_families_declare_their_own_tensors(
     names = {name.removeprefix("layers.0.") for name in parameter_shapes(spec)}
     usual = {"attention_norm", "qkv.weight", "output.weight", "mlp_norm", "gate_up.weight", "down.weight"}
     assert names == usual | {"embedding", "norm", "head.weight"} | extra
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "wanted"),
-    [(None, 7, (7,)), ({"eos_token_id": [3, 7]}, 7, (3, 7)), ({}, [5, 6], (5, 6)), ({"eos_token_id": 10**6}, None, ())],
-)
-def test_eos_ids_come_from_both_files(tmp_path: Path, generation: Any, config: Any, wanted: tuple[int, ...]) -> None:
-    folder = folder_with(tmp_path, {"eos_token_id": config})
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    assert read_eos_token_ids(folder, read_config(folder)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -210,3 +197,22 @@ def test_refused_attention_of_gemma_names_the_key(
 )
 def test_checkpoints_in_fp8_are_taken(tmp_path: Path, quantization: dict[str, Any]) -> None:
     assert spec_of(folder_with(tmp_path, {"quantization_config": quantization})).num_layers == 4
+
+
+def test_a_text_model_inside_another_is_read(tmp_path: Path) -> None:
+    inner = config_json(Shape(hidden_size=128))
+    outer = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "text_config": inner, "hidden_size": 7}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    config = read_config(tmp_path)
+    assert (config.hidden_size, config.vocab_size, config.num_hidden_layers) == (128, 320, 2)
+
+
+def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = read_config(folder, json.dumps({"rope_scaling": yarn}))
+    assert family_of(config).spec(config).rope.kind == "yarn"
+    with pytest.raises(ModelError, match=r"--hf-overrides: .*JSON object"):
+        read_config(folder, "[]")
+    with pytest.raises(ModelError, match="hidden_size"):
+        read_config(folder, '{"hidden_size": "wide"}')

@@ -1,5 +1,6 @@
 """Greedy answers and logits equal those of transformers for every family, however the work is cut into steps."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Join, StepPlan
+from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
+from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.kernels.reference import REFERENCE
+from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import SamplingConfig
 
 VOCAB = 320
@@ -37,6 +42,16 @@ MODELS = {
     "qwen3-moe": Shape(
         family="qwen3_moe", head_dim=24, num_experts=16, top_k=4, extra={"mlp_only_layers": [1]}, seed=10
     ),
+}
+ROPES = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + pair / 8 for pair in range(8)],
+        "long_factor": [2.0 + pair for pair in range(8)],
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
 }
 ALL = pytest.mark.parametrize("name", MODELS)
 
@@ -63,8 +78,45 @@ def check(root: Path, name: str, *streams: Stream) -> None:
 @ALL
 @pytest.mark.parametrize("chunk", [1 << 30, 7])
 def test_logits_of_every_position_equal_the_oracle(root: Path, name: str, chunk: int) -> None:
+    check_logits(folder_of(root, name), runner_of(folder_of(root, name)), chunk)
+
+
+@pytest.mark.parametrize("kind", ROPES)
+@pytest.mark.parametrize("beside", [False, True])
+def test_sequences_beyond_max_position_embeddings_equal_the_oracle(tmp_path: Path, kind: str, beside: bool) -> None:
+    extra = {"rope_scaling": ROPES[kind]} | ({"rope_parameters": {"rope_type": "default"}} if beside else {})
+    checkpoints.write(tmp_path, Shape(max_position_embeddings=32, extra=extra, seed=20))
+    check_logits(tmp_path, runner_of(tmp_path, longest=61), 7)
+
+
+def test_overrides_of_the_config_reach_the_angles(tmp_path: Path) -> None:
+    stretched = checkpoints.write(tmp_path / "a", Shape(extra={"rope_scaling": ROPES["yarn"]}, seed=20))
+    plain = checkpoints.write(tmp_path / "b", Shape(seed=20))
+    check_logits(stretched, runner_of(plain, hf_overrides=json.dumps({"rope_scaling": ROPES["yarn"]})), 7)
+
+
+@pytest.mark.parametrize("ops", [CPU, cpu_ops()], ids=["torch", "whole-step"])
+def test_heads_that_turn_in_part_equal_phi_3(tmp_path: Path, ops: Ops) -> None:
+    """Phi-3 has Llama's layers with merged matrices, and turns a part of each head."""
+    shape = Shape(extra={"partial_rotary_factor": 0.5, "attention_bias": False}, seed=24)
+    folder = checkpoints.write(tmp_path, shape)
+    config = {name: value for name, value in checkpoints.config_json(shape).items() if name != "architectures"}
+    oracle = Phi3ForCausalLM(Phi3Config(**config | {"model_type": "phi3", "pad_token_id": 0})).eval()
+    weights = checkpoints.random_weights(shape)
+    for name in [name for name in weights if name.endswith(("q_proj.weight", "gate_proj.weight"))]:
+        parts = ("q", "k", "v") if "q_proj" in name else ("gate", "up")
+        first = parts[0]
+        merged = [weights.pop(name.replace(f"{first}_proj", f"{part}_proj")) for part in parts]
+        weights[name.replace(f"{first}_proj", "qkv_proj" if first == "q" else "gate_up_proj")] = torch.cat(merged)
+    oracle.load_state_dict(weights)
+    runner = runner_of(folder, ops=ops)
+    with torch.inference_mode():
+        check_logits(folder, runner, 7, oracle(torch.tensor([prompt(61)]), use_cache=False).logits[0])
+
+
+def check_logits(folder: Path, runner: ModelRunner, chunk: int, wanted: torch.Tensor | None = None) -> None:
+    """Of 61 tokens, computed in chunks, against wanted, or else the oracle's of the checkpoint in folder."""
     tokens = prompt(61)
-    runner = runner_of(folder_of(root, name))
     sampling = SamplingConfig(max_tokens=1, temperature=0.0)
     blocks = tuple(int(b) for b in np.random.default_rng(0).permutation(32)[:8])
     join = Join(
@@ -77,7 +129,7 @@ def test_logits_of_every_position_equal_the_oracle(root: Path, name: str, chunk:
             part = Chunk(row=1, start=start, num_tokens=min(chunk, 61 - start), samples=False)
             batch = replace(runner._rows.model_input([part]).batch, logit_rows=None)
             logits.append(runner._model.logits_of(runner._model.forward(batch, runner._cache)))
-    wanted = oracle_of(folder_of(root, name)).logits(tokens)
+    wanted = oracle_of(folder).logits(tokens) if wanted is None else wanted
     torch.testing.assert_close(torch.cat(logits), wanted, atol=1e-4, rtol=0)
 
 

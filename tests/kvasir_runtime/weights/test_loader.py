@@ -57,6 +57,20 @@ def test_groups_are_merged_in_order(tmp_path: Path, num_shards: int) -> None:
     assert [read for read, _ in reads] == sorted(read for read, _ in reads)
 
 
+def test_rows_of_heads_that_turn_in_part_are_put_in_the_kernels_order(tmp_path: Path) -> None:
+    """Of 4 dimensions 0 and 1 turn as a pair, so that they come to 0 and 2, and what does not turn to 1 and 3."""
+    weights = checkpoints.random_weights(SHAPE)
+    folder = folder_with(tmp_path, weights)
+    config = json.loads((folder / "config.json").read_text()) | {"partial_rotary_factor": 0.5}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors, layer = loaded(folder), "model.layers.0.self_attn."
+    for kind in ("weight", "bias"):
+        heads = [weights[f"{layer}{name}_proj.{kind}"] for name in "qk"]
+        turned = [rows.unflatten(0, (-1, 4))[:, [0, 2, 1, 3]].flatten(0, 1) for rows in heads]
+        wanted = torch.cat([*turned, weights[f"{layer}v_proj.{kind}"]])
+        assert torch.equal(tensors[f"layers.0.qkv.{kind}"], wanted)
+
+
 def test_experts_lie_one_below_the_other(tmp_path: Path) -> None:
     shape = Shape(family="mixtral", hidden_size=16, num_layers=1, head_dim=4, vocab_size=260, num_experts=3)
     weights, folder = checkpoints.random_weights(shape), checkpoints.write(tmp_path, shape, num_shards=2)

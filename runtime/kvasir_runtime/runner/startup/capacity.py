@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvasir_api import forecast
+from kvasir_api.hf_config import SequenceLimits
 from kvasir_runtime.errors import CapacityError, ModelError
 
 
@@ -93,16 +94,17 @@ def check_cache(tokens: int, token_bytes: int, weights_bytes: int, limit_bytes: 
         )
 
 
-def sequence_limit(wanted: int, positions: int) -> int:
+def sequence_limit(wanted: int, limits: SequenceLimits) -> int:
     """max_model_len: what was requested, or with 0 what the model was made for.
 
-    Raises ModelError when more is requested than the model has positions.
+    Raises ModelError when more is requested than the model has positions, stretched by its rotary scaling or not.
     """
-    if wanted > positions:
+    if wanted > limits.most:
         raise ModelError(
-            f"max_model_len {wanted} is more than the model's {positions} positions (max_position_embeddings)"
+            f"max_model_len {wanted} is more than the model's {limits.most} positions; if its model card names a rotary"
+            " scaling for more, give it as --hf-overrides '{\"rope_scaling\": {...}}'"
         )
-    return wanted or positions
+    return wanted or limits.usual
 
 
 def fitting_limit(limit: int, requested: int, capacity_tokens: int) -> int:

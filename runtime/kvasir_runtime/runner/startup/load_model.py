@@ -1,13 +1,14 @@
 """Loads the model of the options onto a device, after checks that it fits into memory. Called by `build`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
-from kvasir_api import forecast
+from kvasir_api import forecast, hf_config
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import CapacityError, StartError
 from kvasir_runtime.kernels import kv_quant
@@ -21,6 +22,9 @@ from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
 from kvasir_runtime.weights.loader import kinds as stored_kinds
 from kvasir_runtime.wire import Progress
+
+ETA_FRACTION: Final = 0.05
+ETA_AFTER_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,11 @@ def load_model(
     options: ServeOptions, folder: Path, device: torch.device, ops: Ops, on_progress: Callable[[Progress], None]
 ) -> LoadedModel:
     """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit."""
-    start = time.monotonic()
-    config = read_config(folder)
+    config = read_config(folder, options.hf_overrides)
     family = family_of(config)
     spec = family.spec(config)
-    limit = capacity.sequence_limit(options.max_model_len, config.max_position_embeddings)
+    document = read_document(folder, options.hf_overrides)
+    limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
     _check_batch_invariant(options, dtype, ops)
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
@@ -56,14 +60,14 @@ def load_model(
     weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
     _check_memory(weights_bytes, device, folder)
     if not options.kv_cache_tokens:
-        _check_forecast(options, folder, device, dtype, weights_bytes)
+        _check_forecast(options, document, device, dtype, weights_bytes)
     cache_dtype = placement.choose_cache_dtype(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
     )
     token_bytes = spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype))
     capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device))
     with torch.inference_mode():
-        on_read = _loading_progress(on_progress, start)
+        on_read = loading_progress(on_progress)
         tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize)
         model = Decoder(spec, ops, tensors, num_positions=limit)
     return LoadedModel(
@@ -106,12 +110,12 @@ def _limit_bytes(device: torch.device) -> int:
 
 
 def _check_forecast(
-    options: ServeOptions, folder: Path, device: torch.device, dtype: torch.dtype, weights_bytes: int
+    options: ServeOptions, document: Mapping[str, Any], device: torch.device, dtype: torch.dtype, weights_bytes: int
 ) -> None:
     """Reject by forecast before anything is read, unless it counts more weights than there are."""
     name = str(dtype).removeprefix("torch.")
     try:
-        model = forecast.shape(read_document(folder))
+        model = forecast.shape(document)
     except ValueError:
         return
     if model.weights_bytes(name, options.quantization) > weights_bytes:
@@ -128,20 +132,23 @@ def _check_forecast(
     )
 
 
-def _loading_progress(on_progress: Callable[[Progress], None], start: float) -> OnRead:
-    """Report bytes read as progress, at most every hundredth; the time left is computed from the speed so far."""
-    reported = -1
+def loading_progress(on_progress: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> OnRead:
+    """Report bytes read as progress, at most every hundredth; the time left from the speed of reading so far.
+
+    Before a twentieth was read for a second the speed means nothing: reading is still starting, or caches are warm.
+    """
+    reported, began_at, began_fraction = -1, 0.0, 0.0
 
     def on_read(read: int, total: int) -> None:
-        nonlocal reported
-        fraction = read / total if total else 1.0
+        nonlocal reported, began_at, began_fraction
+        fraction, now = read / total if total else 1.0, clock()
+        if reported < 0:
+            began_at, began_fraction = now, fraction
         if int(fraction * 100) > reported:
             reported = int(fraction * 100)
-            elapsed = time.monotonic() - start
-            on_progress(
-                Progress(
-                    phase="loading", progress_fraction=fraction, eta_s=elapsed * (1 - fraction) / max(fraction, 1e-9)
-                )
-            )
+            done, elapsed = fraction - began_fraction, now - began_at
+            known = done >= ETA_FRACTION and elapsed >= ETA_AFTER_S
+            eta_s = elapsed * (1 - fraction) / done if known else -1.0
+            on_progress(Progress(phase="loading", progress_fraction=fraction, eta_s=eta_s))
 
     return on_read

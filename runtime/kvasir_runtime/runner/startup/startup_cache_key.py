@@ -47,7 +47,8 @@ def _model(model: Path) -> str:
     """Of the checkpoint, which was loaded before: it raises nothing that loading does not."""
     digest = hashlib.sha256()
     if gguf.is_gguf(model):
-        files, headers = [model], [_beginning(model)]
+        files = [Path(part) for part in gguf.parts(str(model))]
+        headers = [_beginning(path) for path in files]
     else:
         files = safetensors_checkpoint.files(model)
         headers = [safetensors_checkpoint.header(path) for path in files]

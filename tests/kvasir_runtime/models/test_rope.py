@@ -1,0 +1,85 @@
+"""Which rotary embedding the many spellings of a config ask for."""
+
+import math
+from typing import Any
+
+import pytest
+
+from fakes.checkpoints import Shape, config_json
+from kvasir_runtime.errors import ModelError
+from kvasir_runtime.layers.spec import RopeSpec
+from kvasir_runtime.models import config as configs
+from kvasir_runtime.models.rope import rope_spec
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LONG = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+
+
+def spec_of(changes: dict[str, Any], tmp_path: Any) -> RopeSpec:
+    import json
+
+    (tmp_path / "config.json").write_text(json.dumps(config_json(Shape()) | changes))
+    return rope_spec(configs.read_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": YARN}, 5e5),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": YARN | {"rope_theta": 3e5}}, 3e5),
+        ({"rope_theta": 2e5, "rope_scaling": YARN, "rope_parameters": None}, 2e5),
+    ],
+)
+def test_rope_scaling_wins_and_the_base_comes_from_either(tmp_path: Any, changes: dict[str, Any], theta: float) -> None:
+    found = spec_of(changes, tmp_path)
+    assert (found.kind, found.factor, found.original_max_position, found.theta) == ("yarn", 4.0, 1024, theta)
+
+
+@pytest.mark.parametrize(
+    ("changes", "original", "factor"),
+    [
+        ({"rope_scaling": LONG, "original_max_position_embeddings": 512}, 512, 8.0),
+        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1024}}, 1024, 4.0),
+        ({"rope_scaling": LONG | {"factor": 2.0}, "original_max_position_embeddings": 512}, 512, 2.0),
+    ],
+)
+def test_longrope_stretches_from_the_original_positions(
+    tmp_path: Any, changes: dict[str, Any], original: int, factor: float
+) -> None:
+    found = spec_of(changes, tmp_path)
+    assert (found.kind, found.original_max_position, found.factor) == ("longrope", original, factor)
+    assert found.attention_factor == pytest.approx(math.sqrt(1 + math.log(factor) / math.log(original)))
+    assert (found.factors, found.short_factors) == ((4.0,) * 8, (1.0,) * 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rotary_dim"),
+    [
+        ({"partial_rotary_factor": 0.5}, 8),
+        ({"partial_rotary_factor": 1.0}, 0),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, 4),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}, "partial_rotary_factor": 0.5}, 4),
+    ],
+)
+def test_partial_rotary(tmp_path: Any, changes: dict[str, Any], rotary_dim: int) -> None:
+    assert spec_of(changes, tmp_path).rotary_dim == rotary_dim
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rope_scaling": {"rope_type": "spiral"}},
+            "rope type spiral is not supported; expected one of default, dynamic",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "rope type linear needs a factor"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope type dynamic needs a factor"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0]}}, "1 rotary factors .long_factor. for 16 dimensions"),
+        ({"rope_scaling": {"type": "longrope"}}, "0 rotary factors"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor gives 3 of 16 dimensions"),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor gives 32 of 16 dimensions"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(tmp_path: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        spec_of(changes, tmp_path)
