@@ -45,6 +45,19 @@ EXPERTS = {
     "w3": "ffn_up_exps",
     "w2": "ffn_down_exps",
 }
+BLOCKS = {
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+"""Types whose blocks are filled at random, and where their scales are."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(\w+)\.experts\.(\d+)\.(\w+)\.weight")
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 WHOLE = {
@@ -87,6 +100,49 @@ def write(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def split(path: Path, count: int, *, stem: str = "") -> list[Path]:
+    """The same model in several files, as gguf-split writes them: metadata in the first, tensors dealt out in order.
+
+    stem: of their names; that of the file without one. The file itself is removed.
+    """
+    reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
+    each = -(-len(reader.tensors) // count)
+    written = []
+    for number in range(count):
+        part = path.with_name(f"{stem or path.stem}-{number + 1:05d}-of-{count:05d}.gguf")
+        writer = gguf.GGUFWriter(part, arch)
+        if number == 0:
+            for key, field in reader.fields.items():
+                if not key.startswith("GGUF.") and key != "general.architecture":
+                    kinds = list(field.types)
+                    writer.add_key_value(key, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number * each : (number + 1) * each]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        written.append(part)
+    path.unlink()
+    return written
+
+
+def write_vocabulary(source: Path, path: Path) -> Path:
+    """A file with the tokenizer of a checkpoint and without a tensor, as llama.cpp keeps for tests of tokenizers."""
+    config = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in (_sizes(config, "llama") | _tokenizer(source, config)).items():
+        _add(writer, key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
     writer.close()
     return path
 
@@ -166,8 +222,7 @@ def random_blocks(kind: Any, rows: int, columns: int, seed: int = 0) -> NDArray[
     block, size = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(seed)
     blocks = generator.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
-    scale = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}.get(kind, (0,))
-    for at in scale:
+    for at in BLOCKS.get(kind.name, (0,)):
         small = generator.uniform(2e-5, 2e-4, (len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = small.view(np.uint8)
     return blocks.reshape(rows, -1)
@@ -178,7 +233,7 @@ def _add_tensor(writer: Any, name: str, rows: NDArray[np.float32], kind: Any) ->
         writer.add_tensor(name, rows)
     elif kind == Kind.F16:
         writer.add_tensor(name, rows.astype(np.float16))
-    elif kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
+    elif kind.name in BLOCKS:
         blocks = random_blocks(kind, rows.size // rows.shape[-1], rows.shape[-1], seed=len(name))
         writer.add_tensor(name, blocks.reshape(*rows.shape[:-1], -1), raw_dtype=kind)
     else:

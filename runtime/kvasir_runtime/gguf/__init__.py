@@ -1,7 +1,8 @@
 """llama.cpp's file format: the metadata of a file, without its weights. Imports no torch."""
 
 from kvasir_runtime.gguf.hf_config import config, end_tokens
-from kvasir_runtime.gguf.reader import SUFFIX, GgufFile, is_gguf, read
+from kvasir_runtime.gguf.reader import SUFFIX, GgufFile, is_gguf
+from kvasir_runtime.gguf.split_files import model_name, parts, read
 from kvasir_runtime.gguf.tensor_names import IGNORED, checkpoint_names, holds_experts, is_interleaved
 
 __all__ = [
@@ -14,5 +15,7 @@ __all__ = [
     "holds_experts",
     "is_gguf",
     "is_interleaved",
+    "model_name",
+    "parts",
     "read",
 ]

@@ -31,6 +31,8 @@ _DTYPES: Final = {"F32": "float32", "F16": "float16"}
 def config(file: GgufFile) -> dict[str, Any]:
     """The keys of a Hugging Face config.json. Raises ModelError for an architecture or a property not served here."""
     arch = file.text("general.architecture")
+    if not file.tensors:
+        raise ModelError(f"{file.path} holds a vocabulary alone and no weights: it can be tokenized with, not served")
     if arch not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{file.path}: architecture {arch or 'unnamed'} is not supported; supported are {known}")
@@ -82,8 +84,6 @@ def end_tokens(file: GgufFile) -> Iterator[int]:
 
 def _refuse(file: GgufFile, arch: str) -> None:
     """What would change the arithmetic and is not done here."""
-    if file.integer("split.count", 1) > 1:
-        raise ModelError(f"{file.path} is one of several parts; join them with llama.cpp's gguf-split --merge")
     if file.integer(f"{arch}.expert_count", 0) and arch in ("qwen2", "qwen3"):
         raise ModelError(f"{file.path}: experts in a file of the architecture {arch}")
     if "blk.0.attn_qkv.weight" in file.tensors:

@@ -10,7 +10,7 @@ import mmap
 import struct
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,25 +39,32 @@ KINDS: Final = {
     0: GgmlType(name="F32", block=1, num_bytes=4),
     1: GgmlType(name="F16", block=1, num_bytes=2),
     2: GgmlType(name="Q4_0", block=32, num_bytes=18),
+    3: GgmlType(name="Q4_1", block=32, num_bytes=20),
+    6: GgmlType(name="Q5_0", block=32, num_bytes=22),
+    7: GgmlType(name="Q5_1", block=32, num_bytes=24),
     8: GgmlType(name="Q8_0", block=32, num_bytes=34),
+    10: GgmlType(name="Q2_K", block=256, num_bytes=84),
+    11: GgmlType(name="Q3_K", block=256, num_bytes=110),
     12: GgmlType(name="Q4_K", block=256, num_bytes=144),
     13: GgmlType(name="Q5_K", block=256, num_bytes=176),
     14: GgmlType(name="Q6_K", block=256, num_bytes=210),
+    20: GgmlType(name="IQ4_NL", block=32, num_bytes=18),
+    23: GgmlType(name="IQ4_XS", block=256, num_bytes=136),
     30: GgmlType(name="BF16", block=1, num_bytes=2),
 }
 # What exists besides, so that a refusal can say its name.
 _OTHERS: Final = {
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One tensor. shape: rows first, as everywhere but in the file; start: its first byte in the file."""
+    """One tensor. shape: rows first, as everywhere but in the file; start: its first byte in the file at path."""
 
     name: str
+    path: Path
     shape: tuple[int, ...]
     kind: GgmlType
     start: int
@@ -114,7 +121,7 @@ class GgufFile:
             return None
         if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.num_bytes > MAX_NAME_BYTES:
             raise ModelError(f"{self.path}: tensor {name} is not a short list of F32")
-        with self.path.open("rb") as stream:
+        with entry.path.open("rb") as stream:
             stream.seek(entry.start)
             return struct.unpack(f"<{entry.shape[0]}f", stream.read(entry.num_bytes))
 
@@ -182,9 +189,7 @@ class _Reader:
                     f"{self._path} is truncated or damaged: tensor {entry.name} takes bytes {start:,} to"
                     f" {start + entry.num_bytes:,} of {self._size:,}"
                 )
-            placed[entry.name] = TensorEntry(
-                name=entry.name, shape=entry.shape, kind=entry.kind, start=start, num_bytes=entry.num_bytes
-            )
+            placed[entry.name] = replace(entry, start=start)
         return placed
 
     def _tensor(self) -> TensorEntry:
@@ -206,7 +211,8 @@ class _Reader:
         if not count or sizes[0] % kind.block:
             raise ModelError(f"{self._path}: tensor {name} of sizes {sizes} has no whole blocks of {kind.block}")
         num_bytes = count // kind.block * kind.num_bytes
-        return TensorEntry(name=name, shape=tuple(reversed(sizes)), kind=kind, start=start, num_bytes=num_bytes)
+        shape = tuple(reversed(sizes))
+        return TensorEntry(name=name, path=self._path, shape=shape, kind=kind, start=start, num_bytes=num_bytes)
 
     def _value(self, kind: int, key: str) -> Any:
         if kind in _SCALARS:

@@ -60,8 +60,8 @@ def encoder(file: GgufFile) -> Encoder:
     if len(types) != len(tokens):
         raise ModelError(f"{file.path}: {len(types)} types for {len(tokens)} tokens")
     try:
-        built = _byte_level(file, vocab) if kind == "gpt2" else _sentencepiece(file, tokens, vocab, types)
-        _add_tokens(built, tokens, types)
+        built = _byte_level(file, vocab) if kind == "gpt2" else _sentencepiece(file, tokens, types)
+        add_tokens(built, tokens, types)
     except ModelError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -102,11 +102,23 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Encoder:
     return built
 
 
-def _sentencepiece(file: GgufFile, tokens: list[str], vocab: dict[str, int], types: "array[Any]") -> Encoder:
+def _sentencepiece(file: GgufFile, tokens: list[str], types: "array[Any]") -> Encoder:
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise ModelError(f"{file.path}: {len(scores)} scores for {len(tokens)} tokens")
     unknown = file.integer("tokenizer.ggml.unknown_token_id", types.index(UNKNOWN) if UNKNOWN in types else -1)
+    blank = file.flag("tokenizer.ggml.add_space_prefix", True)
+    return byte_fallback_bpe(tokens, scores, types, unknown=unknown, blank=blank)
+
+
+def byte_fallback_bpe(
+    tokens: list[str], scores: "array[Any]", types: "array[Any]", *, unknown: int, blank: bool
+) -> Encoder:
+    """SentencePiece's BPE: pieces with scores and types, bytes for what they lack.
+
+    unknown: id of the unknown piece, -1 where there is none. blank: a text begins with one, which its answer lacks.
+    """
+    vocab = {piece: index for index, piece in enumerate(tokens)}
     built = Encoder(
         models.BPE(
             vocab=vocab,
@@ -116,10 +128,9 @@ def _sentencepiece(file: GgufFile, tokens: list[str], vocab: dict[str, int], typ
             byte_fallback=True,
         )
     )
-    prefixed = file.flag("tokenizer.ggml.add_space_prefix", True)
-    marks: list[normalizers.Normalizer] = [normalizers.Prepend(BLANK)] if prefixed else []
+    marks: list[normalizers.Normalizer] = [normalizers.Prepend(BLANK)] if blank else []
     built.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", BLANK)])
-    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    strip = [decoders.Strip(" ", 1, 0)] if blank else []
     built.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return built
 
@@ -137,7 +148,7 @@ def merges_of(vocab: dict[str, int], scores: "array[Any]", types: "array[Any]") 
     return [(piece[:cut], piece[cut:]) for *_, cut, piece in ranked]
 
 
-def _add_tokens(built: Encoder, tokens: list[str], types: "array[Any]") -> None:
+def add_tokens(built: Encoder, tokens: list[str], types: "array[Any]") -> None:
     """Pieces that are found in a text before anything else: control tokens, hidden in answers, and a user's own."""
     special = [
         AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == CONTROL

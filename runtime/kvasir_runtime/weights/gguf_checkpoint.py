@@ -33,19 +33,19 @@ def kinds(path: Path) -> dict[str, str]:
 
 def _tensors(file: gguf.GgufFile, head_dim: int) -> Iterator[CheckpointTensor]:
     arch = file.text("general.architecture")
-    for entry in sorted(file.tensors.values(), key=lambda entry: entry.start):
+    for entry in sorted(file.tensors.values(), key=lambda entry: (entry.path, entry.start)):
         if entry.name in gguf.IGNORED:
             continue
         names = _names(file, entry)
         if not names:
-            raise ModelError(f"{file.path}: unexpected tensor {entry.name}")
+            raise ModelError(f"{entry.path}: unexpected tensor {entry.name}")
         turned = gguf.is_interleaved(entry.name, arch)
         width = head_dim if turned else 0
         for name, part in zip(names, _parts(entry, len(names)), strict=True):
             yield CheckpointTensor(
                 name=name,
                 shape=part.shape,
-                path=file.path,
+                path=part.path,
                 start=part.start,
                 num_bytes=part.num_bytes,
                 decoded=functools.partial(_rows, part, width),

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.quantized import QuantFormat, QuantizedWeight, packed
 
+_IQ4_VALUES: Final = (
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0
+)  # fmt: skip
 _PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -24,7 +27,7 @@ def decoded(kind: str, raw: Tensor) -> Tensor:
 
 
 def kept(kind: str, raw: Tensor, rows: int) -> QuantizedWeight:
-    """Rows of Q8_0, Q4_0 or Q4_K in the format that holds the same numbers and scales: exactly what `decoded` gives."""
+    """Rows of Q8_0, Q4_0, Q4_1 or Q4_K in the format that holds the same numbers: exactly what `decoded` gives."""
     blocks = raw.view(-1, _BLOCKS[kind][0])
     if kind == "Q8_0":
         values, scales = blocks[:, 2:].view(torch.int8).reshape(rows, -1), _half(blocks, 0)
@@ -32,6 +35,8 @@ def kept(kind: str, raw: Tensor, rows: int) -> QuantizedWeight:
     if kind == "Q4_0":
         q, scales = _nibbles(blocks[:, 2:], 16), _half(blocks, 0)
         minima = 8 * scales
+    elif kind == "Q4_1":
+        q, scales, minima = _nibbles(blocks[:, 4:], 16), _half(blocks, 0), -_half(blocks, 2)
     else:
         q, (scales, minima) = _nibbles(blocks[:, 16:], 32), _scales(blocks)
     wide = kind == "Q4_K"
@@ -53,6 +58,54 @@ def _q4_0(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * (_nibbles(blocks[:, 2:], 16).view(-1, 32).float() - 8)
 
 
+def _q4_1(blocks: Tensor) -> Tensor:
+    """d, m float16, then as q4_0: d * q + m."""
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:], 16).view(-1, 32).float() + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    """d float16, 4 bytes of fifth bits, then as q4_0: d * (q - 16)."""
+    return _half(blocks, 0) * (_five_bits(blocks[:, 2:]) - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    """d, m float16, then as q5_0: d * q + m."""
+    return _half(blocks, 0) * _five_bits(blocks[:, 4:]) + _half(blocks, 2)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    """d float16, 16 bytes as in q4_0, but of places in a list of values: d * value."""
+    return _half(blocks, 0) * _listed(_nibbles(blocks[:, 2:], 16).view(-1, 32))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    """d float16, 8 scales of 6 bits (2 bytes of upper pairs of bits, 4 of lower halves), 128 bytes as in iq4_nl."""
+    high = (blocks[:, 2:4].unsqueeze(2) >> _shifts(0, 2, 4, 6, like=blocks).view(1, 1, 4)) & 3
+    low = (blocks[:, 4:8].unsqueeze(2) >> _shifts(0, 4, like=blocks).view(1, 1, 2)) & 15
+    scale = _half(blocks, 0) * ((low.view(-1, 8) | (high.view(-1, 8) << 4)).float() - 32)
+    return scale.unsqueeze(2) * _listed(_nibbles(blocks[:, 8:], 16).view(-1, 8, 32))
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    """16 bytes of a scale's and a minimum's 4 bits, 64 bytes of pairs of bits, d, dmin float16: as q4_k."""
+    scale = (_half(blocks, 80) * (blocks[:, :16] & 15).float()).unsqueeze(2)
+    minimum = (_half(blocks, 82) * (blocks[:, :16] >> 4).float()).unsqueeze(2)
+    return scale * _pairs_of_bits(blocks[:, 16:80]).float() - minimum
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """32 bytes of third bits, 64 of pairs of bits, 12 of scales, d float16: d * (scale - 32) * (q - 4).
+
+    12 bytes hold 16 numbers of 6 bits: the lower halves of 0-7, those of 8-15 above them, then pairs of upper bits.
+    """
+    low = (blocks[:, 96:104].unsqueeze(1) >> _shifts(0, 4, like=blocks).view(1, 2, 1)) & 15
+    high = (blocks[:, 104:108].unsqueeze(1) >> _shifts(0, 2, 4, 6, like=blocks).view(1, 4, 1)) & 3
+    scale = _half(blocks, 108) * ((low.view(-1, 16) | (high.view(-1, 16) << 4)).float() - 32)
+    third = (blocks[:, :32].unsqueeze(1) >> _shifts(*range(8), like=blocks).view(1, 8, 1)) & 1
+    q = (_pairs_of_bits(blocks[:, 32:96]) | (third.view(-1, 16, 16) << 2)).float() - 4
+    return scale.unsqueeze(2) * q
+
+
 def _q4_k(blocks: Tensor) -> Tensor:
     """d, dmin float16, 8 pairs of 6-bit scale and minimum, 128 bytes: d * scale * q - dmin * minimum."""
     scale, minimum = _scales(blocks)
@@ -64,15 +117,14 @@ def _q5_k(blocks: Tensor) -> Tensor:
     """As q4_k, with a fifth bit: bit j of byte i of 32 bytes belongs to value i of sub-block j."""
     scale, minimum = _scales(blocks)
     low = _nibbles(blocks[:, 48:], 32).view(-1, 8, 32)
-    high = (blocks[:, 16:48].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=blocks.device).view(1, 8, 1)) & 1
+    high = (blocks[:, 16:48].unsqueeze(1) >> _shifts(*range(8), like=blocks).view(1, 8, 1)) & 1
     return scale * (low | (high << 4)).float() - minimum
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
     """128 bytes of low halves, 64 of upper pairs of bits, 16 int8 scales, d float16: d * scale * (q - 32)."""
     low = _nibbles(blocks[:, :128], 64).view(-1, 8, 32)
-    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8, device=blocks.device).view(1, 1, 4, 1)
-    high = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3).view(-1, 8, 32)
+    high = _pairs_of_bits(blocks[:, 128:192]).view(-1, 8, 32)
     scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
     q = (low | (high << 4)).float() - 32
     return scale.unsqueeze(2) * q.view(-1, 16, 16)
@@ -85,8 +137,28 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 def _nibbles(packed: Tensor, run: int) -> Tensor:
     """Low halves of each run of bytes, then its high halves: (blocks, runs, 2, run) uint8."""
-    shifts = torch.tensor((0, 4), dtype=torch.uint8, device=packed.device).view(1, 1, 2, 1)
-    return (packed.reshape(packed.shape[0], -1, 1, run) >> shifts) & 15
+    return (packed.reshape(packed.shape[0], -1, 1, run) >> _shifts(0, 4, like=packed).view(1, 1, 2, 1)) & 15
+
+
+def _pairs_of_bits(packed: Tensor) -> Tensor:
+    """Of each run of 32 bytes the lowest pairs of bits, then the next: (blocks, 16, 16) uint8."""
+    shifts = _shifts(0, 2, 4, 6, like=packed).view(1, 1, 4, 1)
+    return ((packed.reshape(-1, 2, 1, 32) >> shifts) & 3).view(-1, 16, 16)
+
+
+def _five_bits(packed: Tensor) -> Tensor:
+    """4 bytes of fifth bits, one for each of the 32 values whose other four are in 16 bytes: (blocks, 32) float32."""
+    high = (packed[:, :4].unsqueeze(2) >> _shifts(*range(8), like=packed).view(1, 1, 8)) & 1
+    return (_nibbles(packed[:, 4:], 16).view(-1, 32) | (high.view(-1, 32) << 4)).float()
+
+
+def _listed(places: Tensor) -> Tensor:
+    """The values of IQ4 at these places, float32."""
+    return torch.tensor(_IQ4_VALUES, device=places.device)[places.int()]
+
+
+def _shifts(*amounts: int, like: Tensor) -> Tensor:
+    return torch.tensor(amounts, dtype=torch.uint8, device=like.device)
 
 
 def _scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,6 +175,13 @@ def _scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 _BLOCKS: Final[dict[str, tuple[int, Callable[[Tensor], Tensor]]]] = {
     "Q4_0": (18, _q4_0),
+    "Q4_1": (20, _q4_1),
+    "Q5_0": (22, _q5_0),
+    "Q5_1": (24, _q5_1),
+    "IQ4_NL": (18, _iq4_nl),
+    "IQ4_XS": (136, _iq4_xs),
+    "Q2_K": (84, _q2_k),
+    "Q3_K": (110, _q3_k),
     "Q8_0": (34, _q8_0),
     "Q4_K": (144, _q4_k),
     "Q5_K": (176, _q5_k),

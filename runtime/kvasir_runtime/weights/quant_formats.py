@@ -20,6 +20,7 @@ HEAD, TABLE = "head.weight", "embedding"
 KEPT: Final = {
     "Q8_0": QuantFormat(bits=8),
     "Q4_0": QuantFormat(bits=4),
+    "Q4_1": QuantFormat(bits=4),
     "Q4_K": QuantFormat(bits=4, wide=True),
     "e4m3": FP8,
     "e4m3 blocks": replace(FP8, group=128),
@@ -28,9 +29,9 @@ KEPT: Final = {
 LAYERS: Final = {"fp8": FP8, "int8": QuantFormat(bits=8), "int4": QuantFormat(bits=4)}
 """What the layers' matrices are quantized to while they are read."""
 ROUNDED: Final = QuantFormat(bits=8)
-"""What holds Q5_K and Q6_K, merged weights of several types, and e4m3 on processors. A number of 6 bits is off by about
-an eighth of its own step."""
-_SHORT: Final = frozenset({*KEPT, "Q5_K", "Q6_K"})
+"""What holds other types of GGUF files, merged weights of several types, and e4m3 on processors. A number of 6 bits is
+off by about an eighth of its own step."""
+_SHORT: Final = frozenset({*KEPT, "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "Q5_0", "Q5_1", "Q5_K", "Q6_K"})
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -16,7 +16,9 @@ from fakes.checkpoints import Shape
 from fakes.oracle import Oracle
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.errors import ModelError
+from kvasir_runtime.kernels.quantized import dequantized
 from kvasir_runtime.weights import gguf_checkpoint, gguf_dequant
+from kvasir_runtime.weights.quant_formats import KEPT
 from kvasir_runtime.wire import SamplingConfig
 
 WIDE = Shape(hidden_size=256, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=32, intermediate_size=512)
@@ -33,13 +35,17 @@ MODELS: dict[str, tuple[Shape, str, dict[str, str]]] = {
     "qwen2-q4_k_m": (replace(WIDE, family="qwen2", seed=7), "Q4_K", K_M),
     "qwen3-bf16": (Shape(family="qwen3", head_dim=24, seed=8), "BF16", {}),
     "qwen3-q6_k": (replace(WIDE, family="qwen3", seed=9), "Q6_K", {}),
+    "llama-q4_1": (Shape(seed=13), "Q4_1", {}),
+    "llama-q5_0": (Shape(seed=14), "Q5_0", {"ffn": "Q5_1"}),
+    "llama-q2_k": (replace(WIDE, seed=15), "Q2_K", {"attn_v": "Q3_K", "ffn_down": "Q3_K"}),
+    "qwen2-iq4": (replace(WIDE, family="qwen2", seed=16), "IQ4_XS", {"ffn_down": "IQ4_NL"}),
     "mixtral-q8_0": (Shape(family="mixtral", seed=10), "Q8_0", {}),
     "qwen2-moe-f16": (Shape(family="qwen2_moe", seed=11), "F16", {}),
     "qwen3-moe-q4_k_m": (replace(WIDE, family="qwen3_moe", expert_size=256, seed=12), "Q4_K", K_M | {"_inp": "F32"}),
 }
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"])
+@pytest.mark.parametrize("kind", [*ggufs.BLOCKS, "Q4_0", "Q8_0", "F16", "BF16", "F32"])
 def test_values_are_those_of_the_reference_to_the_last_bit(kind: str) -> None:
     raw = ggufs.random_blocks(ggufs.Kind[kind], 16, 512)
     if kind in ("F16", "BF16", "F32"):
@@ -48,6 +54,14 @@ def test_values_are_those_of_the_reference_to_the_last_bit(kind: str) -> None:
     wanted = torch.from_numpy(gguf.quants.dequantize(raw, ggufs.Kind[kind]).astype(np.float32))
     found = gguf_dequant.decoded(kind, torch.from_numpy(raw.reshape(-1).copy())).float().view(16, 512)
     assert torch.equal(found, wanted.view(16, 512))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KEPT if kind.startswith("Q")])
+def test_what_stays_in_its_format_is_worth_the_same(kind: str) -> None:
+    raw = torch.from_numpy(ggufs.random_blocks(ggufs.Kind[kind], 16, 512).reshape(-1).copy())
+    kept = gguf_dequant.kept(kind, raw, 16)
+    assert kept.format == KEPT[kind]
+    assert torch.equal(dequantized(kept), gguf_dequant.decoded(kind, raw).view(16, 512))
 
 
 def test_pairs_are_put_back_into_halves() -> None:
