@@ -14,18 +14,23 @@ from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
 
 # Weights as safetensors only: a pickled checkpoint is never fetched, let alone opened.
-HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model*")
+# The same weights once more, as their authors' own code has them, and those of other runtimes in directories.
+_HUB_UNUSED = ("consolidated*.safetensors", "*/*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
-def resolve(model: str) -> Path:
-    """The directory that holds the model's files, or the one GGUF file that is all of it, after a download if need be.
+def resolve(model: str, revision: str = "") -> Path:
+    """The directory that holds the model's files, or the first GGUF file of it, after a download if need be.
 
-    model: a directory, a file, a hub name such as `Qwen/Qwen3-0.6B`, or `ORG/NAME/FILE.gguf` on the hub. HF_HOME,
-    HF_TOKEN and HF_HUB_OFFLINE are honoured. Raises ModelError with one line when there is no such directory, file or
-    repository, or it may not be read.
+    model: a directory, a file, a hub name such as `Qwen/Qwen3-0.6B`, or `ORG/NAME/FILE.gguf` on the hub. revision: a
+    branch, tag or commit on the hub; its main branch without one. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.
+    Raises ModelError with one line when there is no such directory, file, repository or revision, or it may not be
+    read.
     """
     folder = Path(os.path.expanduser(model))  # noqa: PTH111 -- Path's own raises where the user is unknown
+    if model and revision and folder.exists():
+        raise ModelError(f"--revision {revision} is for models on the hub; {model} is on this machine")
     if model and folder.is_dir():
         return _lone_file(folder)
     if model and gguf.is_gguf(folder):
@@ -33,15 +38,15 @@ def resolve(model: str) -> Path:
     if model and folder.exists():
         raise ModelError(f"model {model} is a file; expected a .gguf, or the directory of a Hugging Face checkpoint")
     if is_hub_file(model):
-        return _download(*model.rsplit("/", 1))
+        return _download(*model.rsplit("/", 1), revision=revision)
     if not is_hub_name(model):
         raise ModelError(f"model directory {model} does not exist")
-    return _download(model)
+    return _download(model, revision=revision)
 
 
 def name_of(model: str) -> str:
     """The name of a model without a given one: the last part of a directory, a file or a hub name."""
-    return Path(model).expanduser().resolve().name.removesuffix(gguf.SUFFIX)
+    return gguf.model_name(Path(model).expanduser().resolve().name)
 
 
 def with_user_name(message: str, model: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -54,10 +59,11 @@ def with_user_name(message: str, model: str, environment: Mapping[str, str] = os
 
 
 def _lone_file(folder: Path) -> Path:
-    """A directory without a checkpoint means the one GGUF file that it holds. Raises ModelError for several."""
+    """A directory without a checkpoint means the one GGUF model that it holds. Raises ModelError for several."""
     if (folder / "config.json").exists():
         return folder
-    found = sorted(path for path in folder.glob(f"*{gguf.SUFFIX}") if path.is_file())
+    files = (path for path in folder.glob(f"*{gguf.SUFFIX}") if path.is_file())
+    found = sorted({Path(gguf.parts(str(path))[0]) for path in files})
     if len(found) > 1:
         raise ModelError(f"{folder} holds {len(found)} GGUF files; name one of them, for example {found[0]}")
     return found[0] if found else folder
@@ -76,14 +82,19 @@ def is_hub_file(model: str) -> bool:
     return named and file.lower().endswith(gguf.SUFFIX) and _HUB_NAME.fullmatch(file) is not None
 
 
-def _download(name: str, file: str = "") -> Path:
-    """A repository, or one file of it."""
+def _download(name: str, file: str = "", *, revision: str = "") -> Path:
+    """A repository, or one model of it in a file or several."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download  # 0.3 s that a directory never needs
 
     try:
         if file:
-            return Path(hf_hub_download(name, file))
-        return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
+            first, *_ = [Path(hf_hub_download(name, part, revision=revision or None)) for part in gguf.parts(file)]
+            return first
+        return Path(
+            snapshot_download(
+                name, revision=revision or None, allow_patterns=[*HUB_PATTERNS], ignore_patterns=[*_HUB_UNUSED]
+            )
+        )
     except errors.GatedRepoError as error:
         raise ModelError(f"model {name} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except errors.EntryNotFoundError as error:
@@ -92,6 +103,8 @@ def _download(name: str, file: str = "") -> Path:
             answered = isinstance(error.__cause__, errors.HfHubHTTPError)
             raise ModelError(_unfetched(name, error.__cause__) if answered else _unreachable(name)) from error
         raise ModelError(f"repository {name} on the hub has no {file}") from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"model {name} has no revision {revision} on the hub") from error
     except errors.RepositoryNotFoundError as error:
         reason = "is neither a directory nor a public repository on the hub; a private one needs HF_TOKEN"
         raise ModelError(f"model {name} {reason}") from error

@@ -90,6 +90,11 @@ def in_a_process(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
 
 
+def test_a_revision_is_for_models_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--revision v1 is for models on the hub"):
+        source.resolve(str(tmp_path), "v1")
+
+
 def test_hub_name_offline_is_found_in_the_cache_or_refused(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub/models--org--here/snapshots/abc"
     snapshot.mkdir(parents=True)

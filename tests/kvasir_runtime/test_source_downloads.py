@@ -12,18 +12,23 @@ from fakes import hub
 CODE = """
 from kvasir_runtime import errors, source
 try:
-    print(source.resolve("org/name"))
+    print(source.resolve("org/name", "REVISION"))
 except errors.ModelError as error:
     print(f"refused: {error}")
 """
 TOKEN = "hf_of_a_user"
 
 
-def fetched(found: hub.Hub, home: Path) -> str:
+def fetched(found: hub.Hub, home: Path, *, revision: str = "") -> str:
     """The line that came of it, in a process of its own: the library reads its environment when it is imported."""
     env = {**os.environ, **found.env(home), "HF_TOKEN": TOKEN}
     done = subprocess.run(
-        [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", CODE.replace("REVISION", revision)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -37,6 +42,16 @@ def test_a_download_that_is_cut_is_begun_again_and_whole(tmp_path):
         folder = Path(fetched(found, tmp_path))
         assert {name: (folder / name).read_bytes() for name in hub.FILES} == hub.FILES
         assert len([path for path in found.of("GET") if path.endswith("model.safetensors")]) == 2
+
+
+def test_only_what_is_used_is_fetched_of_the_revision(tmp_path):
+    unused = ("pytorch_model.bin", "consolidated.safetensors", "original/model.safetensors", "model.pth", "README.md")
+    used = {"tokenizer.json": b"{}", "tekken.json": b"{}", "tokenizer.model": b"m", "chat_template.jinja": b"t"}
+    with hub.serving() as found:
+        found.files = hub.FILES | used | dict.fromkeys(unused, b"unused")
+        folder = Path(fetched(found, tmp_path, revision="v1.0"))
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {*hub.FILES, *used}
+        assert any("/revision/v1.0" in path for path in found.of("GET"))
 
 
 @pytest.mark.parametrize(

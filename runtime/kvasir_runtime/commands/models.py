@@ -10,6 +10,7 @@ import click
 
 from kvasir_runtime import gguf
 from kvasir_runtime.server.banner import size
+from kvasir_runtime.tokenizer_files import files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,9 @@ def local_models(directories: tuple[str, ...], cache: Path) -> list[LocalModel]:
         for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
             if (folder / "config.json").is_file():
                 places.setdefault(folder, str(folder))
-        places |= {path: str(path) for path in sorted(root.rglob(f"*{gguf.SUFFIX}")) if gguf.is_gguf(path)}
+        for path in sorted(path for path in root.rglob(f"*{gguf.SUFFIX}") if gguf.is_gguf(path)):
+            if gguf.parts(str(path))[0] == str(path):
+                places[path] = str(path)
     return [described(name, folder) for folder, name in places.items()]
 
 
@@ -46,8 +49,8 @@ def described(name: str, folder: Path) -> LocalModel:
     from kvasir_runtime.models.registry import family_of
 
     architecture, problem = "?", ""
-    files = [folder] if gguf.is_gguf(folder) else folder.glob("*.safetensors")
-    weights = sum(path.stat().st_size for path in files if path.exists())
+    parts = map(Path, gguf.parts(str(folder))) if gguf.is_gguf(folder) else folder.glob("*.safetensors")
+    weights = sum(path.stat().st_size for path in parts if path.exists())
     try:
         config = read_config(folder)
         architecture = config.architectures[0]
@@ -56,8 +59,8 @@ def described(name: str, folder: Path) -> LocalModel:
             tokenizer.load(folder)
         elif not weights:
             problem = "no safetensors"
-        elif not (folder / "tokenizer.json").is_file():
-            problem = "no tokenizer.json"
+        else:
+            files.find(folder)
     except ModelError as error:
         problem = str(error)
     return LocalModel(name=name, folder=str(folder), architecture=architecture, weights_bytes=weights, problem=problem)

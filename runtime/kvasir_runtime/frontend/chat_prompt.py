@@ -49,7 +49,8 @@ def chat_prompt(body: ChatTurn, tokenizer: Tokenizer, reasoning: str) -> ChatPro
 
 
 def _check_tools(offered: Sequence[Tool], tokenizer: Tokenizer) -> None:
-    if offered and tokenizer.template is not None and "tools" not in tokenizer.template.switches:
+    template = tokenizer.template_for(offered)
+    if offered and template is not None and "tools" not in template.switches:
         message = "`tools` is not supported by this model: its chat template has no place for them."
         raise Refused(openai_errors.invalid(message, param="tools", code="unsupported_parameter"))
 
@@ -61,9 +62,10 @@ def _variables(body: ChatTurn, tokenizer: Tokenizer, reasoning: str) -> Mapping[
     """
     effort = getattr(body, "reasoning_effort", None)
     sent = body.chat_template_kwargs
-    if effort is None or tokenizer.template is None:
+    template = tokenizer.template_for(body.tools)
+    if effort is None or template is None:
         return sent
-    known = tokenizer.template.switches
+    known = template.switches
     if "reasoning_effort" in known and not (effort == "none" and reasoning != HARMONY):
         return {"reasoning_effort": effort, **sent}
     switch = next((name for name in THINKING if name in known), None)

@@ -9,28 +9,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer as Encoder
 
+from kvasir_api import hf_config
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.frontend import chat_template
+from kvasir_runtime.frontend import chat_template, template_sources
 from kvasir_runtime.frontend.chat_template import ChatTemplate, TemplateError
+from kvasir_runtime.frontend.template_sources import DEFAULT, TOOL_USE, USED
 from kvasir_runtime.gguf import vocabulary
+from kvasir_runtime.tokenizer_files import build
+from kvasir_runtime.tokenizer_files.byte_letters import BYTES_OF
+from kvasir_runtime.tokenizer_files.files import check_size
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-MAX_FILE_BYTES = 256 << 20
-
-
-def _bytes_of() -> dict[str, int]:
-    """GPT-2's spelling of bytes as characters: printable ones as themselves, the others from 256 on, in order."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-BYTES_OF: Final = _bytes_of()
 
 
 class PromptTooLong(ValueError):
@@ -43,12 +37,16 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """vocab_size: ids below it may be sent to the model. longest_token: in characters."""
+    """vocab_size: ids below it may be sent to the model. longest_token: in characters.
+
+    tool_template: of chats with tools, where the checkpoint has one of its own for them.
+    """
 
     encoder: Encoder
     template: ChatTemplate | None
     vocab_size: int
     longest_token: int
+    tool_template: ChatTemplate | None = None
 
     def encode(self, text: str, *, special: bool, limit: int) -> tuple[int, ...]:
         """Ids of a text; special adds what the tokenizer puts around it (a BOS).
@@ -97,12 +95,29 @@ class Tokenizer:
         }
 
     @functools.cached_property
+    def turn_end(self) -> int | None:
+        """The id that the chat template writes behind an assistant's message, None where that is no added token."""
+        behind = self.template.behind_answer() if self.template is not None else ""
+        found = {token.content: token_id for token_id, token in self.encoder.get_added_tokens_decoder().items()}
+        longest = max((content for content in found if content and behind.startswith(content)), key=len, default="")
+        return found[longest] if longest and found[longest] < self.vocab_size else None
+
+    @functools.cached_property
     def spelling(self) -> Literal["byte-level", "byte-fallback", "other"]:
         """How the vocabulary writes bytes, according to its decoder."""
         state = bytes(self.encoder.decoder.__getstate__()) if self.encoder.decoder is not None else b""
         if b'"ByteLevel"' in state:
             return "byte-level"
         return "byte-fallback" if b'"ByteFallback"' in state else "other"
+
+    def template_for(self, tools: Sequence[object] | None) -> ChatTemplate | None:
+        """The template of a chat with these tools, or with none."""
+        return self.tool_template if tools and self.tool_template is not None else self.template
+
+    @property
+    def template_text(self) -> str:
+        """The source of all templates, in which formats of calls and reasoning are recognised; "" without any."""
+        return "\n".join(one.source for one in (self.template, self.tool_template) if one is not None)
 
     def rendered(
         self,
@@ -113,9 +128,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt for chat messages as a text. Raises TemplateError."""
-        if self.template is None:
-            raise TemplateError("the model has no chat template; use /v1/completions")
-        return self.template.render(messages, variables, tools=tools, add_generation_prompt=add_generation_prompt)
+        template = self.template_for(tools)
+        if template is None:
+            raise TemplateError("the model has no chat template; use /v1/completions, or start with --chat-template")
+        return template.render(messages, variables, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def continued(
         self,
@@ -129,51 +145,53 @@ class Tokenizer:
         return chat_template.opened(rendered, str(messages[-1]["content"]))
 
 
-def load(folder: Path) -> Tokenizer:
-    """Read config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja, or what is in a GGUF file.
+def load(folder: Path, chat_template: str = "") -> Tokenizer:
+    """Read the tokenizer's files and templates of a directory, or what is in a GGUF file.
 
-    Raises ModelError.
+    chat_template: the option, in place of the checkpoint's. Raises ModelError.
     """
     if gguf.is_gguf(folder):
-        return _inside(gguf.read(folder))
-    config = read_json(folder / "config.json")
+        return _inside(gguf.read(folder), chat_template)
+    config = hf_config.flattened(read_json(folder / "config.json"))
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or vocab_size < 1:
         raise ModelError(f"{folder / 'config.json'}: vocab_size is {vocab_size!r}, not a count")
-    path = folder / "tokenizer.json"
-    _check_file(path)
-    try:
-        encoder = Encoder.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{path} is not a tokenizer: {one_line(error)}") from error
-    encoder.no_padding()
-    encoder.no_truncation()
+    encoder = build.encoder(folder)
     settings = read_json(folder / "tokenizer_config.json", missing_ok=True)
     specials = _special_tokens(read_json(folder / "special_tokens_map.json", missing_ok=True) | settings)
-    source = _template_source(folder, settings)
-    return _made(folder, encoder, source, specials, vocab_size)
+    sources = template_sources.chosen(template_sources.of_directory(folder, settings), chat_template)
+    return _made(folder, encoder, sources, specials, vocab_size)
 
 
-def _inside(file: gguf.GgufFile) -> Tokenizer:
-    source = file.text("tokenizer.chat_template") or None
-    vocab_size = int(gguf.config(file)["vocab_size"])
-    return _made(file.path, vocabulary.encoder(file), source, vocabulary.special_tokens(file), vocab_size)
+def _inside(file: gguf.GgufFile, chat_template: str) -> Tokenizer:
+    # A file with a vocabulary alone has no embedding to count.
+    vocab_size = int(gguf.config(file)["vocab_size"]) if file.tensors else len(file.texts("tokenizer.ggml.tokens"))
+    sources = template_sources.chosen(template_sources.of_gguf(file), chat_template)
+    return _made(file.path, vocabulary.encoder(file), sources, vocabulary.special_tokens(file), vocab_size)
 
 
-def _made(path: Path, encoder: Encoder, source: str | None, specials: dict[str, str], vocab_size: int) -> Tokenizer:
+def _made(
+    path: Path, encoder: Encoder, sources: Mapping[str, str], specials: dict[str, str], vocab_size: int
+) -> Tokenizer:
     try:
-        template = ChatTemplate(source, specials) if source is not None else None
+        made = {name: ChatTemplate(source, specials) for name, source in sources.items() if name in USED}
     except TemplateError as error:
         raise ModelError(f"{path}: {one_line(error)}") from error
     longest = max((len(token) for token in encoder.get_vocab()), default=1)
-    return Tokenizer(encoder=encoder, template=template, vocab_size=vocab_size, longest_token=max(1, longest))
+    return Tokenizer(
+        encoder=encoder,
+        template=made.get(DEFAULT),
+        tool_template=made.get(TOOL_USE),
+        vocab_size=vocab_size,
+        longest_token=max(1, longest),
+    )
 
 
 def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """A JSON object of a model's directory; {} where it may be missing. Raises ModelError."""
     if missing_ok and not path.exists():
         return {}
-    _check_file(path)
+    check_size(path)
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -188,15 +206,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _check_file(path: Path) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error}") from error
-    if not path.is_file() or size > MAX_FILE_BYTES:
-        raise ModelError(f"{path} is not a file of at most {MAX_FILE_BYTES} bytes")
-
-
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by name; a file gives each as a string or as an object with its content."""
     found = {}
@@ -207,23 +216,3 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             found[name] = value
     return found
-
-
-def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """A file of its own wins over the entry in the config; of several named templates the default one is taken."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        _check_file(path)
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path}: {one_line(error)}") from error
-    entry = settings.get("chat_template")
-    if entry is None:
-        entry = read_json(folder / "chat_template.json", missing_ok=True).get("chat_template")
-    if isinstance(entry, list):
-        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
-        entry = named.get("default")
-    if entry is None or isinstance(entry, str):
-        return entry
-    raise ModelError(f"{folder / 'tokenizer_config.json'}: chat_template is not a text")

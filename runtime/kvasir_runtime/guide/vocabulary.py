@@ -12,9 +12,9 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from kvasir_runtime import gguf
-from kvasir_runtime.gguf import vocabulary
 from kvasir_runtime.guide import grammars
 from kvasir_runtime.guide.errors import GrammarError
+from kvasir_runtime.tokenizer_files import build
 from kvasir_runtime.wire import Grammar
 
 
@@ -54,9 +54,9 @@ def load(folder: Path, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> Vo
 
 def _document(folder: Path) -> str:
     """The text of tokenizer.json."""
-    if gguf.is_gguf(folder):
-        return str(vocabulary.encoder(gguf.read(folder)).to_str())
-    return (folder / "tokenizer.json").read_text(encoding="utf-8")
+    if not gguf.is_gguf(folder) and (folder / "tokenizer.json").exists():
+        return (folder / "tokenizer.json").read_text(encoding="utf-8")
+    return str(build.encoder(folder).to_str())
 
 
 def _size(document: Mapping[str, Any], added: Sequence[Mapping[str, Any]]) -> int:

@@ -42,7 +42,7 @@ def test_directories_are_models_or_hold_them(tmp_path):
         ("config.json", '{"architectures": ["NoSuchModel"]}', "config.json"),
         ("config.json", "not JSON", "config.json"),
         ("model.safetensors", None, "no safetensors"),
-        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", None, "has no tokenizer"),
     ],
 )
 def test_the_reason_is_named(tmp_path, file, text, problem):

@@ -101,3 +101,24 @@ def test_damage_is_one_line_that_names_the_place(folder, file, content):
         tokenizer.load(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+LOOP = "{% for m in messages %}[{{ m.role }}] {{ m.content }}END{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        (LOOP.replace("END", "<|im_end|>\n"), "<|im_end|>"),
+        (LOOP.replace("END", " <|endoftext|>"), "<|endoftext|>"),
+        (LOOP.replace("END", "\n\n"), None),
+        (LOOP.replace("END", "{% if not loop.last %}<|im_end|>{% endif %}"), None),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}", None),
+        ("{{ raise_exception('no') }}", None),
+        (None, None),
+    ],
+)
+def test_the_end_of_an_answer_is_what_the_template_writes_behind_one(folder, template, want):
+    edit(folder, "tokenizer_config.json", chat_template=template)
+    found = tokenizer.load(folder)
+    assert found.turn_end == (None if want is None else found.encoder.token_to_id(want))
