@@ -85,8 +85,8 @@ class AsyncLLM:
         """Find the model and start the engine; its facts. Raises EngineError."""
         try:
             self._engine.begin()
-            folder = await asyncio.to_thread(source.resolve, self._options.model)
-            loaded = await asyncio.to_thread(tokenizer.load, folder)
+            folder = await asyncio.to_thread(source.resolve, self._options.model, self._options.revision)
+            loaded = await asyncio.to_thread(tokenizer.load, folder, self._options.chat_template)
             self.defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
             client = EngineClient(self._engine.address, on_progress=self._on_progress)
             self._client = client
@@ -129,6 +129,18 @@ class AsyncLLM:
         except Refused as refused:
             raise PromptError(f"prompt {number}: {refused.error.message}", refused.error.param) from refused
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._profile is not None and self._profile.tokenizer.template is not None
+
+    def prompt_text(self, body: Body, request: GenerationRequest) -> str | None:
+        """The text of a body's prompt; of a chat what the template made of it, None where the prompt is ids."""
+        assert self._profile is not None, "the session is not open"
+        if not request.chat:
+            return body["prompt"] if isinstance(body["prompt"], str) else None
+        return self._profile.tokenizer.decode(request.requests[0].prompt, special=True)
+
     async def checked(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests after their grammars were compiled once. Raises PromptError."""
         assert self._grammar_validator is not None, "the session is not open"
@@ -164,8 +176,7 @@ class AsyncLLM:
         """The same request of a chat, with reasoning apart from content if the model's format of it is known."""
         assert self._profile is not None, "the session is not open"
         loaded = self._profile.tokenizer
-        template = loaded.template.source if loaded.template is not None else ""
-        reasoning = parser_names(template, NONE, self._options.reasoning_parser).reasoning
+        reasoning = parser_names(loaded.template_text, NONE, self._options.reasoning_parser).reasoning
         prompt = loaded.decode(request.requests[0].prompt[-TAIL:], special=True)
         parser = ParserConfig(reasoning=reasoning.removeprefix(NONE), offered={}, prompt=prompt)
         return request if parser.idle else replace(request, parser=parser)

@@ -45,6 +45,7 @@ def output(
             for index, drawn in enumerate(best_choices(request, choices))
         ),
         prompt_logprobs=_of_prompt(request, choices[0], labels),
+        request_id=request.answer_id,
     )
 
 

@@ -7,9 +7,11 @@ PromptError, ValueError or EngineError with one line.
 import asyncio
 import atexit
 import queue
+import random
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
@@ -19,6 +21,7 @@ from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime.client.engine_process import ENGINE_COMMAND
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
+from kvasir_runtime.offline import vllm_options
 from kvasir_runtime.offline.async_llm import AsyncLLM, EngineError
 from kvasir_runtime.offline.outputs import EmbeddingOutput, Output
 from kvasir_runtime.offline.progress import ProgressBars
@@ -29,14 +32,16 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 _T = TypeVar("_T")
 
-OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace"})
+Params = SamplingParams | Sequence[SamplingParams] | None
+OPTIONS = frozenset({*RuntimeOptions.model_fields, "device", "trace", "revision", "chat_template"})
 
 
 class LLM:
     """A loaded model. Use it as a context manager, or call close(); the end of the program closes it as well.
 
     model: a directory with a Hugging Face checkpoint, a .gguf file, or a hub name. options: those of `kvasir serve`
-    that concern the engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5. progress:
+    that concern the engine, by their Python names, for example max_model_len=4096 or memory_fraction=0.5, or by those
+    that vLLM's class has for them. seed: from which prompts without a seed of their own draw, in their order. progress:
     show a bar while loading and generating; None shows one on a terminal. Raises ValueError for wrong options,
     EngineError when the model cannot be served.
     """
@@ -46,10 +51,12 @@ class LLM:
         model: str,
         *,
         progress: bool | None = None,
+        seed: int | None = None,
         engine_command: Sequence[str] = ENGINE_COMMAND,
         **options: Any,
     ) -> None:
         settings = _settings(model, options)
+        self._seeds = None if seed is None else random.Random(seed)
         self._bars = ProgressBars(progress)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-offline", daemon=True)
@@ -67,27 +74,42 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
         *,
         add_special_tokens: bool = True,
     ) -> list[Output]:
         """Continue one prompt or many, each a text or token ids; one Output per prompt, in their order.
 
-        All prompts are checked before the first is computed. Raises PromptError, EngineError.
+        sampling_params: of all prompts, or one for each. use_tqdm: False shows no bar. All prompts are checked before
+        the first is computed. Raises PromptError, EngineError.
         """
         body = {"add_special_tokens": add_special_tokens}
         bodies = [{**body, "prompt": prompt} for prompt in _prompts(prompts)]
-        return self._answers(bodies, params, chat=False)
+        return self._answers(bodies, sampling_params, chat=False, use_tqdm=use_tqdm)
 
     def chat(
-        self, messages: Messages | Sequence[Messages], params: SamplingParams | None = None, **template: Any
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template: Any,
     ) -> list[Output]:
         """Answer one conversation or many: messages as OpenAI's API takes them, {"role": ..., "content": ...}.
 
-        template: variables of the model's chat template, such as enable_thinking=False.
+        template: variables of the model's chat template, such as enable_thinking=False, like chat_template_kwargs.
         """
-        bodies = [{"messages": one, "chat_template_kwargs": template} for one in _conversations(messages)]
-        return self._answers(bodies, params, chat=True)
+        body: dict[str, Any] = {"chat_template_kwargs": {**(chat_template_kwargs or {}), **template}}
+        body |= {"tools": list(tools)} if tools else {}
+        if not add_generation_prompt or continue_final_message:
+            body |= {"add_generation_prompt": False, "continue_final_message": continue_final_message}
+        bodies = [{**body, "messages": one} for one in _conversations(messages)]
+        return self._answers(bodies, sampling_params, chat=True, use_tqdm=use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, add_special_tokens: bool = True
@@ -122,6 +144,11 @@ class LLM:
             raise EngineError("this LLM is closed")
         return self._run(self._llm.embeddings(_prompts(prompts), num_at_once=2 * self.facts.max_sequences))
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat() works."""
+        return self._llm.has_chat_template
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The defaults of the checkpoint's generation_config.json, for fields that a call's params do not set."""
         return SamplingParams(**self._llm.defaults)
@@ -147,22 +174,26 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answers(self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool) -> list[Output]:
+    def _answers(self, bodies: list[dict[str, Any]], params: Params, *, chat: bool, use_tqdm: bool) -> list[Output]:
         requests = self._requests(bodies, params, chat=chat)
         if not requests:
             return []
-        with self._bars.generating(len(requests)) as on_output:
-            return self._run(self._llm.answers(requests, on_output, num_at_once=2 * self.facts.max_sequences))
+        with self._bars.generating(len(requests), wanted=use_tqdm) as on_output:
+            outputs = self._run(self._llm.answers(requests, on_output, num_at_once=2 * self.facts.max_sequences))
+        texts = (self._llm.prompt_text(body, request) for body, request in zip(bodies, requests, strict=True))
+        return [replace(output, prompt=text) for output, text in zip(outputs, texts, strict=True)]
 
-    def _requests(
-        self, bodies: list[dict[str, Any]], params: SamplingParams | None, *, chat: bool
-    ) -> list[GenerationRequest]:
+    def _requests(self, bodies: list[dict[str, Any]], params: Params, *, chat: bool) -> list[GenerationRequest]:
         if self._closed:
             raise EngineError("this LLM is closed")
-        given = (params or SamplingParams()).fields(chat=chat)
-        requests = [
-            self._llm.request({**given, **body}, chat=chat, number=number) for number, body in enumerate(bodies)
-        ]
+        each = [params or SamplingParams()] * len(bodies) if not isinstance(params, Sequence) else params
+        if len(each) != len(bodies):
+            raise ValueError(f"{len(each)} sampling_params for {len(bodies)} prompts; give one, or one for each")
+        requests = []
+        for number, (body, one) in enumerate(zip(bodies, each, strict=True)):
+            drawn = {} if self._seeds is None else {"seed": self._seeds.getrandbits(62)}
+            fields = one.fields(chat=chat)
+            requests.append(self._llm.request({**drawn, **fields, **body}, chat=chat, number=number))
         return self._run(self._llm.checked(requests))
 
     def _single(self, body: dict[str, Any], params: SamplingParams | None, *, chat: bool) -> GenerationRequest:
@@ -205,7 +236,7 @@ def _cancel(future: "Future[Any]") -> None:
 
 def _settings(model: str, options: Mapping[str, Any]) -> ServeOptions:
     """Raises ValueError that names what is wrong."""
-    given = dict(options)
+    given = vllm_options.translated(options, str(model))
     if "memory_fraction" in given:
         given["memory_percent"] = round(given.pop("memory_fraction") * 100)
     if unknown := sorted(set(given) - OPTIONS):

@@ -54,6 +54,7 @@ class EmbeddingOutput:
 class Output:
     """One prompt with all its choices. cached_tokens of the prompt's ids were found in the prefix cache.
 
+    prompt: its text, of a chat what the template made of it; None where the prompt was ids.
     prompt_logprobs: one for each of the prompt's ids, None for the first; None altogether where not requested.
     """
 
@@ -61,6 +62,9 @@ class Output:
     cached_tokens: int
     outputs: tuple[Completion, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    prompt: str | None = None
+    request_id: str = ""
+    finished: bool = True
 
     @property
     def text(self) -> str:

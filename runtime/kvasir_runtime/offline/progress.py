@@ -41,11 +41,11 @@ class ProgressBars:
             yield show
 
     @contextmanager
-    def generating(self, num_prompts: int) -> Iterator[Callable[[Output], None]]:
-        """Yields the function that counts each complete output."""
+    def generating(self, num_prompts: int, *, wanted: bool = True) -> Iterator[Callable[[Output], None]]:
+        """Yields the function that counts each complete output. wanted: False shows no bar of these."""
         rate = TextColumn("{task.fields[tokens]:,} tokens")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), rate)
-        with self._progress(*columns) as bar:
+        with self._progress(*columns, wanted=wanted) as bar:
             task = bar.add_task("generating", total=num_prompts, tokens=0)
             tokens = 0
 
@@ -56,5 +56,6 @@ class ProgressBars:
 
             yield show
 
-    def _progress(self, *columns: ProgressColumn, transient: bool = False) -> Progress:
-        return Progress(*columns, console=Console(file=sys.stderr), transient=transient, disable=not self._shown)
+    def _progress(self, *columns: ProgressColumn, transient: bool = False, wanted: bool = True) -> Progress:
+        shown = self._shown and wanted
+        return Progress(*columns, console=Console(file=sys.stderr), transient=transient, disable=not shown)

@@ -277,3 +277,31 @@ def test_embeddings_come_in_the_order_of_prompts(llm):
     assert llm.embed([]) == []
     with pytest.raises(PromptError, match="2048"):
         llm.embed("word " * 5000)
+
+
+def test_a_program_for_vllm_runs():
+    options = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.5, "enable_prefix_caching": True}
+    with LLM(model=str(MODEL), enforce_eager=True, max_num_seqs=8, dtype="float", seed=3, **options) as made:
+        prompts = ["Hello, my name is", "The capital of France is"]
+        sampling_params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=8)
+        outputs = made.generate(prompts, sampling_params, use_tqdm=False)
+        assert [output.prompt for output in outputs] == prompts
+        assert all(output.finished and output.request_id for output in outputs)
+        each = [SamplingParams(temperature=0, max_tokens=number + 1) for number in range(2)]
+        lengths = [len(output.outputs[0].token_ids) for output in made.generate(prompts, sampling_params=each)]
+        assert lengths == [1, 2]
+        (ids,) = made.generate([{"prompt_token_ids": [5, 6]}], sampling_params)
+        assert ids.prompt is None
+        (chat,) = made.chat(QUESTION, sampling_params, chat_template_kwargs={})
+        assert "What is Kvasir?" in chat.prompt
+        with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
+            made.generate("x", each)
+
+
+def test_a_seed_of_the_class_repeats_what_was_drawn():
+    texts = []
+    for _ in range(2):
+        with LLM(str(MODEL), kv_cache_tokens=4096, device="cpu", dtype="float32", seed=7) as made:
+            texts.append([one.text for one in made.generate(["A", "A"], SamplingParams(max_tokens=12))])
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
