@@ -3,21 +3,68 @@
 A package that is not installed brings no subcommand, so the runtime image has `serve` and the operator image `operator`.
 """
 
-from collections.abc import Mapping
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import click
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from kvasir_api import __version__, options
+from kvasir_api import __version__, names, options
 
 GROUP = "kvasir.commands"
+NEAR: Final = 0.8
+"""Likeness, 0..1, from which on a name is suggested for one that does not exist."""
+_UNKNOWN: Final = (click.exceptions.NoSuchOption, click.exceptions.NoSuchCommand)
 Options = TypeVar("Options", bound=BaseModel)
 
 
-class Commands(click.Group):
+class PlainGroup(click.Group):
+    """Commands whose errors are one line each on standard error, in one style: `kvasir: what is wrong`."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As click's, but for how errors are written."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            click.echo(error_line(error), err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo(f"{names.REFUSAL_PREFIX}stopped", err=True)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def error_line(error: click.ClickException) -> str:
+    """What is wrong, in one line; for an option or a command that does not exist also what may be meant."""
+    said = " ".join((error.message if isinstance(error, _UNKNOWN) else error.format_message()).split()).rstrip(".")
+    if said[:1].isupper() and said[1:2].islower():
+        said = said[0].lower() + said[1:]
+    if isinstance(error, _UNKNOWN):
+        given = getattr(error, "option_name", "") or getattr(error, "command_name", "")
+        near = difflib.get_close_matches(given, error.possibilities or (), n=1, cutoff=NEAR)
+        said += f"; did you mean {near[0]}?" if near else ""
+    if isinstance(error, (*_UNKNOWN, click.MissingParameter)) and error.ctx is not None:
+        said += f" ({error.ctx.command_path} --help lists what there is)"
+    return names.REFUSAL_PREFIX + said
+
+
+class Commands(PlainGroup):
     """Subcommands loaded when they are asked for, so that `kvasir local` never imports torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

@@ -204,7 +204,7 @@ class Client:
         except TimeoutError as error:
             raise KubeError(f"{method} {path}: no answer within {REQUEST_TIMEOUT_S:g} s") from error
         except aiohttp.ClientError as error:
-            raise KubeError(f"{method} {path}: {error}") from error
+            raise KubeError(f"{method} {path}: {_reason(error)}") from error
         if response.status >= 400:
             raise _error(response.status, decoded, response.headers)
         return decoded
@@ -234,6 +234,14 @@ class Client:
             auth_settings=["BearerToken"],
         )
         return await self._api.call_api(*request, _request_timeout=timeout)
+
+
+def _reason(error: aiohttp.ClientError) -> str:
+    """What the network says; the library's own words name its settings of TLS."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return str(error) or type(error).__name__
+    cause = error.os_error
+    return f"{error.host}:{error.port} cannot be reached: {os.strerror(cause.errno) if cause.errno else cause}"
 
 
 def _decoded(content: bytes) -> Json:

@@ -1,7 +1,6 @@
 """`python -m kvasir_runtime COMMAND`: the runtime's part of the `kvasir` command, where that is not on the path."""
 
-import click
-
+from kvasir_api.command import PlainGroup
 from kvasir_runtime.commands.bench import bench
 from kvasir_runtime.commands.chat import chat
 from kvasir_runtime.commands.generate import generate
@@ -9,7 +8,7 @@ from kvasir_runtime.commands.models import models
 from kvasir_runtime.commands.plan import plan
 from kvasir_runtime.server.command import serve
 
-main = click.Group("kvasir", commands=[serve, generate, chat, bench, plan, models])
+main = PlainGroup("kvasir", commands=[serve, generate, chat, bench, plan, models])
 
 if __name__ == "__main__":
     main()

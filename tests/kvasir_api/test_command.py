@@ -41,6 +41,46 @@ def test_fraction_that_is_no_number_is_refused_in_a_line(value):
         command.Fraction().convert(value, None, None)
 
 
+@click.command("serve")
+@click.argument("model")
+@click.option("--max-model-len", type=click.IntRange(1))
+@click.option("--otlp-sample-percent")
+def _serve(**_values):
+    raise click.ClickException("The model cannot be found.\nIt is gone.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["serve", "m"], 1, "kvasir: the model cannot be found. It is gone"),
+        (["serve"], 2, "kvasir: missing argument 'MODEL' (kvasir serve --help lists what there is)"),
+        (
+            ["serve", "m", "--max-model-length", "5"],
+            2,
+            (
+                "kvasir: no such option '--max-model-length'; did you mean --max-model-len?"
+                " (kvasir serve --help lists what there is)"
+            ),
+        ),
+        (
+            ["serve", "m", "--tensor-parallel-size", "2"],
+            2,
+            "kvasir: no such option '--tensor-parallel-size' (kvasir serve --help lists what there is)",
+        ),
+        (
+            ["serve", "m", "--max-model-len", "0"],
+            2,
+            "kvasir: invalid value for '--max-model-len': 0 is not in the range x>=1",
+        ),
+        (["serv"], 2, "kvasir: no such command 'serv'; did you mean serve? (kvasir --help lists what there is)"),
+        (["xyz"], 2, "kvasir: no such command 'xyz' (kvasir --help lists what there is)"),
+    ],
+)
+def test_errors_of_all_commands_have_one_style(arguments, code, line):
+    result = CliRunner().invoke(command.PlainGroup("kvasir", commands=[_serve]), arguments)
+    assert (result.exit_code, result.stderr, result.stdout) == (code, line + "\n", "")
+
+
 class Numbers(OptionsBase):
     """Options of each number that a command may have."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fakes.api_process import ApiProcess, api_process
+from kvasir_runtime.commands.generate import CHAT_NOTE
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "operator/kvasir_local/demo/model"
@@ -59,12 +60,12 @@ def test_a_chat_from_standard_input_prints_only_answers(server):
 def test_a_chat_that_is_refused_says_why_and_fails(server):
     wrong = run("chat", "--url", url(server), key="wrong", said=QUESTION)
     assert wrong.returncode == 1
-    assert wrong.stderr.startswith("Error: 401: A valid API key is needed")
+    assert wrong.stderr.startswith("kvasir: 401: A valid API key is needed")
     other = run("chat", "--url", server.base_url, "--model", "nobody", said=f"{QUESTION}\n")
     assert other.returncode == 1
-    assert "error: 404: The model `nobody` does not exist here." in other.stderr
+    assert "kvasir: 404: The model `nobody` does not exist here." in other.stderr
     nobody = run("chat", "--url", "http://127.0.0.1:1", said=QUESTION)
-    assert re.match(r"Error: http://127.0.0.1:1/v1 cannot be reached: .*refused", nobody.stderr)
+    assert re.match(r"kvasir: http://127.0.0.1:1/v1 cannot be reached: .*refused", nobody.stderr)
     assert run("chat").returncode == 2
 
 
@@ -131,6 +132,10 @@ def test_bench_draws_and_says_what_fails(server):
     assert refused.returncode == 1
     assert "0 answered, 2 failed" in refused.stdout
     assert "first failure: HTTP 404" in refused.stdout
+    absent = run("bench", "--url", "http://127.0.0.1:1")
+    assert absent.stderr == (
+        "kvasir: http://127.0.0.1:1 lists no models: 127.0.0.1:1 cannot be reached: Connection refused\n"
+    )
     assert run("bench", "--url", url(server), key="wrong").stderr.endswith("/models answers 401\n")
     assert run("bench", "--url", "127.0.0.1:1").returncode == 2
 
@@ -141,13 +146,25 @@ def test_generate_prints_the_answer_of_a_local_model():
     document = json.loads(done.stdout)
     assert len(document["text"].split()) > 3
     assert document["finish_reason"] in {"stop", "length"}
+    assert CHAT_NOTE not in done.stderr
+
+
+def test_generate_on_a_chat_model_names_chat():
+    done = run("generate", MODEL, "Once", "--max-tokens", "2", "--max-model-len", "64", "--kv-cache-tokens", "64")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"note: {CHAT_NOTE}\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("./nowhere", "x"), 1, "Error: model directory ./nowhere does not exist\n"),
-        ((str(MODEL), "x", "--temperature", "9"), 2, "temperature: Input should be less than or equal to 2"),
+        (("./nowhere", "x"), 1, "kvasir: model directory ./nowhere does not exist\n"),
+        ((str(MODEL), "x", "--max-model-len", "-1"), 2, "'--max-model-len': -1 is not in the range 0<=x<=16777216"),
+        (
+            (str(MODEL), "x", "--temperature", "9"),
+            2,
+            "'--temperature': 9.0 is not in the range 0<=x<=2\n",
+        ),
     ],
 )
 def test_generate_fails_in_one_line(arguments, code, words):

@@ -98,7 +98,8 @@ def test_a_model_from_the_hub_is_fetched_and_the_seconds_are_told(model, tmp_pat
     files = {path.name: path.read_bytes() for path in model.iterdir()}
     with (
         hub.serving(files=files, held=True) as found,
-        api_process(Path("org/name"), env=found.env(tmp_path), wait="listening") as server,
+        # A log of records says at once that the ports are open, not only when the model was found.
+        api_process(Path("org/name"), "--log-format", "json", env=found.env(tmp_path), wait="listening") as server,
     ):
         server.until("weights asked for", lambda: any("model.safetensors" in path for path in found.of("GET")))
         asked = time.monotonic()
@@ -132,7 +133,7 @@ def test_a_missing_model_is_one_line_and_code_1(name, says):
         _assert_one_error(server.output(), says)
 
 
-@pytest.mark.parametrize(("incurable", "prefix"), [(True, REFUSAL_PREFIX), (False, "error: ")])
+@pytest.mark.parametrize(("incurable", "prefix"), [(True, REFUSAL_PREFIX), (False, "kvasir failed: ")])
 def test_an_engine_that_cannot_start_says_whether_a_retry_could_help(model, incurable, prefix):
     says = "weights are damaged: tensor x has no end"
     with api_process(model, faults={"fail": says, "incurable": incurable}, wait="nothing") as server:
@@ -141,7 +142,7 @@ def test_an_engine_that_cannot_start_says_whether_a_retry_could_help(model, incu
 
 
 def _assert_one_error(output: str, says: str) -> None:
-    errors = [line for line in output.splitlines() if line.startswith(("error: ", REFUSAL_PREFIX))]
+    errors = [line for line in output.splitlines() if line.startswith(("kvasir failed: ", REFUSAL_PREFIX))]
     assert len(errors) == 1, output
     assert says in errors[0]
     assert "Traceback" not in output

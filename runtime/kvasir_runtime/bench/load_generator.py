@@ -5,6 +5,7 @@ request ends in a RequestResult, within the time limit.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ async def run(
             except TimeoutError:
                 answered = RequestResult(error=f"not done within {target.timeout_s:g} s")
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                answered = RequestResult(error=str(error) or type(error).__name__)
+                answered = RequestResult(error=reason(error))
         on_answer(answered)
         return answered
 
@@ -62,6 +63,15 @@ async def run(
         started = time.perf_counter()
         answers = await asyncio.gather(*(one(request) for request in requests))
         return list(answers), time.perf_counter() - started
+
+
+def reason(error: Exception) -> str:
+    """Why a request failed, in words of the network's: the library's name its settings of TLS."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        why = os.strerror(cause.errno) if cause.errno else str(cause)
+        return f"{error.host}:{error.port} cannot be reached: {why}"
+    return str(error) or type(error).__name__
 
 
 async def models(target_url: str, api_key: str) -> list[str]:

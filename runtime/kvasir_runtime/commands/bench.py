@@ -195,7 +195,7 @@ async def _measure(
     except ServerError as error:
         raise click.UsageError(str(error)) from error
     except (aiohttp.ClientError, OSError, ValueError, msgspec.MsgspecError) as error:
-        raise click.ClickException(f"cannot list the models of {url}: {error}") from error
+        raise click.ClickException(f"{url} lists no models: {load_generator.reason(error)}") from error
     if not listed:
         raise click.ClickException(f"{url} lists no model; set --model")
     target = load_generator.TargetServer(

@@ -9,6 +9,8 @@ from typing import Any, TextIO
 
 import click
 
+from kvasir_api import names
+from kvasir_runtime.commands import engine_options
 from kvasir_runtime.commands.conversation import Conversation
 from kvasir_runtime.commands.openai_client import OpenAIClient, ServerError
 from kvasir_runtime.frontend.parsing.parts import Content, Reasoning
@@ -70,7 +72,7 @@ class Screen:
 
     def fail(self, text: str) -> None:
         """What went wrong; on standard error without a terminal."""
-        click.secho(f"error: {text}", fg="red", err=not self.interactive)
+        click.secho(f"{names.REFUSAL_PREFIX}{text}", fg="red", err=not self.interactive)
 
 
 def converse(conversation: Conversation, stream: Stream, params: dict[str, Any], screen: Screen) -> bool:
@@ -130,7 +132,9 @@ def closing(pieces: Iterator[Piece]) -> Iterator[Iterator[Piece]]:
             close()
 
 
-@click.command("chat", short_help="Chat in the terminal, with a local model or a server.")
+@click.command(
+    "chat", short_help="Chat in the terminal, with a local model or a server.", params=engine_options.options()
+)
 @click.argument("model", required=False)
 @click.option("--url", help="Talk to this OpenAI-compatible server instead of loading a model.", metavar="URL")
 @click.option("--model", "name", default="", help="With --url: the model's name there; default: the first it lists.")
@@ -138,7 +142,6 @@ def closing(pieces: Iterator[Piece]) -> Iterator[Iterator[Piece]]:
 @click.option("--system", default="", help="System message to begin with.", metavar="TEXT")
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens of an answer, at most.  [default: what fits]")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: 1]")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to compute.")
 def chat(
     model: str | None,
     url: str | None,
@@ -147,7 +150,7 @@ def chat(
     system: str,
     max_tokens: int | None,
     temperature: float | None,
-    device: str,
+    **engine: Any,
 ) -> None:
     """Chat with MODEL (a directory, a .gguf file or a hub name), or with a server: --url URL.
 
@@ -166,18 +169,18 @@ def chat(
     if screen.interactive:
         _remember_lines()
     with ExitStack() as stack:
-        stream, title = _local(model, device, stack) if model else _remote(str(url), name, api_key)
+        stream, title = _local(model, engine, stack) if model else _remote(str(url), name, api_key)
         screen.note(f"{title}; /help lists the commands")
         given = {key: value for key, value in params.items() if value is not None}
         good = converse(Conversation(system=system), stream, given, screen)
     raise SystemExit(0 if good else 1)
 
 
-def _local(model: str, device: str, stack: ExitStack) -> tuple[Stream, str]:
+def _local(model: str, engine: dict[str, Any], stack: ExitStack) -> tuple[Stream, str]:
     from kvasir_runtime import LLM, EngineError, PromptError, SamplingParams
 
     try:
-        llm = stack.enter_context(LLM(model, device=device))
+        llm = stack.enter_context(LLM(model, **engine_options.taken(model, engine)))
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -44,11 +44,14 @@ class Console:
             self._task = self._bar.add_task("starting", total=1.0)
             self._bar.start()
 
-    def listening(self, http: str, ops: str) -> None:
-        """The ports are open, long before the model is ready."""
+    def opened(self, http: str, ops: str) -> None:
+        """The ports are open, before the model was looked for; a person need not read that before it was found."""
         if self._form == "json":
             log.info("listening", extra={"http": http, "ops": ops})
-        elif self._bar is None:
+
+    def listening(self, http: str, ops: str) -> None:
+        """The model was found, and the ports are open, long before it is ready."""
+        if self._form != "json" and self._bar is None:
             self._say(f"listening on {http} for clients, {ops} for control")
 
     def show(self, phase: str, fraction: float, eta_s: float = -1.0, message: str = "") -> None:
@@ -91,7 +94,7 @@ class Console:
         if of_device:
             self._say(f"{names.REFUSAL_PREFIX}{message}")
         elif self._form != "json":
-            self._say(f"error: {message}")
+            self._say(f"kvasir failed: {message}")
         return names.EXIT_DEVICE if of_device else 1
 
     def refused(self, message: str) -> None:

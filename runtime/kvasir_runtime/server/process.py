@@ -61,7 +61,7 @@ class ServeProcess:
         """Serve until a signal or a failure; the exit code."""
         http, ops = self._listeners
         self._addresses = ports.address_of(http), ports.address_of(ops)
-        self._console.listening(*self._addresses)
+        self._console.opened(*self._addresses)
         servers = [listen.server(http_app(self._app_state)), listen.server(ops_app(self._app_state))]
         serving = [
             asyncio.create_task(server.serve(sockets=[listener]))
@@ -122,10 +122,11 @@ class ServeProcess:
         if app_state.api_keys.watched:
             self._tasks.append(asyncio.create_task(auth.watch(app_state.api_keys)))
         asked = time.monotonic()
-        folder = await asyncio.to_thread(source.resolve, self._options.model)
+        folder = await asyncio.to_thread(source.resolve, self._options.model, self._options.revision)
         found = time.monotonic()
+        console.listening(*self._addresses)
         defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
-        loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder))
+        loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder, self._options.chat_template))
         try:
             ready = await self._start_engine(folder, loading)
             loaded = await loading
@@ -141,7 +142,7 @@ class ServeProcess:
                 defaults=defaults,
                 ready=ready,
                 parsers=parser_names(
-                    loaded.template.source if loaded.template is not None else "",
+                    loaded.template_text,
                     self._options.tool_call_parser,
                     self._options.reasoning_parser,
                 ),

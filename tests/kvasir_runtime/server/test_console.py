@@ -102,6 +102,7 @@ def test_json_lines_carry_fields_and_exceptions(logged):
 
 def test_json_start_has_no_loose_lines(logged):
     console = Console("json")
+    console.opened("http://h:1", "http://h:2")
     console.listening("http://h:1", "http://h:2")
     console.show("loading", 0.5)
     console.ready(READY, START)
@@ -115,7 +116,7 @@ def test_json_start_has_no_loose_lines(logged):
 
 @pytest.mark.parametrize(
     ("message", "code", "line"),
-    [("broken", 1, "error: broken\n"), ("DeviceFault: Xid 79: x", 3, "kvasir: DeviceFault: Xid 79: x\n")],
+    [("broken", 1, "kvasir failed: broken\n"), ("DeviceFault: Xid 79: x", 3, "kvasir: DeviceFault: Xid 79: x\n")],
 )
 def test_a_failed_device_ends_with_a_code_of_its_own(message, code, line):
     stream = io.StringIO()
