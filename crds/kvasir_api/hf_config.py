@@ -16,7 +16,7 @@ _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceLimits:
-    """Tokens of the longest sequence: usual without an option, most where an option asks for more."""
+    """Tokens of the longest sequence: usual without an option, most where an option requests more."""
 
     usual: int
     most: int
@@ -60,8 +60,8 @@ def parsed_overrides(text: str) -> dict[str, Any]:
 def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
     """Of a flattened config. Raises ValueError where max_position_embeddings is no count.
 
-    With YaRN a model serves original_max_position_embeddings times the factor, as model cards say that ask for it,
-    whatever max_position_embeddings still says. With linear and dynamic scaling the file's max_position_embeddings may
+    With YaRN a model serves original_max_position_embeddings times the factor, as model cards describe it,
+    whatever max_position_embeddings is. With linear and dynamic scaling the file's max_position_embeddings may
     or may not count the factor, so more than it is computed only where it is asked for.
     """
     positions = document.get("max_position_embeddings", 2048)

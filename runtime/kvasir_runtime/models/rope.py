@@ -1,4 +1,4 @@
-"""Which rotary embedding a config asks for, as data that `layers.rotary` computes from.
+"""Which rotary embedding a config describes, as data that `layers.rotary` computes from.
 
 Called by families. Of the two places where configs keep it, rope_scaling wins, which is what model cards tell users to
 add; the base is taken from either.
@@ -16,7 +16,7 @@ _OLDER_NAMES: Final = {"su": "longrope"}
 
 
 def rope_spec(config: ModelConfig) -> RopeSpec:
-    """The rotary embedding that a config asks for. Raises ModelError for a kind that is not implemented."""
+    """The rotary embedding that a config describes. Raises ModelError for a kind that is not implemented."""
     newer = config.rope_parameters or RopeConfig()
     scaling = config.rope_scaling or newer
     if scaling.full_attention or scaling.sliding_attention:

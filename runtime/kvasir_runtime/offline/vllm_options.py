@@ -1,6 +1,6 @@
 """Options of vLLM's LLM class in terms of ours, so that a program written for it runs. Pure.
 
-An option means the same under another name, has no effect here, or may only have the value that asks for nothing. Those
+An option means the same under another name, has no effect here, or may only have the value that changes nothing. Those
 that have no effect are about how vLLM computes, not about what.
 """
 
@@ -51,7 +51,7 @@ _DTYPES: Final = {"half": "float16", "float": "float32"}
 
 
 def translated(options: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Our options. None means that an option is left out, as in vLLM. Raises ValueError for one that asks for more."""
+    """Our options. None means that an option is left out, as in vLLM. Raises ValueError for one that requests more."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         if value is None or name in WITHOUT_EFFECT:

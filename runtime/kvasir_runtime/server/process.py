@@ -141,11 +141,7 @@ class ServeProcess:
                 capabilities=capabilities(folder, self._options, ready, loaded),
                 defaults=defaults,
                 ready=ready,
-                parsers=parser_names(
-                    loaded.template_text,
-                    self._options.tool_call_parser,
-                    self._options.reasoning_parser,
-                ),
+                parsers=parser_names(loaded.template_text, given.tool_call_parser, given.reasoning_parser),
                 instance=app_state.instance,
             ),
             client=self._client,

@@ -25,7 +25,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentencePieceFile:
-    """What a file says. types: as GGUF numbers them too. charsmap: normalization of characters, compiled."""
+    """The fields of a file. types: as GGUF numbers them too. charsmap: normalization of characters, compiled."""
 
     pieces: list[str]
     scores: "array[float]"

@@ -390,24 +390,3 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it():
     served = ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer("nothing"), max_context=64)
     error = refused({"continue_final_message": True}, chat=True, served=served)
     assert (error.param, error.code) == ("messages", "chat_template_error")
-
-
-CHATML = ModelProfile(
-    names=("m",),
-    tokenizer=tiny_tokenizer.tokenizer("{% for m in messages %}{{ m.content }} </s>\n{% endfor %}"),
-    max_context=64,
-)
-
-
-@pytest.mark.parametrize(
-    ("fields", "chat", "want"),
-    [
-        ({}, True, (1,)),
-        ({"stop_token_ids": [5, 1]}, True, (5, 1)),
-        ({"stop_token_ids": [5], "ignore_eos": True}, True, (5,)),
-        ({}, False, ()),
-    ],
-)
-def test_a_chat_ends_where_its_template_ends_a_message(fields, chat, want):
-    """Fine-tunes whose configs name the base model's end only would run to max_tokens."""
-    assert job(fields, chat=chat, served=CHATML).requests[0].sampling.stop_token_ids == want

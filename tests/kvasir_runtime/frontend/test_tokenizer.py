@@ -6,10 +6,12 @@ import pytest
 
 from fakes import checkpoints, tiny_tokenizer
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.frontend import tokenizer
+from kvasir_runtime.frontend import prepare, tokenizer
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.tokenizer import PromptTooLong
 
 CHAT = [{"role": "user", "content": "hi"}]
+BODIES = {True: {"model": "m", "messages": CHAT}, False: {"model": "m", "prompt": "hi"}}
 
 
 @pytest.fixture
@@ -122,3 +124,29 @@ def test_the_end_of_an_answer_is_what_the_template_writes_behind_one(folder, tem
     edit(folder, "tokenizer_config.json", chat_template=template)
     found = tokenizer.load(folder)
     assert found.turn_end == (None if want is None else found.encoder.token_to_id(want))
+
+
+CHATML = ModelProfile(
+    names=("m",),
+    tokenizer=tiny_tokenizer.tokenizer("{% for m in messages %}{{ m.content }} </s>\n{% endfor %}"),
+    max_context=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "chat", "want"),
+    [
+        ({}, True, (1,)),
+        ({"stop_token_ids": [5, 1]}, True, (5, 1)),
+        ({"stop_token_ids": [5], "ignore_eos": True}, True, (5,)),
+        ({}, False, ()),
+    ],
+)
+def test_a_chat_ends_where_its_template_ends_a_message(fields, chat, want):
+    """Fine-tunes whose configs name the base model's end only would run to max_tokens."""
+    assert (
+        prepare.from_bytes(json.dumps(BODIES[chat] | fields).encode(), CHATML, chat=chat)
+        .requests[0]
+        .sampling.stop_token_ids
+        == want
+    )
