@@ -10,6 +10,9 @@ from typing import Any, Final, Literal
 
 from kvasir_api.hf_config import flattened, sequence_limits
 
+GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration")
+"""Endings of architectures with a head over the vocabulary."""
+
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
 """Of the float32 beside each int8 row of one token and head."""
@@ -115,7 +118,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     matrices += 3 * hidden * experts.layers * (experts.number * experts.size + experts.shared)
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared else 0))
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
-    generates = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ("ForCausalLM",))
+    architectures = config.get("architectures") or GENERATING
+    generates = any(str(name).endswith(GENERATING) for name in architectures)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
     return ModelShape(
         layers=layers,
@@ -168,6 +172,8 @@ def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
 
 def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
     value = config.get(field)
+    if value is None and default is None:
+        raise ValueError(f"config.json: {field} is missing")
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -210,11 +216,13 @@ def fit(
         left = min(left, cache_limit_bytes)
     kv_tokens = max(left // per_token, 0)
     enough = kv_tokens >= longest
-    process = f"process {gib(process_bytes)} + " if process_bytes else ""
-    numbers = (
-        f"{process}weights {gib(weights)} + activations {gib(activations)} + KV cache of one request of {longest} tokens "
-        f"{gib(longest * per_token)} against {gib(int(memory_bytes * memory_fraction))} usable of {gib(memory_bytes)}"
-    )
+    parts = {
+        "the process": process_bytes,
+        "the weights": weights,
+        "a step": activations,
+        f"the KV cache of one request of {longest:,} tokens": longest * per_token,
+    }
+    room = f"{readable(int(memory_bytes * memory_fraction))} of {readable(memory_bytes)} may be used"
     return MemoryFit(
         verdict="Fits" if enough else "TooSmall",
         weights_bytes=weights,
@@ -222,10 +230,21 @@ def fit(
         kv_bytes_per_token=per_token,
         kv_tokens=kv_tokens,
         concurrency=kv_tokens / longest,
-        message=numbers,
+        message=f"{sum_of(parts)}; {room}",
     )
 
 
-def gib(size: int) -> str:
-    """Bytes as GiB with two decimals."""
-    return f"{size / 2**30:.2f} GiB"
+def sum_of(parts: Mapping[str, int]) -> str:
+    """What takes memory, in bytes, as a sentence without its end: "the weights (15.00 GiB) and a step (20 MiB) take 15.02 GiB".
+
+    What takes none is left out.
+    """
+    *most, last = [f"{name} ({readable(size)})" for name, size in parts.items() if size]
+    return f"{', '.join(most)} and {last} take {readable(sum(parts.values()))}" if most else last
+
+
+def readable(size: int) -> str:
+    """Bytes in GiB with two decimals, below a tenth of one in MiB or KiB."""
+    if size >= 2**30 / 10:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

@@ -4,6 +4,7 @@ Written by `kvasir plan --facts` in a pod without accelerator, as the pod's last
 see the model itself. Pure; the arithmetic is forecast.py's, which the runtime uses too.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
@@ -26,7 +27,8 @@ Compute = Literal["cpu", "cuda"]
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a model. supported: the runtime that read it has this architecture.
 
-    cpu_dtype: type that --dtype auto comes to on the processor of the node where it was read.
+    cpu_dtype: type that --dtype auto comes to on the processor of the node where it was read. overrides: a digest of the
+    option hfOverrides that it was read with, see `overrides_digest`.
     """
 
     schema: int = SCHEMA
@@ -34,6 +36,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     supported: bool
     cpu_dtype: str
     shape: forecast.ModelShape
+    overrides: str = ""
+
+
+def overrides_digest(hf_overrides: str) -> str:
+    """Of the option, "" where it is not set: facts of a config with other fields are those of another model."""
+    return hashlib.sha256(hf_overrides.encode()).hexdigest()[:8] if hf_overrides else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +197,6 @@ def _of_a_fixed_cache(shape: forecast.ModelShape, options: RuntimeOptions, dtype
         weights_bytes=weights,
         kv_tokens=tokens,
         requests=tokens // longest,
-        message=f"weights {forecast.gib(weights)} + KV cache of {tokens} tokens {forecast.gib(cache)} against "
-        f"{forecast.gib(memory_bytes)}",
+        message=f"{forecast.sum_of({'the weights': weights, f'a KV cache of {tokens:,} tokens': cache})}; "
+        f"there are {forecast.readable(memory_bytes)}",
     )

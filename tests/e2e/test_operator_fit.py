@@ -45,7 +45,9 @@ async def test_a_model_that_is_too_small_for_its_class_gets_no_replica_until_ano
     mark = rig.audit_mark()
     await rig.apply(resources={"accelerator": {"count": 1, "classes": [small]}})
     stalled = await rig.until_condition("Stalled", reason="TooSmall")
-    assert stalled["message"].startswith(f"spec.resources.accelerator.classes: {small} is too small: weights 14.96 GiB")
+    assert stalled["message"].startswith(
+        f"spec.resources.accelerator.classes: {small} is too small: the weights (14.96 GiB)"
+    )
     assert await rig.events("TooSmall") == [stalled["message"]]
 
     async def alone():

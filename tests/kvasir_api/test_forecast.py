@@ -131,7 +131,7 @@ def test_verdict_follows_memory(gib: int, verdict: str) -> None:
         max_batch_tokens=8192,
     )
     assert fit.verdict == verdict
-    assert "weights 14.96 GiB" in fit.message
+    assert "the weights (14.96 GiB)" in fit.message
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,15 @@ def test_senseless_field_is_named(field: str, value: object) -> None:
 def test_senseless_field_of_experts_is_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         forecast.shape({**QWEN3_MOE_30B, field: value})
+
+
+@pytest.mark.parametrize(
+    ("parts", "want"),
+    [
+        ({"a": 3 << 30, "b": 1 << 29, "c": 5 << 20}, "a (3.00 GiB), b (0.50 GiB) and c (5 MiB) take 3.50 GiB"),
+        ({"a": 3 << 30, "b": 0, "c": 2048}, "a (3.00 GiB) and c (2 KiB) take 3.00 GiB"),
+        ({"a": 3 << 30, "b": 0}, "a (3.00 GiB)"),
+    ],
+)
+def test_what_takes_memory_is_a_sentence(parts: dict[str, int], want: str) -> None:
+    assert forecast.sum_of(parts) == want

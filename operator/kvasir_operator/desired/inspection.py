@@ -10,7 +10,7 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
-from kvasir_api.inspection import MAX_BYTES, Prediction, decode
+from kvasir_api.inspection import MAX_BYTES, Prediction, decode, overrides_digest
 from kvasir_api.status import ModelStatus
 from kvasir_kube.kinds import Json
 from kvasir_operator.desired.fit import inspected
@@ -61,7 +61,7 @@ def inspection_plan(
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     if not inspected(spec):
         return InspectionPlan(delete=everything)
-    if known is not None and known.uri != spec.model.uri:
+    if known is not None and (known.uri != spec.model.uri or _of_other_overrides(seen, known)):
         known = None
     if known is not None and not _to_be_looked_at_again(known, resolved.placement.forecast, now):
         return InspectionPlan(found=known, delete=everything)
@@ -87,8 +87,17 @@ def refused(seen: Observed, why: str, time: str) -> ModelStatus:
 
 def pod_name(seen: Observed) -> str:
     """One name for one model of one service, so that there are never two such pods."""
-    digest = hashlib.sha256(seen.spec.model.uri.encode()).hexdigest()[:8]
+    described = seen.spec.model.uri + seen.spec.runtime.hf_overrides
+    digest = hashlib.sha256(described.encode()).hexdigest()[:8]
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
+
+
+def _of_other_overrides(seen: Observed, known: ModelStatus) -> bool:
+    """Whether facts were read with other fields in place of the config's."""
+    try:
+        return bool(known.facts) and decode(known.facts).overrides != overrides_digest(seen.spec.runtime.hf_overrides)
+    except ValueError:
+        return False
 
 
 def _to_be_looked_at_again(known: ModelStatus, judged: Prediction | None, now: float) -> bool:

@@ -64,7 +64,7 @@ def fit_report(
     """shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
-    shape = forecast.shape(config)
+    shape = _shape(config)
     dtype = host_resources.dtype(options.dtype, shape.dtype, device)
     architecture = _architecture(config)
     longest = options.max_model_len or shape.max_positions
@@ -200,17 +200,34 @@ def _from_hub(model: str) -> Path:
         raise ValueError(f"config.json of {model} cannot be had: {str(error).splitlines()[0]}") from error
 
 
-def facts(config: dict[str, Any]) -> inspection.ModelFacts:
-    """The facts for the operator's own forecast. Raises ValueError that names what is wrong with config.json."""
+def facts(config: dict[str, Any], hf_overrides: str = "") -> inspection.ModelFacts:
+    """The facts for the operator's own forecast. config: with the overrides in it.
+
+    Raises ValueError that names what is wrong with config.json.
+    """
     from kvasir_runtime.models.registry import FAMILIES
 
-    shape, architecture = forecast.shape(config), _architecture(config)
+    shape, architecture = _shape(config), _architecture(config)
     return inspection.ModelFacts(
         architecture=architecture[:MAX_ARCHITECTURE],
         supported=any(architecture in family.architectures for family in FAMILIES),
         cpu_dtype=host_resources.dtype("auto", shape.dtype, "cpu"),
         shape=shape,
+        overrides=inspection.overrides_digest(hf_overrides),
     )
+
+
+def _shape(config: dict[str, Any]) -> forecast.ModelShape:
+    """Raises ValueError; of an architecture that is not served it says that, not which of its fields is missing."""
+    from kvasir_runtime.models.registry import FAMILIES
+
+    try:
+        return forecast.shape(config)
+    except ValueError as error:
+        known, architecture = {name for family in FAMILIES for name in family.architectures}, _architecture(config)
+        if architecture in known or "architectures" not in config:
+            raise
+        raise ValueError(f"architecture {architecture} is not supported, and {error}") from error
 
 
 def _architecture(config: dict[str, Any]) -> str:
@@ -236,10 +253,10 @@ def _plan(
       kvasir plan ./model --max-model-len 8192 --json
     """
     try:
-        config = read_config(model)
-        config = hf_config.overridden(config, hf_config.parsed_overrides(values["hf_overrides"]))
+        document = read_config(model)
+        config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
         if facts_to:
-            _write(inspection.encode(facts(config)), facts_to)
+            _write(inspection.encode(facts(config, values["hf_overrides"])), facts_to)
             return
         where = device or host_resources.device()
         if where == "cuda" and memory is None:
@@ -254,6 +271,8 @@ def _plan(
         document = {**asdict(report), "fitting_context": report.fitting_context}
         click.echo(json.dumps(document, indent=2))
     else:
+        if note := hf_config.text_part(document):
+            click.echo(f"note: {note}", err=True)
         click.echo(table(report))
     raise SystemExit(0 if report.fit.verdict == "Fits" and report.supported else 1)
 

@@ -82,6 +82,13 @@ def test_no_pod_is_made_where_none_is_needed(seen):
     assert (found.create, found.waiting, found.delete) == (None, "", (left,))
 
 
+def test_other_overrides_are_another_model_to_look_at():
+    given = '{"max_position_embeddings": 8192}'
+    made = step(world(model=READ, runtime={"hfOverrides": given})).create
+    assert made["spec"]["containers"][0]["args"][-2:] == ["--hf-overrides", given]
+    assert made["metadata"]["name"] != pod_name(world())
+
+
 def test_nothing_is_looked_at_for_no_replica():
     assert step(world(), wanted=0).create is None
 
@@ -173,8 +180,8 @@ def test_what_is_too_small_is_refused_with_numbers_and_looked_at_again_later():
     broken = resolved(seen, SETTINGS).violation
     assert broken.reason == "TooSmall"
     assert broken.message == (
-        "spec.resources.accelerator.classes: t4 is too small: weights 14.96 GiB + activations 0.00 GiB + KV cache of "
-        "one request of 16 tokens 0.00 GiB against 14.40 GiB usable of 16.00 GiB"
+        "spec.resources.accelerator.classes: t4 is too small: the weights (14.96 GiB) and the KV cache of one "
+        "request of 16 tokens (2 MiB) take 14.96 GiB; 14.40 GiB of 16.00 GiB may be used"
     )
     assert step(seen, now=NOW + AGAIN_S).create is None
     again = step(seen, now=NOW + AGAIN_S + 1)
@@ -191,7 +198,7 @@ def test_a_service_of_its_own_will_is_not_refused():
 @pytest.mark.parametrize(
     ("resources", "name", "why"),
     [
-        (gpu(classes=["t4", "l4"]), "l4", "t4 is too small: weights 14.96 GiB"),
+        (gpu(classes=["t4", "l4"]), "l4", "t4 is too small: the weights (14.96 GiB)"),
         (gpu(minMemory="10Gi"), "l4", "the cheapest with 10Gi of memory, 2 per hour"),
         (gpu(minMemory="40Gi"), "h100", "the cheapest with 40Gi of memory, 9 per hour"),
     ],
@@ -217,5 +224,5 @@ def test_without_a_class_nobody_knows_the_memory():
 def test_on_a_processor_the_memory_is_what_was_asked_for():
     small = world(model=READ, inspect="Always", resources={"memory": "16Gi"})
     assert resolved(small, SETTINGS).violation.reason == "TooSmall"
-    assert resolved(small, SETTINGS).violation.message.startswith("spec.resources.memory: weights 29.92 GiB")
+    assert resolved(small, SETTINGS).violation.message.startswith("spec.resources.memory: the weights (29.92 GiB)")
     assert resolved(world(model=READ, inspect="Always", resources={"memory": "64Gi"}), SETTINGS).violation is None

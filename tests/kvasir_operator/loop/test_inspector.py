@@ -105,7 +105,7 @@ async def test_what_is_too_small_gets_no_replica_until_it_asks_for_more(bench):
     await bench.ends(words())
     await bench.turn()
     assert bench.ready["reason"] == "TooSmall"
-    assert "weights 14.96 GiB" in bench.ready["message"]
+    assert "the weights (14.96 GiB)" in bench.ready["message"]
     assert bench.cluster.names(DEPLOYMENT) == []
     assert bench.told().count("TooSmall") == 1
     await bench.put(("h100", "80Gi"))

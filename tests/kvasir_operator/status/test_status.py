@@ -37,7 +37,9 @@ FAILED = replica("failed", name="bad", last_words="exit code 137, OOMKilled")
 UNPLACED = replica("unschedulable", name="big", last_words="0/1 nodes are available")
 KEPT = Revision(id="old", number=1, inputs={}, template={})
 REFUSED = replica("failed", name="bad", refusal="/models/x has no config.json")
-TOO_SMALL = replica("failed", name="bad", refusal="TooSmall: weights 15 GiB against 4 GiB usable")
+TOO_SMALL = replica(
+    "failed", name="bad", refusal="TooSmall: the weights (15 GiB) and a step (1 GiB) take 16 GiB; 4 GiB may be used"
+)
 OLD = replica("ready", revision="old", name="old")
 
 

@@ -68,7 +68,7 @@ def test_a_model_that_does_not_fit_says_what_would(model):
     assert "too small for 131,072 tokens; it fits with --max-model-len 27791 " in result.output
     result = run(model, "--memory", "8Gi", "--device", "cuda")
     assert result.exit_code == 1
-    assert "too small: process 0.62 GiB + weights 14.96 GiB" in result.output
+    assert "too small: the process (0.62 GiB), the weights (14.96 GiB)" in result.output
 
 
 def test_the_same_as_json(model):
@@ -85,7 +85,11 @@ def test_the_same_as_json(model):
     ("arguments", "words"),
     [
         (["./nowhere"], "model directory ./nowhere does not exist"),
-        (["{broken}"], "hidden_size is None, expected a positive integer"),
+        (["{broken}"], "hidden_size is missing"),
+        (
+            ["{foreign}"],
+            "architecture XForConditionalGeneration is not supported, and config.json: hidden_size is miss",
+        ),
         (["{notjson}"], "config.json: Expecting value"),
         (["{model}", "--memory", "lots"], "'lots' is not a size such as 24Gi or 80GB"),
         (["{model}", "--device", "cuda"], "set --memory to the memory of the device"),
@@ -94,10 +98,11 @@ def test_the_same_as_json(model):
     ],
 )
 def test_what_cannot_be_judged_is_one_line(model, tmp_path, arguments, words):
-    for name, text in (("broken", "{}"), ("notjson", "x")):
+    foreign = '{"architectures": ["XForConditionalGeneration"], "vision_config": {}, "llm_config": {}}'
+    for name, text in (("broken", "{}"), ("notjson", "x"), ("foreign", foreign)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
-    places = {"model": str(model), "broken": str(tmp_path / "broken"), "notjson": str(tmp_path / "notjson")}
+    places = {"model": str(model)} | {name: str(tmp_path / name) for name in ("broken", "notjson", "foreign")}
     result = run(*(argument.format(**places) for argument in arguments))
     assert result.exit_code == 2
     assert words in result.output
@@ -253,3 +258,13 @@ def test_a_memory_limit_that_no_control_group_enforces_counts(tmp_path, monkeypa
     assert (host_resources.memory_bytes(tmp_path), host_resources.memory_is_shared(tmp_path)) == (4 * 2**30, True)
     monkeypatch.setenv(names.ENV_MEMORY_LIMIT, str(2**30))
     assert (host_resources.memory_bytes(tmp_path), host_resources.memory_is_shared(tmp_path)) == (2**30, False)
+
+
+def test_overrides_are_judged(model):
+    yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 131072}}
+    result = run(model, "--memory", "80GiB", "--device", "cuda", "--hf-overrides", json.dumps(yarn))
+    assert "requests of 524,288 tokens" in result.output
+    assert run(model, "--memory", "80GiB", "--device", "cuda", "--hf-overrides", "[").exit_code == 2
+    facts = inspection.decode(run(model, "--facts", "-", "--hf-overrides", json.dumps(yarn)).output)
+    assert facts.shape.max_positions == 524_288
+    assert facts.overrides == inspection.overrides_digest(json.dumps(yarn)) != inspection.overrides_digest("")

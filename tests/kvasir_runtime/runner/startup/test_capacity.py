@@ -30,5 +30,5 @@ def test_forecast_before_loading(requested, spare, fits):
     if fits:
         check()
     else:
-        with pytest.raises(CapacityError, match=r"^TooSmall: weights .* against "):
+        with pytest.raises(CapacityError, match=r"^TooSmall: the weights .* may be used"):
             check()
