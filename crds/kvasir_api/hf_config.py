@@ -12,6 +12,19 @@ from typing import Any, Final
 TEXT: Final = "text_config"
 _MULTIPLIED: Final = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling by whose factor a sequence may be longer than the model's positions."""
+_MEDIA: Final = {"vision_config": "images", "audio_config": "audio"}
+_TITLES: Final = {"gemma3": "Gemma 3", "mistral3": "Mistral 3"}
+# What a text_config of a model_type means where it leaves a field out, as the family's own code has it.
+_IMPLIED: Final[dict[str, dict[str, Any]]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    }
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +42,17 @@ def flattened(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(document)
     own = {name: value for name, value in document.items() if name != TEXT}
     kept = {name: own[name] for name in ("architectures", "quantization_config") if name in own}
-    return own | flattened(nested) | kept
+    return own | _IMPLIED.get(str(nested.get("model_type")), {}) | flattened(nested) | kept
+
+
+def text_part(document: Mapping[str, Any]) -> str:
+    """A sentence for a checkpoint of which only the text part is served, "" for one of text alone."""
+    media = [name for key, name in _MEDIA.items() if isinstance(document.get(key), Mapping)]
+    if not media or not isinstance(document.get(TEXT), Mapping):
+        return ""
+    kind = str(document.get("model_type") or "multimodal")
+    title = _TITLES.get(kind, kind)
+    return f"this is a {title} checkpoint with {' and '.join(media)}; kvasir serves its text part alone"
 
 
 def overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

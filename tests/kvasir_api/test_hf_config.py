@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_api import hf_config
+from kvasir_api import forecast, hf_config
 from kvasir_api.hf_config import SequenceLimits
 
 QWEN25 = {"max_position_embeddings": 32768, "rope_theta": 1e6}
@@ -86,3 +86,34 @@ def test_longest_sequence(document: dict[str, Any], usual: int, most: int) -> No
 def test_positions_that_are_no_count_are_named() -> None:
     with pytest.raises(ValueError, match="max_position_embeddings is 'many'"):
         hf_config.sequence_limits({"max_position_embeddings": "many"})
+
+
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "eos_token_id": [1, 106],
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152},
+}
+
+
+def test_a_checkpoint_with_images_is_judged_by_its_text_part() -> None:
+    """Its config leaves out what the family's code implies.
+
+    Gemma 3 4B has 4,300,079,472 parameters, less 416,866,032 of the tower and 2,950,272 of the projector.
+    """
+    shape = forecast.shape(GEMMA_3_4B)
+    assert (shape.heads, shape.kv_heads, shape.head_dim, shape.max_positions) == (8, 4, 256, 131_072)
+    assert shape.parameters == 3_880_263_168
+    assert hf_config.flattened(GEMMA_3_4B)["sliding_window"] == 1024
+    assert hf_config.text_part(GEMMA_3_4B) == (
+        "this is a Gemma 3 checkpoint with images; kvasir serves its text part alone"
+    )
+    assert hf_config.text_part(QWEN25) == ""

@@ -163,6 +163,11 @@ def load(folder: Path, chat_template: str = "") -> Tokenizer:
     return _made(folder, encoder, sources, specials, vocab_size)
 
 
+def text_part(folder: Path) -> str:
+    """A sentence for a checkpoint of which only the text is served, "" for others. Raises ModelError."""
+    return "" if gguf.is_gguf(folder) else hf_config.text_part(read_json(folder / "config.json"))
+
+
 def _inside(file: gguf.GgufFile, chat_template: str) -> Tokenizer:
     # A file with a vocabulary alone has no embedding to count.
     vocab_size = int(gguf.config(file)["vocab_size"]) if file.tensors else len(file.texts("tokenizer.ggml.tokens"))

@@ -35,17 +35,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """architecture: as in `architectures` of config.json, of the model that generates. spec, places: pure functions."""
+    """architecture: as in `architectures` of config.json, of the model that generates. spec, places: pure functions.
+
+    with_images: the architecture of checkpoints of which this is the text part.
+    """
 
     architecture: str
     spec: Callable[[ModelConfig], DecoderSpec]
     places: Callable[[DecoderSpec], dict[str, Place]]
+    with_images: str = ""
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """All that share its decoder: with a head over the vocabulary, with a classification head, and without one."""
         stem = self.architecture.removesuffix(GENERATES)
-        return (self.architecture, stem + CLASSIFIES, stem + HEADLESS)
+        text = (self.architecture, stem + CLASSIFIES, stem + HEADLESS)
+        return (*text, self.with_images) if self.with_images else text
 
 
 def decoder_spec(

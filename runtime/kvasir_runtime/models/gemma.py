@@ -85,4 +85,6 @@ def _places(spec: DecoderSpec) -> dict[str, Place]:
 
 
 GEMMA2 = Family(architecture="Gemma2ForCausalLM", spec=_gemma2, places=_places)
-GEMMA3 = Family(architecture="Gemma3ForCausalLM", spec=_gemma3, places=_places)
+GEMMA3 = Family(
+    architecture="Gemma3ForCausalLM", spec=_gemma3, places=_places, with_images="Gemma3ForConditionalGeneration"
+)

@@ -9,4 +9,9 @@ def _spec(config: ModelConfig) -> DecoderSpec:
     return decoder_spec(config, windows=(config.sliding_window or 0,) * config.num_hidden_layers)
 
 
-MISTRAL = Family(architecture="MistralForCausalLM", spec=_spec, places=usual_places)
+MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    spec=_spec,
+    places=usual_places,
+    with_images="Mistral3ForConditionalGeneration",
+)

@@ -49,10 +49,19 @@ class Console:
         if self._form == "json":
             log.info("listening", extra={"http": http, "ops": ops})
 
-    def listening(self, http: str, ops: str) -> None:
-        """The model was found, and the ports are open, long before it is ready."""
-        if self._form != "json" and self._bar is None:
-            self._say(f"listening on {http} for clients, {ops} for control")
+    def found(self, http: str, ops: str, *, note: str = "") -> None:
+        """The model was found, and the ports are open, long before it is ready. note: a sentence about the model."""
+        if self._form == "json":
+            if note:
+                log.info("note", extra={"note": note})
+            return
+        if self._bar is not None:
+            if note:
+                self._bar.console.print(f"note: {note}", highlight=False)
+            return
+        if note:
+            self._say(f"note: {note}")
+        self._say(f"listening on {http} for clients, {ops} for control")
 
     def show(self, phase: str, fraction: float, eta_s: float = -1.0, message: str = "") -> None:
         """News of the start."""

@@ -124,7 +124,7 @@ class ServeProcess:
         asked = time.monotonic()
         folder = await asyncio.to_thread(source.resolve, self._options.model, self._options.revision)
         found = time.monotonic()
-        console.listening(*self._addresses)
+        console.found(*self._addresses, note=tokenizer.text_part(folder))
         defaults = await asyncio.to_thread(generation_defaults, folder, self._options)
         loading = asyncio.create_task(asyncio.to_thread(tokenizer.load, folder, self._options.chat_template))
         try:

@@ -29,6 +29,9 @@ MAX_HEADER_BYTES: Final = 100_000_000
 _IGNORED = ("rotary_emb.inv_freq",)
 # A model that was saved without its head, as those for embeddings are, has names without the first part.
 _SAVED_BARE, _FIRST_PART = ("embed_tokens.", "layers.", "norm."), "model."
+# Of checkpoints with images the text part is read, which older and newer ones name differently.
+_TEXT_PART = (("language_model.model.", "model."), ("language_model.", ""), ("model.language_model.", "model."))
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 class _Index(msgspec.Struct):
@@ -82,7 +85,7 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
     found.pop("__metadata__", None)
     entries = ((name, msgspec.json.decode(raw, type=_Entry)) for name, raw in found.items())
     for name, entry in sorted(entries, key=lambda pair: pair[1].data_offsets):
-        if name.endswith(_IGNORED):
+        if name.endswith(_IGNORED) or name.startswith(_OTHER_PARTS):
             continue
         if entry.dtype not in _DTYPES:
             raise ModelError(f"{path}: tensor {name} has type {entry.dtype}, expected one of {', '.join(_DTYPES)}")
@@ -92,7 +95,7 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
         if not 0 <= start <= end <= size or end - start != math.prod(entry.shape) * dtype.itemsize:
             raise OSError(f"tensor {name} takes bytes {start:,} to {end:,} of {size:,}")
         yield CheckpointTensor(
-            name=_FIRST_PART + name if name.startswith(_SAVED_BARE) else name,
+            name=_text_name(name),
             shape=entry.shape,
             path=path,
             start=len(raw) + start,
@@ -100,6 +103,14 @@ def _tensors(path: Path) -> Iterator[CheckpointTensor]:
             decoded=functools.partial(_decoded, dtype, entry.shape[1:]),
             dtype=dtype,
         )
+
+
+def _text_name(name: str) -> str:
+    """What a checkpoint of the text model alone calls a tensor."""
+    for theirs, ours in _TEXT_PART:
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return _FIRST_PART + name if name.startswith(_SAVED_BARE) else name
 
 
 def _decoded(dtype: torch.dtype, row: tuple[int, ...], raw: Tensor, count: int) -> Tensor:

@@ -95,6 +95,30 @@ def test_overrides_of_the_config_reach_the_angles(tmp_path: Path) -> None:
     check_logits(stretched, runner_of(plain, hf_overrides=json.dumps({"rope_scaling": ROPES["yarn"]})), 7)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "head", "other"),
+    [
+        ("language_model.model.", "language_model.lm_head.weight", "vision_tower."),
+        ("model.language_model.", "lm_head.weight", "model.vision_tower."),
+    ],
+)
+def test_the_text_part_of_a_checkpoint_with_images_equals_the_oracle(
+    tmp_path: Path, prefix: str, head: str, other: str
+) -> None:
+    shape = Shape(family="gemma3_text", head_dim=24, num_layers=4, seed=9)
+    text, folder = checkpoints.write(tmp_path / "text", shape), checkpoints.write(tmp_path / "images", shape)
+    config = checkpoints.config_json(shape)
+    del config["architectures"]
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(outer | {"text_config": config}))
+    weights = {
+        head if name == "lm_head.weight" else name.replace("model.", prefix, 1): tensor
+        for name, tensor in checkpoints.random_weights(shape).items()
+    }
+    checkpoints.write_weights(folder, weights | {other + "patch.weight": torch.zeros(3)})
+    check_logits(text, runner_of(folder), 7)
+
+
 @pytest.mark.parametrize("ops", [CPU, cpu_ops()], ids=["torch", "whole-step"])
 def test_heads_that_turn_in_part_equal_phi_3(tmp_path: Path, ops: Ops) -> None:
     """Phi-3 has Llama's layers with merged matrices, and turns a part of each head."""

@@ -100,18 +100,30 @@ def test_json_lines_carry_fields_and_exceptions(logged):
     assert "ValueError: boom" in second["exception"]
 
 
+def test_a_person_reads_of_the_port_once_the_model_is_found():
+    stream = io.StringIO()
+    console = Console("text", stream=stream)
+    console.opened("http://h:1", "http://h:2")
+    assert stream.getvalue() == ""
+    console.found("http://h:1", "http://h:2", note="this is a checkpoint with images")
+    assert stream.getvalue().splitlines() == [
+        "note: this is a checkpoint with images",
+        "listening on http://h:1 for clients, http://h:2 for control",
+    ]
+
+
 def test_json_start_has_no_loose_lines(logged):
     console = Console("json")
     console.opened("http://h:1", "http://h:2")
-    console.listening("http://h:1", "http://h:2")
+    console.found("http://h:1", "http://h:2", note="text alone")
     console.show("loading", 0.5)
     console.ready(READY, START)
     console.leaving(3, 60)
     console.failed("broken")
     lines = [json.loads(line) for line in logged.getvalue().splitlines()]
-    assert [line["message"] for line in lines] == ["listening", "starting", "ready", "draining", "failed"]
-    assert lines[2]["capacity_tokens"] == 40_000
-    assert lines[4]["error"] == "broken"
+    assert [line["message"] for line in lines] == ["listening", "note", "starting", "ready", "draining", "failed"]
+    assert lines[3]["capacity_tokens"] == 40_000
+    assert lines[5]["error"] == "broken"
 
 
 @pytest.mark.parametrize(
