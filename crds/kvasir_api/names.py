@@ -61,6 +61,7 @@ PORT_GATEWAY: Final = 8080
 PORT_GATEWAY_STATE: Final = 8081
 PATH_STATE: Final = "/state"
 PATH_DRAIN: Final = "/drain"
+PATH_RESET_PREFIX_CACHE: Final = "/reset_prefix_cache"
 PATH_LIVEZ: Final = "/livez"
 PATH_READYZ: Final = "/readyz"
 PATH_STARTUPZ: Final = "/startupz"

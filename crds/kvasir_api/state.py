@@ -26,6 +26,24 @@ class KvState(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
 
 
+class KvHostState(msgspec.Struct, frozen=True, kw_only=True):
+    """The second tier of the KV cache, on the host, in tokens. cached + free = capacity; all 0 without one.
+
+    It holds copies, so its tokens come on top of those of `KvState`. Other replicas on the node may share it. Counters
+    of this process since its start: stored_tokens were copied there, loaded_tokens came back, missed_tokens should have
+    and were computed. load_bytes_per_s, store_bytes_per_s: measured, 0 until then.
+    """
+
+    capacity_tokens: int = 0
+    cached_tokens: int = 0
+    free_tokens: int = 0
+    stored_tokens: int = 0
+    loaded_tokens: int = 0
+    missed_tokens: int = 0
+    load_bytes_per_s: float = 0.0
+    store_bytes_per_s: float = 0.0
+
+
 class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the process started; a reader takes differences and treats a decrease as a restart.
 
@@ -123,6 +141,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     heartbeat_age_s: float = 0.0
     kv: KvState = KvState()
+    kv_host: KvHostState = KvHostState()
     running: int = 0
     waiting: int = 0
     waiting_uncached_tokens: int = 0

@@ -202,6 +202,10 @@ class Inject(msgspec.Struct, frozen=True, tag="inject"):
     token_ids: tuple[int, ...]
 
 
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Let no later request find what was computed so far, and erase what the host holds of it. Requests go on."""
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """The pod is leaving: report phase draining from now on. Running and waiting requests are finished."""
 
@@ -210,7 +214,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the engine process now."""
 
 
-ToEngine = Hello | Submit | Abort | Inject | Drain | Shutdown
+ToEngine = Hello | Submit | Abort | Inject | Forget | Drain | Shutdown
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,8 +270,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: prompt plus answer of one request, also where the cache is the limit. max_batch_tokens: query tokens
     of one step. quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where
     all are. fallback: why slower kernels serve than the device has; "" where they are its own. hidden_size: length of
-    what is pooled. head: what the model ends in; only one over the vocabulary can generate. load_s, warm_s: of the
-    start.
+    what is pooled. head: what the model ends in; only one over the vocabulary can generate. host_blocks: of the second
+    tier of the KV cache, 0 without one. load_s, warm_s: of the start.
     """
 
     device: str
@@ -289,6 +293,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0
     quantization: str = ""
     fallback: str = ""
+    host_blocks: int = 0
 
     @property
     def capacity_tokens(self) -> int:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fakes.host import FakeHost
 from fakes.model import EOS, FakeModel
-from kvasir_runtime.core.plan import Chunk, Join, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, HostChanges, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.engine.interfaces import Grammars
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, Logprobs
@@ -54,6 +55,7 @@ class FakeRunner:
     guided: dict[int, list[tuple[int, Row, int]]] = field(default_factory=dict)
     void: set[tuple[int, int]] = field(default_factory=set)
     grammars: Grammars | None = None
+    host: FakeHost | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -71,11 +73,27 @@ class FakeRunner:
             max_sequences=self.max_rows,
             max_batch_tokens=self.max_batch_tokens,
             eos_token_ids=self.eos_token_ids,
+            host_blocks=0 if self.host is None else self.host.num_slots,
         )
+
+    @property
+    def hash_salt(self) -> bytes:
+        return b""
+
+    def host_changes(self) -> HostChanges | None:
+        return None if self.host is None else self.host.changes()
+
+    def forget_host(self) -> None:
+        if self.host is not None:
+            self.host.forget()
 
     def launch(self, plan: StepPlan) -> StepResults:
         """Applies the plan in its order; the handle is the result itself."""
         assert plan.num_tokens <= self.max_batch_tokens
+        if self.host is not None:
+            self.host.submit(plan, self.cache, self.block_size)
+        elif plan.stores or plan.loads:
+            raise AssertionError("blocks are copied to or from a host that keeps none")
         assert len(plan.chunks) == len({chunk.row for chunk in plan.chunks})
         for row in plan.leaves:
             self.rows.pop(row, None)
@@ -113,6 +131,8 @@ class FakeRunner:
         """In order of launch."""
         assert handle.step == self.launched[-self.in_flight].step
         self.in_flight -= 1
+        if self.host is not None:
+            handle = msgspec.structs.replace(handle, transfers=self.host.completed(self.cache, self.block_size))
         if handle.step in self.fail_steps:
             raise RuntimeError(self.fail_words or f"step {handle.step} was told to fail")
         sampled = list(handle.sampled)
@@ -169,6 +189,7 @@ class FakeRunner:
         for position in range(chunk.start, end):
             block = row.blocks[position // self.block_size]
             # Beams that nobody continues have given up their blocks before a plan says what becomes of their rows.
+            assert self.host is None or block not in self.host.touched, f"block {block} is written while it is copied"
             holders = sum(other.blocks.count(block) for other in self.rows.values() if not other.forked) + row.forked
             assert holders == 1, f"block {block} is written while {holders} rows hold it"
             self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]

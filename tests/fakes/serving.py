@@ -49,7 +49,7 @@ class Serving:
     def step(self) -> bool:
         """Launch until depth plans are in flight, collect the oldest. False when there was nothing to do."""
         self.now += 1.0
-        while len(self.flight) < self.depth and (plan := self.scheduler.plan(self.now)) is not None:
+        while len(self.flight) < self.depth and (plan := self._plan()) is not None:
             self.plans.append(plan)
             self.flight.append((plan, self.runner.launch(plan)))
         if not self.flight:
@@ -65,6 +65,12 @@ class Serving:
             if not self.step():
                 break
         assert not self.scheduler.has_work, "requests are left that nobody computes"
+
+    def _plan(self) -> StepPlan | None:
+        changes = self.runner.host_changes()
+        if changes is not None:
+            self.scheduler.host_changed(changes)
+        return self.scheduler.plan(self.now)
 
     def _note(self, event: EngineOutput) -> None:
         answer = self.answers[event.request_id]

@@ -125,6 +125,11 @@ class EngineClient:
         if request_id in self._routes and self.failure is None:
             self._send(wire.Inject(request_id, token_ids))
 
+    def forget(self) -> None:
+        """Let no later request find what was computed so far, and erase what the host holds of it."""
+        if self.failure is None:
+            self._send(wire.Forget())
+
     def drain(self) -> None:
         """Put the engine into draining: the process is about to end."""
         if self.failure is None:

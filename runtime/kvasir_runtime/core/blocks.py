@@ -146,6 +146,17 @@ class BlockPool:
             self.num_leaving -= len(blocks)
             self._drop(blocks)
 
+    def forget(self) -> None:
+        """Let no prefix hit find what is published: cached blocks become free, pinned ones once they are given up."""
+        for block in self._index.values():
+            self._hash_of[block] = None
+            self._reused[block] = False
+        self.evictions += len(self._index)
+        self.num_reused = 0
+        self._index.clear()
+        self._free += self._cached
+        self._cached.clear()
+
     def references(self, block: int) -> int:
         """How many hold a block; 0 for cached and free ones."""
         return self._refs[block]

@@ -8,6 +8,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_batch_tokens: query tokens of one step. max_sequences: rows of the runner. max_model_len: prompt plus answer.
     target_step_s: what a step that streams wait for should take in seconds, by measured cost; 0 for no such limit.
+    host_blocks: blocks that the second tier on the host holds; 0 without one. block_bytes: of one block, for rates.
+    hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
     """
 
     num_blocks: int
@@ -18,6 +20,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     target_step_s: float = 0.0
     eos_token_ids: tuple[int, ...] = ()
+    host_blocks: int = 0
+    block_bytes: int = 0
+    hash_salt: bytes = b""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_batch_tokens", "max_sequences"):

@@ -85,8 +85,29 @@ class BlockCopy(msgspec.Struct, frozen=True):
     target: int
 
 
+class BlockStore(msgspec.Struct, frozen=True):
+    """Keep a copy of a full, computed block on the host under a key; where it is there already, keep it longer.
+
+    key: of 33 bytes, the block's hash and behind it its cache group.
+    """
+
+    block: int
+    key: bytes
+
+
+class BlockLoad(msgspec.Struct, frozen=True):
+    """Copy what the host holds under a key to a block of undefined content."""
+
+    key: bytes
+    block: int
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step. Applied in this order: leaves, joins, forks, grows, copies, inserts, then all chunks in one pass.
+
+    stores and loads run beside the steps, in order: no chunk of this plan or a later one writes their blocks or reads
+    what is loaded before results report them done. A plan may consist of them alone, or be empty in order to learn of
+    their end.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
     flight: results belong to the plan, not to the holder of the row when they are collected. After a failed step every
@@ -101,6 +122,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[BlockCopy, ...] = ()
     inserts: tuple[Insert, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    stores: tuple[BlockStore, ...] = ()
+    loads: tuple[BlockLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -124,14 +147,38 @@ class SampledTokens(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class TransferResults(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies between device and host that ended since the last results: all those of plans up to step through.
+
+    loaded: blocks that now hold what their loads named; the others could not be loaded. num_stored: blocks copied to
+    the host. load_s, store_s: seconds in which these were copied.
+    """
+
+    through: int
+    loaded: tuple[int, ...] = ()
+    num_stored: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
+
+
+class HostChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of blocks that the host holds now and did not, and the reverse. reset: of those before it holds none."""
+
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    reset: bool = False
+
+
 class StepResults(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks.
 
     scored: for each chunk with scores, in their order, the logprobs of those tokens.
     pooled: for each chunk that completes a vector, in their order, the vector as `EngineOutput.pooled` has it.
+    transfers: None where the host keeps no blocks.
     """
 
     step: int
     sampled: tuple[SampledTokens, ...]
     scored: tuple[tuple[Logprobs, ...], ...] = ()
     pooled: tuple[bytes, ...] = ()
+    transfers: TransferResults | None = None

@@ -5,7 +5,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvasir_runtime.core.plan import BlockCopy, Chunk, Fork, Grow, Insert, Join, StepPlan, StepResults
+from kvasir_runtime.core.plan import (
+    BlockCopy,
+    BlockLoad,
+    BlockStore,
+    Chunk,
+    Fork,
+    Grow,
+    Insert,
+    Join,
+    StepPlan,
+    StepResults,
+)
 from kvasir_runtime.core.sequence import SequenceState
 
 NOTHING = (0, 0)
@@ -41,6 +52,8 @@ class PlanBuilder:
     copies: list[BlockCopy] = field(default_factory=list)
     grows: list[Grow] = field(default_factory=list)
     inserts: list[Insert] = field(default_factory=list)
+    stores: list[BlockStore] = field(default_factory=list)
+    loads: list[BlockLoad] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
 
@@ -93,6 +106,8 @@ class PlanBuilder:
             inserts=tuple(self.inserts),
             grows=tuple(self.grows),
             chunks=tuple(self.chunks),
+            stores=tuple(self.stores),
+            loads=tuple(self.loads),
         )
 
 

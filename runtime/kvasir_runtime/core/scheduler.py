@@ -13,11 +13,12 @@ from kvasir_api.hashes import extend_block_hashes
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.pending_prefixes import PendingPrefixes
-from kvasir_runtime.core.plan import Join, StepPlan, StepResults
+from kvasir_runtime.core.plan import HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
 from kvasir_runtime.core.prefix_digest import PrefixDigest
 from kvasir_runtime.core.sequence import SequenceState
@@ -44,6 +45,7 @@ class Scheduler:
         self._requests: dict[str, RequestKind] = {}
         self._waiting = WaitingQueue()
         self._pending = PendingPrefixes()
+        self._host = HostTier(self.pool, limits)
         self._running: dict[str, RequestKind] = {}
         # No more rows than tokens in a step, so that every running request moves in every step.
         self._num_rows = min(limits.max_sequences, limits.max_batch_tokens)
@@ -55,8 +57,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request has not ended."""
-        return bool(self._requests)
+        """Whether some request has not ended, or blocks are to be copied to or from the host."""
+        return bool(self._requests) or self._host.has_work
 
     @property
     def num_launched(self) -> int:
@@ -94,13 +96,16 @@ class Scheduler:
             kind.inject(token_ids)
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None when nothing can be computed before a launched plan is collected, or at all."""
+        """The next step; None when there is nothing to do before a launched plan is collected, or at all."""
         budget = self._budget.tokens(kind.sequence for kind in self._running.values())
         builder = PlanBuilder(step=self._step + 1, budget=budget)
+        self._host.store(builder)
         self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
             self._admit(builder, now)
-        if not builder.chunks:
+        # An empty plan waits for copies that are on their way, and only where no other brings news of them.
+        needs_news = self._host.is_copying and not self._launched
+        if not (builder.chunks or builder.stores or builder.loads or needs_news):
             return None
         plan = builder.plan(self._leaves)
         self._leaves = []
@@ -140,6 +145,8 @@ class Scheduler:
                 if given[-1].finish_reason is not None:
                     self._end(kind, now, aborted=False)
         self.pool.settle(plan.step)
+        if results.transfers is not None:
+            self._host.settle(results.transfers)
         return tuple(outputs)
 
     def fail_running(self, message: str, now: float) -> tuple[EngineOutput, ...]:
@@ -176,7 +183,17 @@ class Scheduler:
             totals=self._counters.totals,
             throughput=self.throughput,
             prefix_digest=self._digest.published(self.pool),
+            kv_host=self._host.state,
         )
+
+    def host_changed(self, changes: HostChanges) -> None:
+        """The host holds other blocks than before; its own copies are among the changes."""
+        self._host.changed(changes)
+
+    def forget(self) -> None:
+        """Let no later request find what was computed up to now, neither here nor on the host."""
+        self.pool.forget()
+        self._host.forget(self._step)
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> None:
         """Computed chases known for every request that has a row, earliest arrival first."""
@@ -201,7 +218,7 @@ class Scheduler:
         while not self.pool.can_take(need):
             victim = next(reversed(self._running.values()))
             # What a launched plan still names, or its collection will end, comes free without a preemption.
-            if self.pool.num_leaving or victim.is_ending:
+            if self.pool.num_leaving or victim.is_ending or self._host.holds_alone():
                 return False
             self._preempt(victim, now)
             builder.preempted = True
@@ -218,16 +235,28 @@ class Scheduler:
                 return
             num_blocks = kind.prepare()
             hits = self._hits(kind)
-            if self._pending.worth_waiting(kind.sequence, len(hits), kind.reusable // self.limits.block_size):
+            limit = kind.reusable // self.limits.block_size
+            if self._pending.worth_waiting(kind.sequence, len(hits), limit):
+                return
+            if self._host.is_loading(kind.sequence.hashes, len(hits)):
                 return
             if len(self._rows) < kind.num_rows:
                 return
             # All that it needs must fit, and then one block for each row: for block_size steps none is preempted.
             if not self.pool.can_take(num_blocks - len(hits) + self._num_rows - len(self._rows), hits):
                 return
+            if self._load(builder, kind.sequence.hashes, hits, limit):
+                return
             self._waiting.remove(kind)
             self._join(builder, kind, hits, now)
             kind.advance(builder, [])
+
+    def _load(self, builder: PlanBuilder, hashes: list[bytes], hits: list[int], limit: int) -> bool:
+        """Begin to copy what the host holds behind the prefix hits of a request, if that is quicker than computing."""
+        count = self._host.worth_loading(hashes, len(hits), limit, self._budget.token_s)
+        if count:
+            self._host.load(builder, hits, hashes[len(hits) : len(hits) + count])
+        return count > 0
 
     def _join(self, builder: PlanBuilder, kind: RequestKind, hits: list[int], now: float) -> None:
         request, sequence = kind.request, kind.sequence
@@ -238,6 +267,7 @@ class Scheduler:
         sequence.computed = len(hits) * self.limits.block_size
         sequence.published = len(hits)
         self._pending.add(sequence)
+        self._host.add(sequence.hashes[: len(hits)])
         request.rows = [self._rows.pop() for _ in range(kind.num_rows)]
         request.phase = "running"
         sequence.row = request.rows[0]
@@ -265,9 +295,11 @@ class Scheduler:
         if not self.limits.prefix_cache or full <= sequence.published:
             return
         self._extend_hashes(sequence)
-        for position in range(sequence.published, full):
-            self.pool.publish(sequence.blocks[position], sequence.hashes[position])
-        self._pending.published(sequence.hashes[sequence.published : full])
+        hashes, blocks = sequence.hashes[sequence.published : full], sequence.blocks[sequence.published : full]
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            self.pool.publish(block, block_hash)
+        self._pending.published(hashes)
+        self._host.add(hashes)
         sequence.published = full
         prompt_tokens = sequence.request.prompt_tokens
         if chunk.start < prompt_tokens <= chunk.end:

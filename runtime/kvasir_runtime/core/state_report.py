@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvasir_api.state import KvState, RequestTotals, RuntimeState
+from kvasir_api.state import KvHostState, KvState, RequestTotals, RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
@@ -23,6 +23,7 @@ def filled(
     totals: RequestTotals,
     throughput: Throughput,
     prefix_digest: tuple[str, ...],
+    kv_host: KvHostState,
 ) -> RuntimeState:
     """state with the cache, the queue, the counters and the digest filled in; its other fields stay as given."""
     size = limits.block_size
@@ -36,6 +37,7 @@ def filled(
             free_tokens=pool.num_free * size,
             block_size=size,
         ),
+        kv_host=kv_host,
         running=sum(kind.num_rows for kind in running),
         waiting=len(waiting),
         waiting_uncached_tokens=waiting.uncached_tokens,

@@ -45,6 +45,11 @@ class TokenBudget:
         """Those that have begun will not end."""
         self._began.clear()
 
+    @property
+    def token_s(self) -> float:
+        """Measured seconds of a token in steps that are bound by arithmetic; 0 until one was measured."""
+        return self._cost.value
+
     def tokens(self, running: Iterable[SequenceState]) -> int:
         """Query tokens of the next step. Only sequences that lack nothing but their last token's cache wait for it."""
         if not self._target_s or not self._cost.value:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kvasir_runtime.core.plan import StepPlan, StepResults
+from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, FromEngine, Grammar, ToEngine
 
@@ -32,11 +32,27 @@ class Runner(Protocol):
     def facts(self) -> EngineFacts:
         """Fixed for the life of the runner."""
 
+    @property
+    def hash_salt(self) -> bytes:
+        """Secret from which hashes of blocks begin; empty where the host keeps no blocks."""
+
+    def host_changes(self) -> HostChanges | None:
+        """What the host holds and did not at the last call, and the reverse; None for no difference. Never waits."""
+
+    def forget_host(self) -> None:
+        """Erase what the host holds, and what launched plans are still to copy there; never waits."""
+
     def launch(self, plan: StepPlan) -> Any:
-        """Begin a step after all launched before; never waits for the device. Returns what collect() takes."""
+        """Begin a step after all launched before; never waits for the device. Returns what collect() takes.
+
+        Copies to and from the host begin too, whatever becomes of the step.
+        """
 
     def collect(self, handle: Any) -> StepResults:
-        """Wait for a launched step, in the order of launch."""
+        """Wait for a launched step, in the order of launch, and not for copies to and from the host.
+
+        With a plan that computes nothing, and with none behind it, it waits a few milliseconds for them.
+        """
 
     def use_profiler(self, profiler: StepProfiler) -> None:
         """Report from now on what the time of a step goes into."""

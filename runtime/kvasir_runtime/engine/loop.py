@@ -20,6 +20,7 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.interfaces import Clients, Runner
 from kvasir_runtime.engine.trace import (
     FailureRecord,
+    HostRecord,
     MessageRecord,
     NoTrace,
     PlanRecord,
@@ -33,6 +34,7 @@ from kvasir_runtime.wire import (
     Drain,
     EngineOutput,
     EngineRequest,
+    Forget,
     Hello,
     Inject,
     Ready,
@@ -179,6 +181,10 @@ class Engine:
             case Inject(request_id, token_ids):
                 self._trace.add(MessageRecord(self._clock(), message))
                 self._scheduler.inject(request_id, token_ids)
+            case Forget():
+                self._trace.add(MessageRecord(self._clock(), message))
+                self._scheduler.forget()
+                self._runner.forget_host()
             case Drain():
                 self._state = msgspec.structs.replace(self._state, phase="draining")
             case Shutdown():
@@ -267,7 +273,8 @@ class Engine:
         self._scheduler.throughput.observe(plan, now - max(launched_at, self._collected_at))
         self._collected_at = now
         self._computed_tokens += plan.num_tokens
-        self._failed_steps = 0
+        if plan.chunks:
+            self._failed_steps = 0
         self._profiler.lap("commit")
         self._profiler.step(plan.num_tokens, len(plan.chunks))
 
@@ -284,6 +291,10 @@ class Engine:
 
     def _launch_one(self) -> bool:
         """False where nothing can be planned before something is collected."""
+        changes = self._runner.host_changes()
+        if changes is not None:
+            self._trace.add(HostRecord(changes))
+            self._scheduler.host_changed(changes)
         now = self._clock()
         plan = self._scheduler.plan(now)
         self._trace.add(PlanRecord(now, plan))

@@ -13,6 +13,7 @@ from kvasir_runtime.core.plan import StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.trace import (
     FailureRecord,
+    HostRecord,
     MessageRecord,
     PlanRecord,
     ResultsRecord,
@@ -20,7 +21,7 @@ from kvasir_runtime.engine.trace import (
     TraceRecord,
     records,
 )
-from kvasir_runtime.wire import Abort, Inject, Submit
+from kvasir_runtime.wire import Abort, Forget, Inject, Submit
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ def replay(trace: Iterable[TraceRecord]) -> Replay:
     return Replay(num_plans=num_plans)
 
 
-def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | FailureRecord) -> None:
+def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | FailureRecord | HostRecord) -> None:
     match record:
         case MessageRecord(now, Submit(request)):
             scheduler.submit(request, now)
@@ -59,6 +60,10 @@ def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | Failure
             scheduler.abort(request_id, now, success=reason == "stop")
         case MessageRecord(_, Inject(request_id, token_ids)):
             scheduler.inject(request_id, token_ids)
+        case MessageRecord(_, Forget()):
+            scheduler.forget()
+        case HostRecord(changes):
+            scheduler.host_changed(changes)
         case ResultsRecord(now, results):
             scheduler.commit(results, now)
         case FailureRecord(now, message):

@@ -91,7 +91,7 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
     runner.use_profiler(profiler)
     clients.receive(0.0)
     facts = runner.facts
-    limits = limits_of(options, facts)
+    limits = limits_of(options, facts, runner.hash_salt)
     on_gpu = not facts.device.lower().startswith("cpu")
     engine = Engine(
         scheduler=Scheduler(limits),
@@ -123,8 +123,8 @@ def _profile(path: str) -> StepProfiler:
         raise StartError(f"--profile {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def limits_of(options: ServeOptions, facts: EngineFacts) -> Limits:
-    """What the scheduler may use of this runner."""
+def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"") -> Limits:
+    """What the scheduler may use of this runner. hash_salt: the runner's, a secret."""
     on_cpu = facts.device.lower().startswith("cpu")
     return Limits(
         num_blocks=facts.num_blocks,
@@ -135,6 +135,9 @@ def limits_of(options: ServeOptions, facts: EngineFacts) -> Limits:
         prefix_cache=options.prefix_cache,
         target_step_s=TARGET_STEP_S if on_cpu and not options.max_batch_tokens else 0.0,
         eos_token_ids=tuple(facts.eos_token_ids),
+        host_blocks=facts.host_blocks,
+        block_bytes=facts.block_size * facts.kv_bytes_per_token,
+        hash_salt=hash_salt,
     )
 
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import StepPlan, StepResults
-from kvasir_runtime.wire import Abort, Inject, Submit
+from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
+from kvasir_runtime.wire import Abort, Forget, Inject, Submit
 
 _LENGTH = struct.Struct("<I")
 
@@ -28,7 +28,7 @@ class MessageRecord(msgspec.Struct, frozen=True, tag="message"):
     """A message was passed to the scheduler; now is in seconds."""
 
     now: float
-    message: Submit | Abort | Inject
+    message: Submit | Abort | Inject | Forget
 
 
 class PlanRecord(msgspec.Struct, frozen=True, tag="plan"):
@@ -52,7 +52,13 @@ class FailureRecord(msgspec.Struct, frozen=True, tag="failure"):
     message: str
 
 
-TraceRecord = StartRecord | MessageRecord | PlanRecord | ResultsRecord | FailureRecord
+class HostRecord(msgspec.Struct, frozen=True, tag="host"):
+    """The host holds other blocks than before."""
+
+    changes: HostChanges
+
+
+TraceRecord = StartRecord | MessageRecord | PlanRecord | ResultsRecord | FailureRecord | HostRecord
 
 
 class Trace(Protocol):

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, Join, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.fast_path import fast_path_of
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs, ReplayedHidden, ReplayedIds
+from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
 from kvasir_runtime.runner.launched_step import (
     Collected,
     ForwardRunning,
@@ -45,6 +46,9 @@ from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
 from kvasir_runtime.runner.step_output import StepOutput
 from kvasir_runtime.step_profiler import StepProfiler
 from kvasir_runtime.wire import EngineFacts, SamplingConfig
+
+TRANSFER_WAIT_S = 0.01
+"""How long a plan that computes nothing waits for copies: clients are not served meanwhile."""
 
 
 class ModelRunner:
@@ -89,11 +93,37 @@ class ModelRunner:
         self._other_cores = not stream.overlaps and model.begins(cache)
         self._fast_path = fast_path_of(model, rows, cache, facts.max_batch_tokens)
         self._profiler = StepProfiler()
+        self._transfers: BlockTransfers | None = None
 
     @property
     def graph_bytes(self) -> int:
         """Device memory that rows and graphs hold beside weights and cache; 0 where rows are on the host."""
         return self._rows.num_bytes + (0 if self._graphs is None else self._graphs.num_bytes)
+
+    @property
+    def blocks(self) -> Tensor:
+        """(pieces, num_blocks, piece_bytes) uint8: the memory of the KV cache. A block is its pieces in all layers."""
+        num_blocks = self._cache.shape[2]
+        return self._cache.view(torch.uint8).view(-1, num_blocks, self._cache[0, 0, 0].nbytes)
+
+    @property
+    def hash_salt(self) -> bytes:
+        """Secret from which hashes of blocks begin; empty where the host keeps no blocks."""
+        return b"" if self._transfers is None else self._transfers.hash_salt
+
+    def use_host_tier(self, transfers: BlockTransfers) -> None:
+        """From now on, copy blocks to and from the host as plans say."""
+        self._transfers = transfers
+        self.facts = msgspec.structs.replace(self.facts, host_blocks=transfers.num_slots)
+
+    def host_changes(self) -> HostChanges | None:
+        """What the host holds and did not at the last call, and the reverse; None for no difference."""
+        return None if self._transfers is None else self._transfers.changes()
+
+    def forget_host(self) -> None:
+        """Erase what the host holds."""
+        if self._transfers is not None:
+            self._transfers.forget()
 
     def capture_graphs(self) -> None:
         """Capture the steps that the first requests should not wait for, and report in facts how that went."""
@@ -116,6 +146,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a plan; never waits for the device."""
+        if self._transfers is not None:
+            self._transfers.submit(plan)
         step = LaunchedStep(plan, SamplingBatch([chunk for chunk in plan.chunks if chunk.samples]))
         if self._stream.overlaps:
             self._sample_waiting()
@@ -146,7 +178,11 @@ class ModelRunner:
             if isinstance(oldest.state, WaitingForGrammar):
                 oldest.state = self._sample_guided(oldest, oldest.state)
         assert isinstance(step.state, Collected)
-        return step.state.results
+        if self._transfers is None:
+            return step.state.results
+        idle = not step.plan.chunks and not self._in_flight
+        done = self._transfers.completed(TRANSFER_WAIT_S if idle else 0.0)
+        return msgspec.structs.replace(step.state.results, transfers=done)
 
     @torch.inference_mode()
     def logits(self, tokens: tuple[int, ...]) -> Tensor:

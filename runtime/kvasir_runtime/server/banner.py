@@ -34,6 +34,7 @@ def banner(ready: EngineFacts, start: StartSummary) -> str:
             "KV cache",
             f"{ready.capacity_tokens:,} tokens in blocks of {ready.block_size} ({size(cache_bytes)})",
         ),
+        *_host_tier(ready),
         ("concurrency", f"{concurrency:.2f} requests of {ready.max_model_len:,} tokens, {ready.max_sequences} at most"),
         ("clients", f"{start.http}/v1"),
         ("control", start.ops),
@@ -46,6 +47,13 @@ def banner(ready: EngineFacts, start: StartSummary) -> str:
         ),
     ]
     return "\n".join(["Kvasir is ready", *(f"  {name:<12}{value}" for name, value in rows)])
+
+
+def _host_tier(ready: EngineFacts) -> list[tuple[str, str]]:
+    if not ready.host_blocks:
+        return []
+    tokens = ready.host_blocks * ready.block_size
+    return [("on the host", f"{tokens:,} tokens ({size(tokens * ready.kv_bytes_per_token)})")]
 
 
 def _kernels(kernels: str) -> str:

@@ -1,4 +1,4 @@
-"""The ops port, for the control plane only: probes, the /state document, drain.
+"""The ops port, for the control plane only: probes, the /state document, drain, forgetting.
 
 Built once by the process. The probes answer from what the process knows, without asking the engine, so a busy engine
 never fails one; the liveness probe fails when the engine has sent nothing for much longer than any step takes.
@@ -23,6 +23,7 @@ def ops_app(app_state: AppState) -> FastAPI:
     app = FastAPI(title="Kvasir ops", docs_url=None, redoc_url=None, openapi_url=None)
     _add_probes(app, app_state)
     _add_drain(app, app_state)
+    _add_reset(app, app_state)
     return app
 
 
@@ -75,3 +76,12 @@ def _add_drain(app: FastAPI, app_state: AppState) -> None:
         if not app_state.lifecycle.undrain():
             return json_response({"phase": app_state.lifecycle.phase, "error": "the process is leaving"}, status=409)
         return document()
+
+
+def _add_reset(app: FastAPI, app_state: AppState) -> None:
+    @app.post(names.PATH_RESET_PREFIX_CACHE)
+    async def reset_prefix_cache() -> Response:
+        if app_state.served_model is None:
+            return json_response({"error": "no model is loaded"}, status=503)
+        app_state.served_model.client.forget()
+        return json_response({"reset": True})

@@ -5,9 +5,10 @@ import struct
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fakes.beams import searched
+from fakes.host import FakeHost
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
@@ -46,6 +47,7 @@ LIMITS = st.fixed_dictionaries(
         "max_model_len": st.integers(8, 40),
         "prefix_cache": st.booleans(),
         "eos_token_ids": st.just((0,)),
+        "host_blocks": st.sampled_from([0, 3, 40]),
     }
 )
 
@@ -57,6 +59,8 @@ def served_with(limits, depth):
         max_rows=limits["max_sequences"],
         block_size=limits["block_size"],
     )
+    if limits["host_blocks"]:
+        runner.host = FakeHost(num_slots=limits["host_blocks"], delay=limits["max_sequences"] % 3)
     return Serving(Scheduler(Limits(**limits)), runner, depth)
 
 
@@ -145,6 +149,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plain:
             self.served.scheduler.inject(plain[pick % len(plain)], (INJECTED,) * count)
 
+    @precondition(lambda self: self.served.runner.host)
+    @rule(pick=st.integers(0, 99), damaged=st.booleans())
+    def lose(self, pick, damaged):
+        """Another process takes a slot on the host, or a disk damages it."""
+        host = self.served.runner.host
+        if host.kept:
+            key = list(host.kept)[pick % len(host.kept)]
+            if damaged:
+                host.damaged.add(key)
+            else:
+                del host.kept[key]
+
+    @rule()
+    def forget(self):
+        self.served.scheduler.forget()
+        self.served.runner.forget_host()
+        assert self.served.scheduler.report(RuntimeState()).kv.cached_tokens == 0
+
     @rule()
     def fail(self):
         self.served.flight.clear()
@@ -165,12 +187,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert min(kv.pinned_tokens, kv.cached_tokens, kv.free_tokens) >= 0
         if not scheduler.has_work and not scheduler.num_launched:
             assert kv.pinned_tokens == 0
+        host = scheduler.report(RuntimeState()).kv_host
+        assert host.cached_tokens + host.free_tokens == host.capacity_tokens
 
     def look_at_plans(self):
         """Every plan is within the limits."""
         limits = self.served.scheduler.limits
         for plan in self.served.plans:
-            assert 0 < plan.num_tokens <= limits.max_batch_tokens
+            assert plan.num_tokens <= limits.max_batch_tokens
+            assert plan.num_tokens or self.served.runner.host
             assert len(plan.chunks) <= limits.max_sequences
         self.served.plans.clear()
 
@@ -291,6 +316,8 @@ def fresh(plan: StepPlan, block_size: int):
         yield from join.blocks[join.computed_tokens // block_size :]
     for grow in plan.grows:
         yield from grow.blocks
+    for load in plan.loads:
+        yield load.block
 
 
 def follow(plan, tables, named):

@@ -38,7 +38,7 @@ def refusal(request: EngineRequest, limits: Limits, num_rows: int) -> str:
 def new_kind(request: EngineRequest, *, limits: Limits, pool: BlockPool, now: float) -> RequestKind:
     """A request that just arrived, and that is not refused."""
     state = RequestState(request, billed_since=now)
-    sequence = SequenceState(state, block_root(salt=request.salt), list(request.prompt))
+    sequence = SequenceState(state, block_root(salt=limits.hash_salt + request.salt), list(request.prompt))
     if request.pooling is not None:
         return PromptPooling(state, sequence, limits)
     sampling = request.sampling

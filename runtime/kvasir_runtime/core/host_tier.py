@@ -1,0 +1,216 @@
+"""The second tier of the KV cache on the host: which blocks are copied there, and when a copy comes back.
+
+The scheduler is the only caller. Every block is copied once, soon after it was published, so that it is on the host
+when it leaves the device, whether by eviction, by preemption or with the process. A copy that comes back is published
+like a computed block; the request that waits for it then finds it as a prefix hit. Copies are entries of plans. What
+they touch stays pinned until the runner reports them done, and no step waits for them. Knows nothing of files.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvasir_api.state import KvHostState
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import BlockLoad, BlockStore, HostChanges, TransferResults
+from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.throughput import DecayingMean
+
+LEAST_BLOCKS: Final = 4
+"""Fewer are computed: a load delays its request by a step at least."""
+PROBE_EVERY: Final = 16
+"""Of the loads that were judged slower than computing, one in so many is made all the same, to measure again."""
+MEMORY_S: Final = 2.0
+"""Seconds of copying after which a measurement weighs 1/e."""
+MOST_HELD: Final = 4
+"""Blocks that wait to be copied may pin one in so many of the device's; those behind them may be lost."""
+
+
+class _Transfer(NamedTuple):
+    """What one plan copies. held: blocks that it pins, those first that a chain begins with."""
+
+    step: int
+    held: tuple[int, ...]
+    loads: tuple[BlockLoad, ...]
+
+
+class HostTier:
+    """Knows by hash what the host holds, as far as the runner has reported it; without a tier everything is a miss."""
+
+    __slots__ = (
+        "_block_bytes",
+        "_block_size",
+        "_capacity_blocks",
+        "_declined",
+        "_forgotten_at",
+        "_in_flight",
+        "_load_cost",
+        "_loaded_blocks",
+        "_loading",
+        "_missed_blocks",
+        "_most_held",
+        "_num_held",
+        "_pending",
+        "_pool",
+        "_resident",
+        "_store_cost",
+        "_stored_blocks",
+    )
+
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        self._pool = pool
+        self._capacity_blocks = limits.host_blocks
+        self._block_size, self._block_bytes = limits.block_size, limits.block_bytes
+        self._most_held = max(1, limits.num_blocks // MOST_HELD)
+        self._resident: set[bytes] = set()
+        self._pending: dict[bytes, None] = {}
+        """Hashes of blocks that the host should hold, oldest first."""
+        self._in_flight: deque[_Transfer] = deque()
+        self._loading: set[bytes] = set()
+        self._num_held = self._declined = 0
+        self._load_cost, self._store_cost = DecayingMean(), DecayingMean()
+        self._stored_blocks = self._loaded_blocks = self._missed_blocks = 0
+        self._forgotten_at = -1
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is a second tier."""
+        return self._capacity_blocks > 0
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a launched plan copies something that was not reported done."""
+        return bool(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether plans are needed to begin copies, or to learn of their end."""
+        return bool(self._in_flight or self._pending)
+
+    @property
+    def state(self) -> KvHostState:
+        """Its share of `/state`."""
+        size = self._block_size
+        cached = min(len(self._resident), self._capacity_blocks)
+        return KvHostState(
+            capacity_tokens=self._capacity_blocks * size,
+            cached_tokens=cached * size,
+            free_tokens=(self._capacity_blocks - cached) * size,
+            stored_tokens=self._stored_blocks * size,
+            loaded_tokens=self._loaded_blocks * size,
+            missed_tokens=self._missed_blocks * size,
+            load_bytes_per_s=self._bytes_per_s(self._load_cost),
+            store_bytes_per_s=self._bytes_per_s(self._store_cost),
+        )
+
+    def holds_alone(self) -> bool:
+        """Whether a block becomes available when a copy ends, because nothing else refers to it."""
+        return any(self._pool.references(block) == 1 for transfer in self._in_flight for block in transfer.held)
+
+    def add(self, hashes: Sequence[bytes]) -> None:
+        """Blocks of a chain were published, or found by a request: the host should hold them, and keep them longer.
+
+        The first of a chain is used by most requests, so it comes last and is evicted last.
+        """
+        if not self.is_enabled:
+            return
+        for block_hash in reversed(hashes):
+            self._pending.pop(block_hash, None)
+            self._pending[block_hash] = None
+        while len(self._pending) > 2 * self._pool.num_blocks:
+            del self._pending[next(iter(self._pending))]
+
+    def store(self, builder: PlanBuilder) -> None:
+        """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""
+        stores: list[BlockStore] = []
+        while self._pending and self._num_held + len(stores) < self._most_held:
+            block_hash = next(iter(self._pending))
+            del self._pending[block_hash]
+            stores += [BlockStore(block, key_of(block_hash)) for block in self._pool.lookup((block_hash,), 1)]
+        if stores:
+            builder.stores += stores
+            held = tuple(store.block for store in reversed(stores))
+            self._pool.share(held, hit=False)
+            self._hold(_Transfer(builder.step, held, ()))
+
+    def is_loading(self, hashes: Sequence[bytes], position: int) -> bool:
+        """Whether the block at a position of a chain is on its way to the device."""
+        return position < len(hashes) and key_of(hashes[position]) in self._loading
+
+    def worth_loading(self, hashes: Sequence[bytes], start: int, limit: int, token_s: float) -> int:
+        """Blocks of a chain from start on, at most up to limit, that should be loaded and not computed.
+
+        token_s: measured seconds to compute a token, 0 if nothing was measured yet. Until both are known, copy.
+        """
+        end = start
+        while end < min(limit, len(hashes)) and key_of(hashes[end]) in self._resident:
+            end += 1
+        if end - start < LEAST_BLOCKS:
+            return 0
+        if token_s and self._load_cost.value > token_s * self._block_size:
+            self._declined += 1
+            if self._declined % PROBE_EVERY:
+                return 0
+        return end - start
+
+    def load(self, builder: PlanBuilder, hits: Sequence[int], hashes: Sequence[bytes]) -> None:
+        """Add copies from the host to a plan, into blocks that the pool must have. hits: blocks of the chain before."""
+        self._pool.share(hits, hit=False)
+        blocks = self._pool.take(len(hashes))
+        loads = tuple(map(BlockLoad, map(key_of, hashes), blocks))
+        builder.loads += loads
+        self._loading.update(load.key for load in loads)
+        self._hold(_Transfer(builder.step, (*hits, *blocks), loads))
+
+    def settle(self, done: TransferResults) -> None:
+        """Copies ended: publish what was loaded, and give everything up.
+
+        A block that could not be loaded becomes free, and its request computes it and what follows.
+        """
+        loaded = set(done.loaded)
+        self._stored_blocks += done.num_stored
+        self._note(self._store_cost, done.store_s, done.num_stored)
+        self._note(self._load_cost, done.load_s, len(loaded))
+        while self._in_flight and self._in_flight[0].step <= done.through:
+            transfer = self._in_flight.popleft()
+            for load in transfer.loads:
+                self._loading.discard(load.key)
+                if load.block not in loaded:
+                    self._missed_blocks += 1
+                    self._resident.discard(load.key)
+                elif transfer.step > self._forgotten_at:
+                    self._loaded_blocks += 1
+                    self._pool.publish(load.block, load.key[:-1])
+            self._num_held -= len(transfer.held)
+            self._pool.release(transfer.held)
+
+    def changed(self, changes: HostChanges) -> None:
+        """The host holds other blocks than before, by copies of this process or of others that share it."""
+        if changes.reset:
+            self._resident.clear()
+        self._resident.difference_update(changes.removed)
+        self._resident.update(changes.added)
+
+    def forget(self, step: int) -> None:
+        """Nothing that was computed up to now may be found again. step: of the last plan; what it loads is dropped."""
+        self._pending.clear()
+        self._resident.clear()
+        self._forgotten_at = step
+
+    def _hold(self, transfer: _Transfer) -> None:
+        self._num_held += len(transfer.held)
+        self._in_flight.append(transfer)
+
+    def _bytes_per_s(self, cost: DecayingMean) -> float:
+        return self._block_bytes / cost.value if cost.value else 0.0
+
+    @staticmethod
+    def _note(cost: DecayingMean, seconds: float, num_blocks: int) -> None:
+        if seconds > 0 and num_blocks:
+            cost.add(seconds, num_blocks, 1.0 / (1.0 + seconds / MEMORY_S))
+
+
+def key_of(block_hash: bytes, group: int = 0) -> bytes:
+    """The key of a block on the host: its hash, and behind it its cache group."""
+    return block_hash + group.to_bytes()

@@ -1,0 +1,1 @@
+"""The second tier of the KV cache: blocks kept in host memory, and the copies between it and the device."""

@@ -1,0 +1,229 @@
+"""When blocks go to the host and when they come back, as tables; the state machine of the scheduler has the rest."""
+
+import pytest
+
+from fakes.host import FakeHost
+from fakes.runner import FakeRunner
+from fakes.serving import request, serving
+from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.host_tier import PROBE_EVERY, HostTier, key_of
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.plan import HostChanges, TransferResults
+from kvasir_runtime.core.plan_builder import PlanBuilder
+
+HASHES = [bytes([number]) * 32 for number in range(12)]
+
+
+def tier(num_blocks=16, host_blocks=100):
+    limits = Limits(
+        num_blocks=num_blocks,
+        block_size=4,
+        max_batch_tokens=64,
+        max_sequences=4,
+        max_model_len=64,
+        host_blocks=host_blocks,
+        block_bytes=1000,
+    )
+    pool = BlockPool(num_blocks)
+    return pool, HostTier(pool, limits)
+
+
+def plan_of(host, step=1):
+    builder = PlanBuilder(step=step, budget=64)
+    host.store(builder)
+    return builder
+
+
+def published(pool, count):
+    blocks = pool.take(count)
+    for block, block_hash in zip(blocks, HASHES, strict=False):
+        pool.publish(block, block_hash)
+    return blocks
+
+
+def resident(host, count):
+    host.changed(HostChanges(added=tuple(map(key_of, HASHES[:count]))))
+
+
+def test_a_published_block_is_stored_once_and_stays_pinned_until_that_is_done():
+    pool, host = tier()
+    blocks = published(pool, 3)
+    host.add(HASHES[:3])
+    builder = plan_of(host)
+    assert [(one.block, one.key) for one in builder.stores] == [(blocks[n], key_of(HASHES[n])) for n in (2, 1, 0)]
+    assert plan_of(host, step=2).stores == []
+    pool.release(blocks)
+    assert (pool.num_pinned, pool.num_cached) == (3, 0)
+    host.settle(TransferResults(through=0))
+    assert pool.num_pinned == 3
+    host.settle(TransferResults(through=1, num_stored=3, store_s=0.5))
+    assert (pool.num_pinned, pool.num_cached) == (0, 3)
+    assert not host.has_work
+    assert host.state.stored_tokens == 12
+    assert host.state.store_bytes_per_s == 6000
+
+
+def test_a_block_that_was_evicted_first_is_not_stored():
+    pool, host = tier(num_blocks=4)
+    pool.release(published(pool, 2))
+    host.add(HASHES[:2])
+    pool.release(pool.take(4))
+    assert plan_of(host).stores == []
+    assert not host.has_work
+
+
+def test_blocks_that_wait_to_be_copied_pin_a_share_of_the_device_only():
+    pool, host = tier(num_blocks=16)
+    published(pool, 12)
+    host.add(HASHES)
+    assert [len(plan_of(host, step).stores) for step in (1, 2)] == [4, 0]
+    host.settle(TransferResults(through=1))
+    assert len(plan_of(host, step=3).stores) == 4
+    assert host.has_work
+
+
+def test_without_a_tier_nothing_is_remembered():
+    pool, host = tier(host_blocks=0)
+    published(pool, 3)
+    host.add(HASHES[:3])
+    assert plan_of(host).stores == []
+    assert not host.has_work
+    assert host.state.capacity_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("resident_blocks", "hits", "limit", "want"),
+    [
+        (8, 0, 12, 8),
+        (8, 2, 12, 6),
+        (8, 0, 6, 6),  # the last token is always computed
+        (3, 0, 12, 0),  # so few are computed sooner
+        (8, 5, 12, 0),
+        (0, 0, 12, 0),
+    ],
+)
+def test_what_is_on_the_host_behind_the_hits_is_loaded(resident_blocks, hits, limit, want):
+    _, host = tier()
+    resident(host, resident_blocks)
+    assert host.worth_loading(HASHES, hits, limit, token_s=0.0) == want
+
+
+def loaded_in(host, pool, seconds, count=8):
+    """A load of so many blocks took so long."""
+    builder = PlanBuilder(step=5, budget=64)
+    host.load(builder, [], HASHES[:count])
+    blocks = [load.block for load in builder.loads]
+    host.settle(TransferResults(through=5, loaded=tuple(blocks), load_s=seconds))
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("load_s", "token_s", "want"),
+    [
+        (0.8, 0.1, 8),  # a block: 0.1 s to copy, 0.4 s to compute
+        (8.0, 0.1, 0),
+        (8.0, 0.0, 8),  # computing was not measured
+        (0.0, 1e-9, 8),  # copying was not measured
+    ],
+)
+def test_the_quicker_of_copy_and_computation_is_taken_once_both_are_measured(load_s, token_s, want):
+    pool, host = tier()
+    resident(host, 8)
+    loaded_in(host, pool, load_s)
+    assert host.worth_loading(HASHES, 0, 12, token_s) == want
+
+
+def test_a_slow_copy_is_measured_again_now_and_then():
+    pool, host = tier()
+    resident(host, 8)
+    loaded_in(host, pool, 100.0)
+    taken = [host.worth_loading(HASHES, 0, 12, 1e-6) for _ in range(2 * PROBE_EVERY)]
+    assert [count for count in taken if count] == [8, 8]
+
+
+def test_loaded_blocks_are_found_and_the_missing_is_forgotten():
+    pool, host = tier()
+    resident(host, 6)
+    hits = published(pool, 1)
+    pool.release(hits)
+    builder = PlanBuilder(step=1, budget=64)
+    host.load(builder, hits, HASHES[1:6])
+    blocks = [load.block for load in builder.loads]
+    assert host.is_loading(HASHES, 1)
+    assert not host.is_loading(HASHES, 0)
+    assert pool.num_pinned == 6
+    host.settle(TransferResults(through=1, loaded=(blocks[0], blocks[1], blocks[3])))
+    assert pool.lookup(HASHES, 12) == [*hits, *blocks[:2]]
+    assert (pool.num_pinned, pool.num_cached, pool.num_free) == (0, 4, 12)
+    assert (host.state.loaded_tokens, host.state.missed_tokens) == (12, 8)
+    assert host.worth_loading(HASHES, 3, 12, 0.0) == 0
+    assert not host.is_copying
+
+
+def test_what_was_loaded_while_everything_was_forgotten_is_not_found():
+    pool, host = tier()
+    resident(host, 6)
+    builder = PlanBuilder(step=1, budget=64)
+    host.load(builder, [], HASHES[:6])
+    blocks = [load.block for load in builder.loads]
+    pool.forget()
+    host.forget(1)
+    host.settle(TransferResults(through=1, loaded=tuple(blocks)))
+    assert pool.lookup(HASHES, 12) == []
+    assert pool.num_free == 16
+
+
+def served(**settings):
+    runner = FakeRunner(host=FakeHost(num_slots=200, delay=settings.pop("delay", 0)))
+    return serving(runner=runner, num_blocks=settings.pop("num_blocks", 16), host_blocks=200, **settings)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("delay", [0, 3])
+def test_an_evicted_prefix_comes_back_from_the_host(depth, delay):
+    made = served(delay=delay, depth=depth)
+    long, other = list(range(1, 41)), list(range(100, 150))
+    for number, prompt in enumerate((long, other, long)):
+        made.submit(request(f"r{number}", prompt))
+        made.finish()
+    first, _, again = (made.answers[f"r{number}"] for number in range(3))
+    assert again.tokens == first.tokens
+    assert again.cached_tokens == 36
+    state = made.scheduler.report(RuntimeState())
+    assert 16 <= state.kv_host.loaded_tokens <= 36
+    assert state.kv.pinned_tokens == 0
+
+
+def test_others_go_on_while_a_request_waits_for_its_copy():
+    made = served(delay=6, num_blocks=32)
+    long = list(range(1, 41))
+    made.submit(request("a", long, max_tokens=2))
+    made.finish()
+    made.submit(request("b", list(range(200, 300)), max_tokens=2))
+    made.finish()
+    made.submit(request("streams", [7, 8, 9], max_tokens=40, ignore_eos=True))
+    made.step()
+    made.submit(request("waits", long, max_tokens=2))
+    before = len(made.answers["streams"].tokens)
+    for _ in range(5):
+        made.step()
+    assert len(made.answers["streams"].tokens) == before + 5
+    assert not made.answers["waits"].tokens
+    made.finish()
+    assert made.answers["waits"].tokens == made.answers["a"].tokens
+
+
+def test_a_preempted_request_gets_its_blocks_back_from_the_host():
+    made = served(num_blocks=20, max_sequences=4)
+    for number in range(4):
+        made.submit(request(f"r{number}", [number * 50 + n for n in range(1, 25)], max_tokens=40, ignore_eos=True))
+    made.finish()
+    state = made.scheduler.report(RuntimeState())
+    assert state.totals.preemptions > 0
+    assert state.kv_host.loaded_tokens > 0
+    calm = serving(num_blocks=200, max_sequences=4)
+    for number in range(4):
+        calm.submit(request(f"r{number}", [number * 50 + n for n in range(1, 25)], max_tokens=40, ignore_eos=True))
+    calm.finish()
+    assert [one.tokens for one in made.answers.values()] == [one.tokens for one in calm.answers.values()]
