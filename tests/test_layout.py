@@ -35,7 +35,13 @@ PURE_ROOMS = {
     "kvasir_operator": ("observed", "desired", "diff", "rollout", "status", "scaling", "stages", "election"),
     "kvasir_gateway": ("choose", "ring", "prefix"),
     "kvasir_local": ("node/rules",),
-    "kvasir_runtime": ("core", "runner/graphs/cudagraph_sizes", "frontend/parsing"),
+    "kvasir_runtime": (
+        "core",
+        "runner/kv_offload/slot_table",
+        "runner/kv_offload/store_layout",
+        "runner/graphs/cudagraph_sizes",
+        "frontend/parsing",
+    ),
 }
 
 # Words that stood for a term of the field, and English that a newcomer stumbles over: they must not come back.

@@ -83,7 +83,12 @@ class RuntimeOptions(OptionsBase):
                     "rule": "self.?maxBatchTokens.orValue(0) == 0 || self.maxBatchTokens >= self.?blockSize.orValue(16)",
                     "message": "runtime.maxBatchTokens must be 0 or at least runtime.blockSize",
                     "fieldPath": ".maxBatchTokens",
-                }
+                },
+                {
+                    "rule": "self.?kvHostBytes.orValue(0) == 0 || self.?prefixCache.orValue(true)",
+                    "message": "runtime.kvHostBytes needs runtime.prefixCache",
+                    "fieldPath": ".kvHostBytes",
+                },
             ]
         }
     )
@@ -108,6 +113,13 @@ class RuntimeOptions(OptionsBase):
         unit="tokens",
         ge=0,
         le=1_000_000_000,
+    )
+    kv_host_bytes: int = option(
+        0,
+        "Memory of the host for a second tier of the KV cache: computed blocks are copied there beside the steps and come back where that is quicker than computing them. On a CPU a file that replicas on the node share and that a restarted one finds again. 0 keeps none.",
+        unit="bytes",
+        ge=0,
+        le=1_099_511_627_776,
     )
     memory_percent: int = option(
         90,
@@ -201,6 +213,12 @@ class RuntimeOptions(OptionsBase):
             raise ValueError(f"maxBatchTokens {self.max_batch_tokens} is less than blockSize {self.block_size}")
         return self
 
+    @model_validator(mode="after")
+    def _host_tier_has_a_prefix_cache(self) -> Self:
+        if self.kv_host_bytes and not self.prefix_cache:
+            raise ValueError("kvHostBytes needs prefixCache: blocks on the host are found by their prefix")
+        return self
+
 
 Port = Annotated[int, Ge(0), Le(65535)]
 
@@ -285,6 +303,11 @@ class ServeOptions(RuntimeOptions):
         "",
         "Directory that keeps what a start measured (memory of a step), so that the next one with the same model, options and machine need not; off keeps nothing. Default: the variable KVASIR_STARTUP_CACHE, else kvasir/start in the user's cache.",
         metavar="DIR|off",
+    )
+    kv_host_dir: str = option(
+        "",
+        "Directory of the files of --kv-host-bytes on a CPU, each for one model, type and layout and readable by its owner only; on tmpfs, as /dev/shm is, they take memory and no disk. Default: the variable KVASIR_KV_HOST_DIR, else kvasir/kv in the user's cache.",
+        metavar="DIR",
     )
     pod_revision: str = option(
         "", "Name of the revision of the service that this pod belongs to; reported in /state.", metavar="NAME"

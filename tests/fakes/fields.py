@@ -53,6 +53,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.maxModelLen": (0, 512),
     "runtime.kvCacheDtype": ("auto", "int8"),
     "runtime.kvCacheTokens": (0, 512),
+    "runtime.kvHostBytes": (0, 1_073_741_824),
     "runtime.memoryPercent": (90, 80),
     "runtime.blockSize": (16, 32),
     "runtime.prefixCache": (True, False),

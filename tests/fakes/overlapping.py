@@ -1,5 +1,6 @@
 """A device stream on the CPU that is as unforgiving as a card's: what was not waited for is not there yet."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,3 +59,40 @@ class Overlapping:
         event = _Event(self._copies, self._sources, self.num_waits)
         self._copies, self._sources = [], []
         return event
+
+
+@dataclass(slots=True)
+class OverlappingMark:
+    """Passed once so many copies were made."""
+
+    stream: "OverlappingCopies"
+    place: int
+
+    def has_passed(self) -> bool:
+        return self.stream.num_made >= self.place
+
+    def seconds_since(self, earlier: "OverlappingMark") -> float:
+        return float(self.place - earlier.place)
+
+
+@dataclass(slots=True)
+class OverlappingCopies:
+    """A stream of copies that are made, in order, when the test says so."""
+
+    num_made: int = 0
+    queued: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def host_memory(self, rows: int, row_bytes: int) -> Tensor:
+        return torch.full((rows, row_bytes), 255, dtype=torch.uint8)
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self.queued += pairs
+
+    def mark(self) -> OverlappingMark:
+        return OverlappingMark(self, len(self.queued))
+
+    def run(self, count: int) -> None:
+        """Make the next copies."""
+        for target, source in self.queued[self.num_made : self.num_made + count]:
+            target.copy_(source)
+            self.num_made += 1

@@ -18,6 +18,7 @@ CHANGED = {
     "prefix_cache": False,
     "cuda_graphs": False,
     "batch_invariant": True,
+    "kv_host_bytes": 1 << 30,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,
@@ -48,6 +49,7 @@ CHANGED = {
     "otlp_traces_endpoint": "http://127.0.0.1:4318",
     "otlp_sample_percent": 5,
     "startup_cache": "plans",
+    "kv_host_dir": "kv",
     "pod_revision": "r1",
 }
 

@@ -24,7 +24,15 @@ from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs
 from kvasir_runtime.runner.runner import ModelRunner
-from kvasir_runtime.runner.startup import capacity, host_resources, placement, startup_cache, startup_cache_key, warmup
+from kvasir_runtime.runner.startup import (
+    capacity,
+    host_resources,
+    host_tier,
+    placement,
+    startup_cache,
+    startup_cache_key,
+    warmup,
+)
 from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model
 from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
@@ -77,6 +85,9 @@ def build(
     )
     key = startup_cache_key.key(options, folder, ops, device)
     runner = _with_kv_cache(new_runner, facts, options, device, key, grammars_of(folder, facts))
+    transfers = host_tier.transfers(options, folder, runner.facts, runner.blocks)
+    if transfers is not None:
+        runner.use_host_tier(transfers)
     runner.facts = msgspec.structs.replace(runner.facts, warm_s=time.monotonic() - start - load_s)
     return runner
 

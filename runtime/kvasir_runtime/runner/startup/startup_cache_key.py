@@ -38,7 +38,7 @@ def key(options: ServeOptions, model: Path, ops: Ops, device: torch.device) -> d
         "driver": _driver(device),
         "kernels": ops.name,
         "versions": f"kvasir {__version__} torch {torch.__version__} triton {_version('triton')}",
-        "source": _source(Path(kvasir_runtime.__file__).parent),
+        "source": source(Path(kvasir_runtime.__file__).parent),
         "allocator": " ".join(os.environ.get(name, "") for name in _ALLOCATOR),
     }
 
@@ -87,7 +87,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-def _source(folder: Path) -> str:
+def source(folder: Path) -> str:
     """Of this code, which changes in development without a new version."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

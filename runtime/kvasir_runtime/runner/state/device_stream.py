@@ -5,6 +5,7 @@ returns to its allocator once the device has read it. `HostStream` overlaps with
 at launch. Tests have a third stream, a CPU that behaves as CUDA does.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +39,29 @@ class DeviceStream(Protocol):
 
     def record_event(self) -> StreamEvent:
         """The point after all work so far."""
+
+
+class CopyMark(Protocol):
+    """A point in a stream of copies."""
+
+    def has_passed(self) -> bool:
+        """Whether all copies before it have ended; never waits."""
+
+    def seconds_since(self, earlier: "CopyMark") -> float:
+        """Time that the device took from an earlier mark to this one; both have passed."""
+
+
+class CopyStream(Protocol):
+    """Copies between host and device, in order, beside what the device computes."""
+
+    def host_memory(self, rows: int, row_bytes: int) -> Tensor:
+        """(rows, row_bytes) uint8 on the host, of undefined content, to which the device copies without the host."""
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Enqueue copies to the first from the second of each pair; never waits."""
+
+    def mark(self) -> CopyMark:
+        """The point after all copies so far."""
 
 
 class _PassedEvent:
@@ -88,6 +112,50 @@ class CudaStream:
         event = torch.cuda.Event()
         event.record()
         return event
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaMark:
+    event: torch.cuda.Event
+
+    def has_passed(self) -> bool:
+        """By a query, which does not wait."""
+        return bool(self.event.query())
+
+    def seconds_since(self, earlier: CopyMark) -> float:
+        """By the clock of the device."""
+        assert isinstance(earlier, _CudaMark)
+        return float(earlier.event.elapsed_time(self.event)) / 1000
+
+
+class CudaCopyStream:
+    """A stream of its own. What it reads must be computed, and what it writes unused, when a copy is enqueued."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def host_memory(self, rows: int, row_bytes: int) -> Tensor:
+        """Registered with the driver: torch's own allocator takes pinned memory by powers of two.
+
+        Raises RuntimeError where the memory cannot be had.
+        """
+        memory = torch.empty((rows, row_bytes), dtype=torch.uint8)
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+        if code:
+            raise RuntimeError(f"{memory.numel():,} bytes of the host cannot be pinned (CUDA error {code})")
+        return memory
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Asynchronous, since one side is pinned."""
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+
+    def mark(self) -> CopyMark:
+        """A CUDA event with a time."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return _CudaMark(event)
 
 
 def stream_of(device: torch.device) -> DeviceStream:

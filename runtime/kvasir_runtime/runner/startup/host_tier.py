@@ -1,0 +1,122 @@
+"""Opens the second tier of the KV cache on the host, as the options ask for it. Called by `build`."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from errno import EDQUOT, EIO, ENOSPC
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+import kvasir_runtime
+from kvasir_api import __version__
+from kvasir_api.options import RuntimeOptions, ServeOptions
+from kvasir_runtime import gguf
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.runner.kv_offload import store_layout
+from kvasir_runtime.runner.kv_offload.file_store import FileStore, LockBusyError, open_store
+from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
+from kvasir_runtime.runner.kv_offload.pinned_transfers import PinnedTransfers
+from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
+from kvasir_runtime.runner.startup import host_resources, startup_cache_key
+from kvasir_runtime.runner.state.device_stream import CudaCopyStream
+from kvasir_runtime.weights import safetensors_checkpoint
+from kvasir_runtime.wire import EngineFacts
+
+LOG = logging.getLogger(__name__)
+VARIABLE: Final = "KVASIR_KV_HOST_DIR"
+_OF_SERVING: Final = {
+    *("kv_cache_tokens", "kv_host_bytes", "memory_percent", "prefix_cache", "cuda_graphs", "max_batch_tokens"),
+    *("max_sequences", "max_waiting", "tool_call_parser", "reasoning_parser", "generation_config"),
+    *("pooling", "normalize", "matryoshka", "scoring"),
+}
+"""Options that change no key and no value of a token; any other, and any to come, gives another file."""
+_TRANSIENT: Final = (ENOSPC, EDQUOT, EIO)
+"""A disk's troubles, which pass; what else goes wrong is a wrong option."""
+
+
+def transfers(options: ServeOptions, model: Path, facts: EngineFacts, blocks: Tensor) -> BlockTransfers | None:
+    """The copies between a cache and its second tier; None where there is none, or its disk cannot hold it.
+
+    blocks: (pieces, num_blocks, piece_bytes) uint8, the cache. Raises StartError where the options cannot be followed.
+    """
+    if not options.kv_host_bytes:
+        return None
+    block_bytes = blocks.shape[0] * blocks.shape[2]
+    if blocks.device.type != "cpu":
+        return _pinned(options, blocks, block_bytes)
+    if store_layout.num_slots(options.kv_host_bytes, block_bytes) < 1:
+        raise StartError(f"--kv-host-bytes {options.kv_host_bytes} does not hold one block of {block_bytes:,} bytes")
+    store = _file(options, file_name(options, model, facts, block_bytes), block_bytes)
+    return None if store is None else TransferThread(store, blocks.numpy())
+
+
+def directory(option: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where files are kept: the option, else the variable, else below the user's cache. Raises StartError."""
+    chosen = option or environment.get(VARIABLE, "")
+    if chosen:
+        return Path(os.path.expanduser(chosen))  # noqa: PTH111 -- Path's own raises where the user is unknown
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    if not cache.startswith("/"):
+        raise StartError("--kv-host-bytes needs a directory, and this user has no cache: set --kv-host-dir")
+    return Path(cache) / "kvasir" / "kv"
+
+
+def file_name(options: ServeOptions, model: Path, facts: EngineFacts, block_bytes: int) -> str:
+    """Hexadecimal, of everything that the content of a block depends on, and of the service that it belongs to."""
+    name = options.served_model_name[0] if options.served_model_name else ""
+    decisive = [option for option in RuntimeOptions.model_fields if option not in _OF_SERVING]
+    known = {
+        "service": name,
+        "model": _identity(model),
+        "block": f"{facts.block_size} tokens {block_bytes} bytes",
+        "options": " ".join(f"{name}={getattr(options, name)}" for name in decisive),
+        "types": f"{facts.dtype} {facts.quantization}",
+        "kernels": f"{facts.device} {facts.kernels} {facts.fallback}",
+        "versions": f"kvasir {__version__} torch {torch.__version__}",
+        "source": startup_cache_key.source(Path(kvasir_runtime.__file__).parent),
+    }
+    return hashlib.sha256(msgspec.json.encode(known, order="sorted")).hexdigest()[:32]
+
+
+def _pinned(options: ServeOptions, blocks: Tensor, block_bytes: int) -> PinnedTransfers:
+    """In memory of this process, which a card copies to and from."""
+    num_slots, limit_bytes = options.kv_host_bytes // block_bytes, host_resources.memory_limit_bytes()
+    if num_slots < 1 or options.kv_host_bytes > limit_bytes:
+        raise StartError(
+            f"--kv-host-bytes {options.kv_host_bytes:,}: at least one block of {block_bytes:,} bytes must fit, and"
+            f" this process may use {limit_bytes:,} bytes of the host's memory"
+        )
+    try:
+        return PinnedTransfers(blocks, num_slots, CudaCopyStream(blocks.device))
+    except (RuntimeError, MemoryError) as error:
+        raise StartError(f"--kv-host-bytes {options.kv_host_bytes:,}: {error}") from error
+
+
+def _file(options: ServeOptions, name: str, block_bytes: int) -> FileStore | None:
+    folder = directory(options.kv_host_dir)
+    try:
+        return open_store(folder, name, block_bytes, options.kv_host_bytes)
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno not in _TRANSIENT and not isinstance(error, LockBusyError):
+            raise StartError(f"--kv-host-dir {folder}: {why}") from error
+        LOG.warning("the KV cache has no second tier: %s: %s", folder, why)
+        return None
+
+
+def _identity(model: Path) -> list[str]:
+    """Of the files of a checkpoint as they lie there: another model in their place has another time of change.
+
+    Their content is not read, which would take longer than the start; a copy of a model counts as another one.
+    """
+    if gguf.is_gguf(model):
+        files = [Path(part) for part in gguf.parts(str(model))]
+    else:
+        files = [model / "config.json", *safetensors_checkpoint.files(model)]
+    found = [(path.name, path.stat()) for path in files]
+    return [f"{name} {stat.st_size} {stat.st_ino} {stat.st_mtime_ns} {stat.st_ctime_ns}" for name, stat in found]

@@ -1,0 +1,112 @@
+"""Where the second tier's file is, what it is named after, and what happens where it cannot be."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+from fakes import checkpoints
+from fakes.by_hand import runner_of
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.runner.startup import host_tier
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return checkpoints.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def facts(model):
+    return runner_of(model, num_blocks=4).facts
+
+
+def options(model, folder, **given):
+    return ServeOptions(model=str(model), **{"kv_host_bytes": 1 << 20, "kv_host_dir": str(folder), **given})
+
+
+BLOCKS = torch.zeros((5, 4, 1000), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "want"),
+    [
+        ("/a", {"KVASIR_KV_HOST_DIR": "/b", "HOME": "/h"}, "/a"),
+        ("", {"KVASIR_KV_HOST_DIR": "/b", "XDG_CACHE_HOME": "/c"}, "/b"),
+        ("", {"XDG_CACHE_HOME": "/c"}, "/c/kvasir/kv"),
+    ],
+)
+def test_the_directory_is_the_option_then_the_variable_then_the_users_cache(option, environment, want):
+    assert str(host_tier.directory(option, environment)) == want
+
+
+def test_without_the_option_there_is_no_tier(model, facts, tmp_path):
+    assert host_tier.transfers(options(model, tmp_path, kv_host_bytes=0), model, facts, BLOCKS) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tier_has_as_many_slots_as_its_limit_holds(model, facts, tmp_path):
+    made = host_tier.transfers(options(model, tmp_path), model, facts, BLOCKS)
+    assert made.num_slots == (1 << 20) // (8192 + 64) - 1
+    assert len(made.hash_salt) == 32
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1 << 20
+
+
+def test_the_same_service_and_model_have_the_same_file(model, facts):
+    name = host_tier.file_name(options(model, "/kv"), model, facts, 5000)
+    assert name == host_tier.file_name(options(model, "/elsewhere", max_sequences=3), model, facts, 5000)
+    assert len(bytes.fromhex(name)) == 16
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"served_model_name": ("b",)},
+        {"kv_cache_dtype": "int8"},
+        {"quantization": "int8"},
+        {"batch_invariant": True},
+        {"max_model_len": 100},
+        {"block_size": 32},
+    ],
+)
+def test_another_service_or_type_has_another_file(model, facts, other):
+    plain = host_tier.file_name(options(model, "/kv"), model, facts, 5000)
+    assert host_tier.file_name(options(model, "/kv", **other), model, facts, 5000) != plain
+    assert host_tier.file_name(options(model, "/kv"), model, facts, 5001) != plain
+
+
+@pytest.mark.parametrize("changed", ["model.safetensors", "config.json"])
+def test_a_model_that_was_replaced_has_another_file(facts, tmp_path, changed):
+    """The same shapes, sizes and times: two fine-tunes of one base."""
+    model = checkpoints.write(tmp_path / "tiny")
+    before = host_tier.file_name(options(model, "/kv"), model, facts, 5000)
+    path = model / changed
+    found, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 0 if changed == "config.json" else 1
+    path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert host_tier.file_name(options(model, "/kv"), model, facts, 5000) != before
+
+
+def test_a_full_disk_is_said_and_the_start_goes_on(model, facts, tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(host_tier, "open_store", full)
+    assert host_tier.transfers(options(model, tmp_path), model, facts, BLOCKS) is None
+    assert "no second tier" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"kv_host_bytes": 9000}, "--kv-host-bytes 9000 does not hold one block of 5,000 bytes"),
+        ({"kv_host_dir": "/dev/null/kv"}, "--kv-host-dir /dev/null/kv: Not a directory"),
+    ],
+)
+def test_options_that_cannot_be_followed_end_the_start(model, facts, tmp_path, given, why):
+    with pytest.raises(StartError, match=why):
+        host_tier.transfers(options(model, tmp_path, **given), model, facts, BLOCKS)
