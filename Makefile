@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-operator bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-operator bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ test-changes: setup  ## Change live services at random and compare with new ones
 test-idle: setup  ## Watch an operator with nothing to do for ten minutes: it must write nothing (SECONDS_IDLE=…)
 	@KVASIR_IDLE_S=$(or $(SECONDS_IDLE),600) $(TEST_ENV) $(BIN)/python -m pytest -s tests/e2e/test_operator_idle.py $(PYTEST_ARGS)
 
+test-soak: setup  ## Serve ten minutes with too little memory and a second tier; every answer must be the undisturbed one (SECONDS_SOAK=… SEED=…)
+	@KVASIR_SOAK_S=$(or $(SECONDS_SOAK),600) KVASIR_SEED=$(or $(SEED),1) $(TEST_ENV) $(BIN)/python -m pytest -s tests/kvasir_runtime/engine/test_engine_host_tier.py $(PYTEST_ARGS)
+
 test-away: setup  ## Take the API server away from a running operator for five minutes (SECONDS_AWAY=…)
 	@KVASIR_AWAY_S=$(or $(SECONDS_AWAY),300) $(TEST_ENV) $(BIN)/python -m pytest tests/e2e/test_operator_harm.py -k away $(PYTEST_ARGS)
 
@@ -114,6 +117,9 @@ bench-peers: setup  ## The same beside the peers that are installed, in turns (t
 
 bench-scaling: setup  ## Measure 1 to 32 streams against what memory and processors allow (BENCH_ARGS=--write keeps it)
 	@PYTHONPATH=tests $(BIN)/python -m bench.scaling $(BENCH_ARGS)
+
+bench-host-tier: setup  ## Measure the follow-up of a 32k prompt from the second tier against computing it (BENCH_ARGS="--dir /dev/shm")
+	@PYTHONPATH=tests $(BIN)/python -m bench.host_tier $(BENCH_ARGS)
 
 bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 50 --write")
 	@PYTHONPATH=tests $(BIN)/python -m bench.operator_scale $(BENCH_ARGS)
