@@ -1,7 +1,7 @@
 """The tokenizer of a model: text to ids and back, chat messages to a prompt, facts that requests are checked against.
 
-Loaded once from the model's directory by the start of the process; encode() and rendered() run in worker threads
-(the library releases the interpreter lock), decode() on the event loop for a few ids at a time.
+Loaded once from the model's directory by the start of the process; encode() and rendered() run in worker threads,
+decode() on the event loop for a few ids at a time.
 """
 
 import functools
@@ -16,19 +16,22 @@ from tokenizers import Tokenizer as Encoder
 from kvasir_api import hf_config
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import ModelError
-from kvasir_runtime.frontend import chat_template, template_sources
+from kvasir_runtime.frontend import chat_template, split_points, template_sources
 from kvasir_runtime.frontend.chat_template import ChatTemplate, TemplateError
 from kvasir_runtime.frontend.template_sources import DEFAULT, TOOL_USE, USED
+from kvasir_runtime.frontend.text_encoder import TextEncoder
 from kvasir_runtime.gguf import vocabulary
 from kvasir_runtime.tokenizer_files import build
 from kvasir_runtime.tokenizer_files.byte_letters import BYTES_OF
 from kvasir_runtime.tokenizer_files.files import check_size
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+LONG_TOKENS: Final = 4096
+"""So many ids are decoded by the batch's method, which releases the interpreter."""
 
 
 class PromptTooLong(ValueError):
-    """A text that cannot fit, found before it was tokenized. least_tokens: a lower bound of its length."""
+    """A text that cannot fit, found before all of it was tokenized. least_tokens: a lower bound of its length."""
 
     def __init__(self, least_tokens: int) -> None:
         super().__init__(f"at least {least_tokens} tokens")
@@ -51,16 +54,63 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool, limit: int) -> tuple[int, ...]:
         """Ids of a text; special adds what the tokenizer puts around it (a BOS).
 
-        Raises PromptTooLong when the text must be longer than limit tokens, without tokenizing it.
+        Raises PromptTooLong when there are more than limit; the rest is not tokenized then. Raises Refused for a text
+        that cannot be split.
         """
-        least = len(text) // self.longest_token
+        least = self.least_tokens(text)
         if least > limit:
             raise PromptTooLong(least)
-        return tuple(self.encoder.encode(text, add_special_tokens=special).ids)
+        before, behind = self._surrounding if special else ((), ())
+        ids = (*before, *self.text_encoder.ids(text, limit + 1), *behind)
+        if len(ids) > limit:
+            raise PromptTooLong(len(ids))
+        return ids
+
+    def encode_cut(self, text: str, *, special: bool, keep: int, side: Literal["left", "right"]) -> tuple[int, ...]:
+        """The first or, with side left, the last ids of what encode() gives, at most keep; what is cut off that side
+        is not tokenized. Raises Refused for a text that cannot be split."""
+        before, behind = self._surrounding if special else ((), ())
+        if side == "right":
+            return (*before, *self.text_encoder.ids(text, keep), *behind)[:keep]
+        return (*before, *self.text_encoder.last_ids(text, keep), *behind)[-keep:]
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of a text's length, by its characters alone; 0 where a token may stand for any number."""
+        return len(text) // (self.longest_token * self._shrinking) if self._shrinking else 0
+
+    @functools.cached_property
+    def text_encoder(self) -> TextEncoder:
+        """Of texts without special tokens around them."""
+        return TextEncoder(self.encoder)
+
+    @functools.cached_property
+    def _surrounding(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Ids that the tokenizer puts before and behind every text."""
+        bare = self.encoder.encode("a", add_special_tokens=False).ids
+        whole = self.encoder.encode("a", add_special_tokens=True).ids
+        place = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+        return whole[:place], whole[place + len(bare) :]
+
+    @functools.cached_property
+    def _shrinking(self) -> int:
+        """How many characters of a text become one before it is tokenized, at most; 0 for any number.
+
+        Composition makes at most four into one. An unknown word of WordPiece is one token, however long it is.
+        """
+        takes_blanks = any(token.lstrip or token.rstrip for token in self.encoder.get_added_tokens_decoder().values())
+        if takes_blanks or self.spelling == "other" or type(self.encoder.model).__name__ != "BPE":
+            return 0
+        steps = split_points.components(self.encoder.normalizer)
+        kept = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+        if not all(step == kept or step["type"] in {"NFC", "Prepend"} for step in steps):
+            return 0
+        return 4 if any(step["type"] == "NFC" for step in steps) else 1
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids, special tokens only where wanted; unknown ids are left out."""
-        return str(self.encoder.decode(token_ids, skip_special_tokens=not special))
+        if len(token_ids) < LONG_TOKENS:
+            return str(self.encoder.decode(token_ids, skip_special_tokens=not special))
+        return str(self.encoder.decode_batch([token_ids], skip_special_tokens=not special)[0])
 
     def piece(self, token_id: int) -> str:
         """An id as the vocabulary writes it, "" where it has none."""
