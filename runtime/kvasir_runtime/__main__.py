@@ -6,9 +6,10 @@ from kvasir_runtime.commands.chat import chat
 from kvasir_runtime.commands.generate import generate
 from kvasir_runtime.commands.models import models
 from kvasir_runtime.commands.plan import plan
+from kvasir_runtime.commands.run_batch import run_batch
 from kvasir_runtime.server.command import serve
 
-main = PlainGroup("kvasir", commands=[serve, generate, chat, bench, plan, models])
+main = PlainGroup("kvasir", commands=[serve, generate, chat, bench, run_batch, plan, models])
 
 if __name__ == "__main__":
     main()
