@@ -198,6 +198,12 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         help="Grammars that were tried out and refused.",
         labels=_MODEL,
     ),
+    Metric(
+        name="kvasir_requests_rejected_total",
+        kind="counter",
+        help="Requests that were refused before the engine saw them, by the code of the error.",
+        labels=(*_MODEL, "code"),
+    ),
 )
 
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
@@ -252,6 +258,7 @@ VLLM: Final[tuple[Metric, ...]] = (
     _vllm("histogram", "request_max_num_generation_tokens", "Tokens of the longest choice of a prompt. Buckets as request_prompt_tokens."),
     _vllm("histogram", "request_params_max_tokens", "Tokens that a sequence may have. Buckets as request_prompt_tokens."),
     _vllm("histogram", "request_prefill_kv_computed_tokens", "Prompt tokens that were computed. Buckets as request_prompt_tokens."),
+    _vllm("histogram", "request_num_preemptions", "Preemptions of a request that ended.", buckets=(1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)),
     _vllm("histogram", "request_params_n", "Choices of a prompt.", buckets=(1.0, 2.0, 5.0, 10.0, 20.0)),
     _vllm("histogram", "iteration_tokens_total", "Tokens computed in one step.", buckets=ITERATION_BUCKETS),
 )  # fmt: skip

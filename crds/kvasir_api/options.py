@@ -263,8 +263,14 @@ class ServeOptions(RuntimeOptions):
     cors_origin: tuple[str, ...] = option(
         (), "Origin that browsers may call from; may be repeated, * allows all.", metavar="ORIGIN"
     )
+    root_path: str = option(
+        "", "Prefix that a proxy leaves before our paths; they are found with it and without it.", metavar="PATH"
+    )
     max_body_bytes: int = option(
         16_777_216, "Largest request body; longer ones get 413.", unit="bytes", ge=1024, le=1_073_741_824
+    )
+    strict_fields: bool = option(
+        False, "Refuse request fields that have no effect, instead of naming them in x-kvasir-ignored-fields."
     )
     stored_response_bytes: int = option(
         67_108_864,

@@ -37,7 +37,8 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     answer lose frequency_penalty for each time they occur and presence_penalty once, and the last token of a bad word
     is forbidden where the answer ends in those before it. What grammar forbids is forbidden last, so that it wins.
     logprobs: how many of the likeliest tokens are reported beside each drawn one, -1 for not even that one;
-    prompt_logprobs the same for the prompt. Both are of the unchanged logits.
+    prompt_logprobs the same for the prompt. Both are of the unchanged logits. logprob_token_ids: the tokens that are
+    reported beside each drawn one instead of the likeliest, in this order.
     """
 
     temperature: float = 1.0
@@ -56,6 +57,7 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     logprobs: int = -1
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int = -1
     grammar: Grammar | None = None
 
@@ -63,7 +65,7 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     """One token under the model: the natural logarithm of its probability, and its rank from 1.
 
-    top_ids, top: the likeliest tokens at its place, likeliest first, and their logarithms.
+    top_ids, top: the likeliest tokens at its place, likeliest first, or those that were asked for; their logarithms.
     """
 
     logprob: float
@@ -221,6 +223,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step did for one request: zero or more tokens, and on the last output why it ended.
 
     stop_token_id is the id that ended it (EOS or a stop id), which is not among token_ids.
+    preemptions: how often it lost its place before it ended; on its last output.
     cached_tokens counts prompt tokens found in the prefix cache at first admission; set on every output.
     queue_s: seconds between Submit and the plan with its first chunk; on the first output with tokens, else -1.
     logprobs: one for each of token_ids where they were asked for. prompt_logprobs: of the next tokens of the prompt, in
@@ -236,6 +239,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    preemptions: int = 0
     queue_s: float = -1.0
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()

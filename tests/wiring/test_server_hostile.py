@@ -98,7 +98,7 @@ BODIES = {
         400,
     ),
     "100k-unknown-fields": ("/v1/completions", raw(COMPLETION, **{f"f{n}": 1 for n in range(100_000)}), 400),
-    "a-field-name-of-a-megabyte": ("/v1/completions", raw(COMPLETION, **{"f" * 1_000_000: 1}), 400),
+    "a-field-name-of-a-megabyte": ("/v1/completions", raw(COMPLETION, **{"f" * 1_000_000: 1}), 200),
     "a-model-name-of-a-megabyte": ("/v1/completions", raw(COMPLETION, model="m" * 1_000_000), 400),
     "a-chat-template": ("/v1/chat/completions", raw(CHAT, chat_template="{{ cycler.__init__.__globals__ }}"), 400),
     "a-template-switch-named-messages": (

@@ -38,6 +38,7 @@ WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240,
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)  # up to the longest context, 4096 here
 STEPS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
+PREEMPTIONS = [1, 2, 3, 4, 5, 10, 20]
 CACHE = {
     "block_size",
     "num_gpu_blocks",
@@ -82,6 +83,7 @@ VLLM = {
     "request_params_max_tokens": ("histogram", set(), TOKENS),
     "request_prefill_kv_computed_tokens": ("histogram", set(), TOKENS),
     "request_params_n": ("histogram", set(), CHOICES),
+    "request_num_preemptions": ("histogram", set(), PREEMPTIONS),
     "iteration_tokens_total": ("histogram", set(), STEPS),
 }
 VALUES = {

@@ -62,7 +62,6 @@ def test_a_chat_is_counted_as_it_will_be_prompted(server):
         ("/tokenize", {}, 400, "invalid_value", None),
         ("/tokenize", {"prompt": "a", "messages": CHAT}, 400, "invalid_value", None),
         ("/tokenize", {"prompt": ["a"]}, 400, "invalid_value", "prompt"),
-        ("/tokenize", {"prompt": "a", "colour": 1}, 400, "unknown_parameter", "colour"),
         ("/tokenize", {"messages": CHAT, "tools": [TOOL]}, 400, "unsupported_parameter", "tools"),
         ("/tokenize", {"prompt": "a", "model": "x"}, 404, "model_not_found", "model"),
         ("/tokenize", {"prompt": "a" * 16_000_000}, 400, "invalid_value", "prompt"),

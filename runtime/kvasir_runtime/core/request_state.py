@@ -14,7 +14,8 @@ class RequestState:
 
     rows: of the runner, held while it runs. cached_tokens: of the prompt, found in the prefix cache at first admission;
     None before. uncached_estimate: tokens that must be computed when it is admitted, as far as is known.
-    billed_blocks: blocks that it took or revived, its share of the pinned blocks; kv_block_seconds: their integral.
+    preemptions: how often it lost its rows. billed_blocks: blocks that it took or revived, its share of the pinned
+    blocks; kv_block_seconds: their integral.
     """
 
     request: EngineRequest
@@ -24,6 +25,7 @@ class RequestState:
     rows: list[int] = field(default_factory=list)
     cached_tokens: int | None = None
     uncached_estimate: int = 0
+    preemptions: int = 0
     billed_blocks: int = 0
     kv_block_seconds: float = 0.0
 

@@ -9,6 +9,8 @@ It owns budget, rows, blocks and preemption. What a request computes, and what c
 
 from collections import deque
 
+import msgspec
+
 from kvasir_api.hashes import extend_block_hashes
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
@@ -143,6 +145,7 @@ class Scheduler:
                 outputs += given
                 self._counters.generation_tokens += sum([len(output.token_ids) for output in given])
                 if given[-1].finish_reason is not None:
+                    outputs[-1] = msgspec.structs.replace(given[-1], preemptions=kind.request.preemptions)
                     self._end(kind, now, aborted=False)
         self.pool.settle(plan.step)
         if results.transfers is not None:
@@ -311,6 +314,7 @@ class Scheduler:
         self._release(kind, now)
         request, sequence = kind.request, kind.sequence
         request.phase = "waiting"
+        request.preemptions += 1
         sequence.computed = sequence.published = 0
         self._counters.preemptions += 1
         self._extend_hashes(sequence)

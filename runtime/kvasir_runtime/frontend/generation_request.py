@@ -14,12 +14,13 @@ from kvasir_runtime.wire import EngineRequest
 class GenerationRequest:
     """requests: one per choice that is sampled, in the order of their index.
 
+    continuous_usage: every chunk has the counts so far. include_metrics: the answer has its times.
     num_choices: of each prompt that are shown, the best of those sampled. logprobs, prompt_logprobs: how many of the
-    most likely tokens are shown at each position, -1 for no logprobs at all. echoes: texts of the prompts, where they
-    are repeated before the answers. continues: the answer continues the text of its prompt. only_prompt: the engine
-    samples a token, but none was asked for. special: special tokens are shown. token_ids: they are shown too. parser:
-    what is looked for in the answers of a chat. grammar_field: the field that requests their grammar. tool_results:
-    renders the results of tools that are sent while the answer is written.
+    most likely tokens are shown at each position, -1 for no logprobs at all. echoes: texts of the prompts, or of a
+    chat's last message, where they are repeated before the answers. continues: the answer continues the text of its
+    prompt. only_prompt: the engine samples a token, but none was asked for. special: special tokens are shown.
+    token_ids: they are shown too. parser: what is looked for in the answers of a chat. grammar_field: the field that
+    requests their grammar. tool_results: renders the results of tools that are sent while the answer is written.
     """
 
     answer_id: str
@@ -32,6 +33,8 @@ class GenerationRequest:
     prompt_tokens: int
     stops: tuple[str, ...]
     include_stop: bool
+    continuous_usage: bool = False
+    include_metrics: bool = False
     num_choices: int = 1
     logprobs: int = -1
     prompt_logprobs: int = -1

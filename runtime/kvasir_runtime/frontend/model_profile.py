@@ -14,7 +14,8 @@ from kvasir_runtime.wire import EngineFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """names: of the model. max_context: of prompt and answer together, in tokens. defaults: of sampling fields.
+    """names: of the model. path: from which it was started, which is a name too. max_context: of prompt and answer
+    together, in tokens. defaults: of sampling fields.
 
     ready: the engine's facts; None where there is no engine. parsers: the formats of calls and of reasoning. instance:
     ids of chats begin with it, so that a gateway finds the process that writes one.
@@ -28,9 +29,13 @@ class ModelProfile:
     ready: EngineFacts | None = None
     parsers: ParserNames = field(default_factory=ParserNames)
     instance: str = ""
+    path: str = ""
 
 
-def check_model(name: str, profile: ModelProfile) -> None:
-    """Whether a model of this name is served. Raises Refused."""
-    if name not in profile.names:
+def served_name(name: str | None, profile: ModelProfile) -> str:
+    """The name that a body has, or the first one where it has none. Raises Refused for a model that is not served."""
+    if name is None:
+        return profile.names[0]
+    if name not in profile.names and name != profile.path:
         raise Refused(openai_errors.model_not_found(name))
+    return name

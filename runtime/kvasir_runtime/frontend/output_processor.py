@@ -24,9 +24,9 @@ from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason, Logpr
 class OutputDelta:
     """What is sent of one choice at a time. tokens, token_ids: empty where they were not requested.
 
-    stopped_by: the stop string that ended it. text: as the model wrote it. parts: of a chat, what was found in that
-    text, in order: content, reasoning, calls. called: calls were completed, so reason "stop" means that the client
-    should make them."""
+    stopped_by: the stop string or the requested stop id that ended it. text: as the model wrote it. parts: of a chat,
+    what was found in that text, in order: content, reasoning, calls. called: calls were completed, so reason "stop"
+    means that the client should make them."""
 
     index: int
     text: str = ""
@@ -34,7 +34,7 @@ class OutputDelta:
     tokens: list[OutputToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: Sequence[Logprobs] = ()
-    stopped_by: str | None = None
+    stopped_by: str | int | None = None
     parts: list[Part] = field(default_factory=list)
     called: bool = False
 
@@ -98,11 +98,14 @@ class OutputProcessor:
         "_request",
         "_said",
         "_sent",
+        "_stop_id",
+        "_stop_ids",
         "_stops",
         "cached_tokens",
         "cumulative",
         "num_tokens",
         "open",
+        "preemptions",
         "prompt_logprobs",
         "reasoning_tokens",
         "request_id",
@@ -126,6 +129,8 @@ class OutputProcessor:
         self._decode = decode
         self._detokenizer = Detokenizer(decode, before)
         self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
+        self._stop_ids = engine_request.sampling.stop_token_ids
+        self._stop_id: int | None = None
         self._min_tokens = engine_request.sampling.min_tokens
         self._lead = echo
         self._said: deque[OutputToken] = deque()
@@ -138,6 +143,7 @@ class OutputProcessor:
         self.num_tokens = 0
         self.reasoning_tokens = 0
         self.cached_tokens = 0
+        self.preemptions = 0
         self.open = True
         self.stopped = False
 
@@ -155,13 +161,13 @@ class OutputProcessor:
             reason=reason,
             tokens=self._released_tokens(),
             token_ids=self._new_ids(),
-            stopped_by=self._stops.matched if self._stops is not None else None,
+            stopped_by=self._stop_id if self._stops is None or self._stops.matched is None else self._stops.matched,
             parts=parts,
             called=self._parser is not None and self._parser.called,
         )
 
     def _accepted(self, event: EngineOutput) -> tuple[str, FinishReason | None]:
-        self.cached_tokens = event.cached_tokens
+        self.cached_tokens, self.preemptions = event.cached_tokens, event.preemptions
         self.prompt_logprobs += event.prompt_logprobs
         lead = ""
         if event.token_ids or event.finish_reason is not None:
@@ -232,9 +238,12 @@ class OutputProcessor:
         return text, reason
 
     def _begin(self) -> str:
-        """The echo of the prompt, once, and its tokens where logprobs are wanted."""
+        """The echo of the prompt, once, and its tokens where logprobs are wanted. That of a chat is no answer."""
         lead, self._lead = self._lead, None
         if lead is None:
+            return ""
+        if self._request.chat:
+            self._parts.append(Content(lead))
             return ""
         if self._request.logprobs >= 0:
             self._said.extend(_prompt_said(self._prompt, self.prompt_logprobs, self._decode, len(lead)))
@@ -278,6 +287,8 @@ class OutputProcessor:
         if stop_token_id is None:
             return ""
         self.num_tokens += 1
+        if stop_token_id in self._stop_ids:
+            self._stop_id = stop_token_id
         if self._request.token_ids:
             self._ids.append(stop_token_id)
         if not self._request.include_stop:

@@ -18,9 +18,12 @@ from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_config import applied
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
+from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
+from kvasir_runtime.frontend.output_format import OutputFormat
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.generation import Body, ChatBody, CompletionBody
+from kvasir_runtime.frontend.protocol.sampling_fields import MAX_LOGPROBS, MAX_STOP_CHARACTERS
+from kvasir_runtime.frontend.protocol.validation import Raw
 from kvasir_runtime.frontend.structured_outputs.build import check_total
 from kvasir_runtime.frontend.tokenizer import PromptTooLong, Tokenizer
 from kvasir_runtime.frontend.tool_results import ToolResultRenderer
@@ -28,8 +31,10 @@ from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
 
 DEFAULT_COMPLETION_TOKENS = 16
 SEED_MASK = (1 << 63) - 1
-MAX_PROMPT_TOKENS = 1_000_000
-"""A text that must have more is not tokenized, even where only its end is wanted."""
+MAX_TEMPERATURE = 1e6
+"""Beyond it logits are equal in float32, whatever a request requests."""
+MAX_SHOWN_LOGPROBS = 1 << 18
+"""Of one request: 20 MB of JSON."""
 
 
 class Prompt(NamedTuple):
@@ -39,7 +44,7 @@ class Prompt(NamedTuple):
     routing_text: str
 
 
-def from_bytes(raw: bytes, profile: ModelProfile, *, chat: bool) -> GenerationRequest:
+def from_bytes(raw: Raw, profile: ModelProfile, *, chat: bool) -> GenerationRequest:
     """Parse, check, template and tokenize. Raises Refused."""
     if chat:
         return from_body(generation.parse_chat(raw), profile, http_apis.CHAT_PREFIX)
@@ -53,27 +58,24 @@ def from_body(
 
     prefix: how the answer's id begins. fit: an answer that requests more tokens than fit has those that do.
     """
-    _check_generates(body.model, profile)
+    model = _generating(body.model, profile)
     body = applied(body, profile.defaults)
-    results: ToolResultRenderer | None = None
-    if isinstance(body, ChatBody):
-        template = chat_prompt(body, profile.tokenizer, profile.parsers.reasoning)
-        text, prompt = _chat_prompt(body, template, profile)
-        prompts, output = [prompt], output_format.of_chat(body, profile.parsers, text)
-        if body.async_tool_calls:
-            tool_results.check(body, profile.parsers, output)
-            results = ToolResultRenderer(prompt=template, tokenizer=profile.tokenizer, max_context=profile.max_context)
-    else:
-        prompts, output = _text_prompts(body, profile), output_format.of_completion(body)
+    prompts, output, results = _prompted(body, profile)
     limits = [_max_tokens(body, len(prompt.token_ids), profile, fit=fit) for prompt in prompts]
     _check_ids(prompts, body, profile.tokenizer.vocab_size)
     num_drawn = body.n if body.use_beam_search else max(body.n, body.best_of or 1)
     if output.grammar is not None:
         check_total(output.grammar, len(prompts) * num_drawn)
-    sampling = _sampling(body, profile.tokenizer, num_drawn, output.grammar)
+    shown = _logprobs(body, profile.tokenizer.vocab_size)
+    prompt_shown = _counted(body.prompt_logprobs, profile.tokenizer.vocab_size)
+    sampling = _sampling(body, profile.tokenizer, num_drawn, output.grammar, (shown, prompt_shown))
+    _check_scores(sampling.prompt_logprobs, [len(prompt.token_ids) * body.n for prompt in prompts], "prompt_logprobs")
+    if shown > MAX_LOGPROBS:
+        _check_scores(shown, [limit * num_drawn for limit in limits], "logprobs")
     answer_id = prefix + profile.instance + secrets.token_hex(12)
     requests = _requests(
         body,
+        model,
         answer_id,
         prompts,
         [msgspec.structs.replace(sampling, max_tokens=max(1, limit)) for limit in limits],
@@ -81,18 +83,20 @@ def from_body(
     )
     return GenerationRequest(
         answer_id=prefix + body.request_id if body.request_id else answer_id,
-        model=body.model,
+        model=model,
         chat=isinstance(body, ChatBody),
         stream=body.stream,
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
+        include_metrics=body.include_metrics and len(requests) == 1,
         requests=tuple(requests),
         num_prompts=len(prompts),
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         stops=tuple(body.stop),
         include_stop=body.include_stop_str_in_output,
         num_choices=body.n,
-        logprobs=_logprobs(body),
-        prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
+        logprobs=shown,
+        prompt_logprobs=prompt_shown,
         echoes=_echoes(body, prompts, profile.tokenizer),
         continues=isinstance(body, CompletionBody) or body.continue_final_message,
         only_prompt=body.max_tokens == 0,
@@ -105,8 +109,27 @@ def from_body(
     )
 
 
+def _prompted(body: Body, profile: ModelProfile) -> tuple[list[Prompt], OutputFormat, ToolResultRenderer | None]:
+    """The prompts of a body, what is looked for in their answers, and what shows results of tools to the model."""
+    if not isinstance(body, ChatBody):
+        return _text_prompts(body, profile), output_format.of_completion(body), None
+    template = chat_prompt(body, profile.tokenizer, profile.parsers.reasoning)
+    text, prompt = _chat_prompt(body, template, profile)
+    output = output_format.of_chat(body, profile.parsers, text)
+    if not body.async_tool_calls:
+        return [prompt], output, None
+    tool_results.check(body, profile.parsers, output)
+    renderer = ToolResultRenderer(prompt=template, tokenizer=profile.tokenizer, max_context=profile.max_context)
+    return [prompt], output, renderer
+
+
 def _requests(
-    body: Body, answer_id: str, prompts: Sequence[Prompt], samplings: Sequence[SamplingConfig], num_drawn: int
+    body: Body,
+    model: str,
+    answer_id: str,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[SamplingConfig],
+    num_drawn: int,
 ) -> list[EngineRequest]:
     """As many of each prompt as are sampled, in order; with beam search as one search of each prompt."""
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
@@ -115,7 +138,7 @@ def _requests(
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
         cut = body.truncate_prompt_tokens is not None
-        routes = () if cut else hashes.route_hashes(prompt.routing_text, model=body.model, salt=salt)
+        routes = () if cut else hashes.route_hashes(prompt.routing_text, model=model, salt=salt)
         group = [
             EngineRequest(
                 request_id=f"{answer_id}-{number * num_drawn + choice}",
@@ -130,22 +153,45 @@ def _requests(
     return requests
 
 
-def _check_generates(name: str, profile: ModelProfile) -> None:
-    check_model(name, profile)
+def _generating(name: str | None, profile: ModelProfile) -> str:
+    """The name of a model that generates text. Raises Refused."""
     if profile.capabilities.no_text:
+        served_name(name, profile)
         raise Refused(openai_errors.invalid(profile.capabilities.no_text, param="model", code="unsupported_model"))
+    return served_name(name, profile)
 
 
-def _logprobs(body: Body) -> int:
-    """How many of the most likely tokens are shown beside each of the answer, -1 for no logprobs."""
+def _check_scores(num_likeliest: int, num_tokens: Sequence[int], param: str) -> None:
+    """Whether the logprobs are few enough to be written. num_tokens: of each prompt or answer, all choices."""
+    total = sum(num_tokens) * (num_likeliest + 1)
+    if total > MAX_SHOWN_LOGPROBS:
+        message = f"There would be {total} logprobs; at most {MAX_SHOWN_LOGPROBS} are answered at a time."
+        raise Refused(openai_errors.invalid(message, param=param, code="invalid_value"))
+
+
+def _logprobs(body: Body, vocab_size: int) -> int:
+    """How many tokens are shown beside each of the answer, -1 for no logprobs."""
+    if body.logprob_token_ids:
+        return len(body.logprob_token_ids)
     if isinstance(body, ChatBody):
-        return body.top_logprobs if body.logprobs else -1
+        return _counted(body.top_logprobs if body.logprobs else None, vocab_size)
     assert isinstance(body, CompletionBody)
-    return -1 if body.logprobs is None else body.logprobs
+    return _counted(body.logprobs, vocab_size)
+
+
+def _counted(requested: int | None, vocab_size: int) -> int:
+    """A count of logprobs: -1, all of them, is the vocabulary; none at all is -1."""
+    if requested is None:
+        return -1
+    return vocab_size if requested < 0 else requested
 
 
 def _echoes(body: Body, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> tuple[str, ...]:
-    if not isinstance(body, CompletionBody) or not body.echo:
+    """Texts that come before the answers: of prompts, or of a chat the last message where it is the assistant's."""
+    if isinstance(body, ChatBody):
+        last = body.messages[-1]
+        return (last.content,) if body.echo and last.role == "assistant" else ()
+    if not body.echo:
         return ()
     cut = body.truncate_prompt_tokens is not None
     return tuple(
@@ -156,15 +202,18 @@ def _echoes(body: Body, prompts: Sequence[Prompt], tokenizer: Tokenizer) -> tupl
     )
 
 
-def _sampling(body: Body, tokenizer: Tokenizer, num_drawn: int, grammar: Grammar | None) -> SamplingConfig:
+def _sampling(
+    body: Body, tokenizer: Tokenizer, num_drawn: int, grammar: Grammar | None, logprobs: tuple[int, int]
+) -> SamplingConfig:
     """Without length and seed. top_p 0 leaves only the most likely token, which is top_k 1; top_k -1 means off.
 
-    num_drawn: choices for each prompt; where not all are shown, logprobs determine the best.
+    num_drawn: choices for each prompt; where not all are shown, logprobs determine the best. logprobs: shown of the
+    answer and of the prompt.
     """
-    shown = _logprobs(body)
+    shown, prompt_shown = logprobs
     echoed = shown if isinstance(body, CompletionBody) and body.echo else -1
     return SamplingConfig(
-        temperature=body.temperature,
+        temperature=min(body.temperature, MAX_TEMPERATURE),
         top_k=1 if body.top_p == 0 else max(0, body.top_k),
         top_p=1.0 if body.top_p == 0 else body.top_p,
         min_p=body.min_p,
@@ -179,7 +228,8 @@ def _sampling(body: Body, tokenizer: Tokenizer, num_drawn: int, grammar: Grammar
         bad_words=_bad_words(body.bad_words, tokenizer),
         allowed_token_ids=tuple(body.allowed_token_ids),
         logprobs=max(shown, 0) if num_drawn > body.n else shown,
-        prompt_logprobs=max(echoed, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
+        logprob_token_ids=tuple(body.logprob_token_ids),
+        prompt_logprobs=max(echoed, prompt_shown),
         grammar=grammar,
     )
 
@@ -194,8 +244,8 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     """Ids of each word as it begins a text and as it follows a blank, as vLLM does it."""
     found = []
     for word in words:
-        bare = tokenizer.encode(word.lstrip(), special=False, limit=MAX_PROMPT_TOKENS)
-        after_blank = tokenizer.encode(" " + word.lstrip(), special=False, limit=MAX_PROMPT_TOKENS)
+        bare = tokenizer.encode(word.lstrip(), special=False, limit=MAX_STOP_CHARACTERS)
+        after_blank = tokenizer.encode(" " + word.lstrip(), special=False, limit=MAX_STOP_CHARACTERS)
         found.append(bare)
         if after_blank[:1] != bare[:1] and len(after_blank) == len(bare):
             found.append(after_blank)
@@ -206,44 +256,51 @@ def _chat_prompt(body: ChatBody, template: ChatPrompt, profile: ModelProfile) ->
     """The text of a chat's prompt, and the prompt."""
     try:
         text = template.text(profile.tokenizer)
-        ids = profile.tokenizer.encode(text, special=body.add_special_tokens, limit=_longest(body, profile))
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
-    except PromptTooLong as error:
-        raise _too_long(body, error, profile.max_context) from error
     shaping = {"messages", "tools", "chat_template_kwargs"}
     source = body.model_dump(include=shaping, exclude_none=True, exclude_unset=True)
-    return text, Prompt(_cut(ids, body, profile), hashes.request_text(source))
+    return text, Prompt(_encoded(text, body, profile), hashes.request_text(source))
 
 
 def _text_prompts(body: CompletionBody, profile: ModelProfile) -> list[Prompt]:
     prompts = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            try:
-                ids = profile.tokenizer.encode(prompt, special=body.add_special_tokens, limit=_longest(body, profile))
-            except PromptTooLong as error:
-                raise _too_long(body, error, profile.max_context) from error
+            ids = _encoded(prompt, body, profile)
         else:
-            ids = tuple(prompt)
+            ids = _cut(tuple(prompt), body, profile)
         if not ids:
             raise Refused(openai_errors.invalid("The prompt is empty.", param="prompt", code="invalid_value"))
-        prompts.append(Prompt(_cut(ids, body, profile), hashes.request_text({"prompt": prompt})))
+        prompts.append(Prompt(ids, hashes.request_text({"prompt": prompt})))
     return prompts
 
 
-def _longest(body: Body, profile: ModelProfile) -> int:
-    """Tokens beyond which a text is not even tokenized."""
-    return profile.max_context if body.truncate_prompt_tokens is None else MAX_PROMPT_TOKENS
+def _encoded(text: str, body: Body, profile: ModelProfile) -> tuple[int, ...]:
+    """Ids of a text, cut as requested. What cannot stay, or can never fit, is not tokenized."""
+    keep, special = _keep(body, profile), body.add_special_tokens
+    try:
+        if keep is None or keep > profile.max_context:
+            # Up to twice the context, so that an error says by how much a prompt is too long.
+            return profile.tokenizer.encode(text, special=special, limit=2 * profile.max_context)
+        return profile.tokenizer.encode_cut(text, special=special, keep=keep, side=body.truncation_side)
+    except PromptTooLong as error:
+        raise _too_long(body, error, profile.max_context) from error
+
+
+def _keep(body: Body, profile: ModelProfile) -> int | None:
+    """Most tokens of a prompt that is cut; -1 keeps what fits beside the answer."""
+    if body.truncate_prompt_tokens != -1:
+        return body.truncate_prompt_tokens
+    asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or DEFAULT_COMPLETION_TOKENS
+    return max(1, profile.max_context - asked)
 
 
 def _cut(ids: tuple[int, ...], body: Body, profile: ModelProfile) -> tuple[int, ...]:
-    """The last ids of a prompt, or the first, as many as requested; -1 keeps what fits beside the answer."""
-    keep = body.truncate_prompt_tokens
+    """The last ids of a prompt, or the first, as many as requested."""
+    keep = _keep(body, profile)
     if keep is None:
         return ids
-    asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or DEFAULT_COMPLETION_TOKENS
-    keep = max(1, profile.max_context - asked) if keep < 0 else keep
     return ids[-keep:] if body.truncation_side == "left" else ids[:keep]
 
 
@@ -282,6 +339,7 @@ def _max_tokens(body: Body, prompt_tokens: int, profile: ModelProfile, *, fit: b
 def _check_ids(prompts: Sequence[Prompt], body: Body, vocab_size: int) -> None:
     check_ids([prompt.token_ids for prompt in prompts], body.stop_token_ids, vocab_size)
     check_ids([], body.allowed_token_ids, vocab_size, param="allowed_token_ids")
+    check_ids([], body.logprob_token_ids, vocab_size, param="logprob_token_ids")
     check_ids([], [token_id for token_id, _ in body.logit_bias], vocab_size, param="logit_bias")
 
 

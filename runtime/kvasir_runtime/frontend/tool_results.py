@@ -20,7 +20,7 @@ from kvasir_runtime.frontend.output_format import OutputFormat
 from kvasir_runtime.frontend.parsing.formats import NONE, ParserNames
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.generation import ChatBody, text_of
-from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
 from kvasir_runtime.frontend.tokenizer import PromptTooLong, Tokenizer
 
 MAX_RESULTS: Final = 128
@@ -101,7 +101,7 @@ def check(body: ChatBody, parsers: ParserNames, output: OutputFormat) -> None:
         raise Refused(openai_errors.invalid(message, param="async_tool_calls", code="unsupported_parameter"))
 
 
-def parse(raw: bytes) -> ToolResultsBody:
+def parse(raw: Raw) -> ToolResultsBody:
     """The body of a request that sends results. Raises Refused."""
     return validation.validated(raw, ToolResultsBody, {})
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from kvasir_runtime.wire import Logprobs
 
 
-def packed(logits: Tensor, ids: Tensor, num_top: int) -> Tensor:
-    """(rows, 2 + 2 * num_top) float32: logprob, rank, ids of the top, their logprobs.
+def packed(logits: Tensor, ids: Tensor, num_top: int, others: Tensor | None = None) -> Tensor:
+    """(rows, 2 + 2 * num_top + num_others) float32: logprob, rank, ids of the top, their logprobs, those of others.
 
-    logits: (rows, vocab) float32; ids: (rows,) int64.
+    logits: (rows, vocab) float32; ids: (rows,) int64; others: (rows, num_others) int64.
     """
     mass = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, ids.unsqueeze(1))
@@ -29,13 +29,23 @@ def packed(logits: Tensor, ids: Tensor, num_top: int) -> Tensor:
     if num_top:
         top, top_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
         columns += [top_ids.float(), top - mass]
+    if others is not None:
+        columns.append(logits.gather(1, others) - mass)
     return torch.cat(columns, dim=1)
 
 
-def unpacked(rows: Tensor, num_top: Sequence[int]) -> list[Logprobs]:
-    """Rows of packed(), in host memory, each with as many of the top as it asked for."""
-    made, width = [], (rows.shape[1] - 2) // 2
-    for row, count in zip(rows.tolist(), num_top, strict=True):
+def unpacked(
+    rows: Tensor, num_top: Sequence[int], others: Sequence[tuple[int, ...]] = (), num_others: int = 0
+) -> list[Logprobs]:
+    """Rows of packed(), in host memory, each with as many of the top as it asked for, or with the others it named."""
+    made, width = [], (rows.shape[1] - 2 - num_others) // 2
+    for index, (row, count) in enumerate(zip(rows.tolist(), num_top, strict=True)):
+        named = others[index] if others else ()
+        if named:
+            first = 2 + 2 * width
+            values = tuple(row[first : first + len(named)])
+            made.append(Logprobs(logprob=row[0], rank=int(row[1]), top_ids=named, top=values))
+            continue
         made.append(
             Logprobs(
                 logprob=row[0],

@@ -5,6 +5,7 @@ shape of its path's API.
 """
 
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp
 from kvasir_api import __version__, http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.server.api import health
+from kvasir_runtime.server.api import health, invocations
 from kvasir_runtime.server.api.anthropic import routes as anthropic
 from kvasir_runtime.server.api.ollama import routes as ollama
 from kvasir_runtime.server.api.openai import routes as openai
@@ -26,25 +27,28 @@ from kvasir_runtime.server.api.pooling import routes as pooling
 from kvasir_runtime.server.api.responses import routes as responses
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.middleware import Middleware
+from kvasir_runtime.server.streaming import LingeringResponse
 
 
 def http_app(app_state: AppState) -> ASGIApp:
     """The application of the http port, with its middleware."""
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
-    _add_errors(app)
+    _add_errors(app, app_state)
     openai.add(app, app_state)
     responses.add(app, app_state)
     anthropic.add(app, app_state)
     ollama.add(app, app_state)
     pooling.add(app, app_state)
     health.add(app, app_state)
-    app.openapi = lambda: described(app, app_state.names)  # type: ignore[method-assign]
+    invocations.add(app, app_state)
+    app.openapi = lambda: _described(app, app_state)  # type: ignore[method-assign]
     edged: ASGIApp = Middleware(
         app,
         accepts_key=app_state.api_keys.accepts,
         snapshot=app_state.snapshot,
         measure=app_state.metrics.http,
         tracing=lambda: app_state.tracing,
+        root_path=root_path(app_state),
     )
     if app_state.options.cors_origin:
         edged = CORSMiddleware(
@@ -52,15 +56,28 @@ def http_app(app_state: AppState) -> ASGIApp:
             allow_origins=app_state.options.cors_origin,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+            expose_headers=["x-request-id", "retry-after", "x-should-retry", "x-kvasir-ignored-fields"],
         )
     return edged
 
 
-def _add_errors(app: FastAPI) -> None:
+def _described(app: FastAPI, app_state: AppState) -> dict[str, Any]:
+    document = described(app, app_state.names, strict=app_state.options.strict_fields)
+    root = root_path(app_state)
+    return document | ({"servers": [{"url": root}]} if root else {})
+
+
+def root_path(app_state: AppState) -> str:
+    """The prefix that a proxy leaves before our paths, with a slash before it and none behind."""
+    bare = app_state.options.root_path.strip("/")
+    return f"/{bare}" if bare else ""
+
+
+def _add_errors(app: FastAPI, app_state: AppState) -> None:
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
+        app_state.metrics.rejected(error.error.code or "other")
         return error_response(error.error, request.url.path)
 
     @app.exception_handler(Exception)
@@ -94,6 +111,6 @@ def _methods(app: FastAPI, request: Request) -> set[str]:
 def error_response(error: ApiError, path: str) -> Response:
     """An error as a response. After a body that was not read to its end the connection cannot go on."""
     status, document, headers = http_apis.error_response(error, path)
-    if status in {408, 413}:
-        headers["connection"] = "close"
-    return Response(document, status, headers)
+    if status not in {408, 413}:
+        return Response(document, status, headers)
+    return LingeringResponse(document, status, {**headers, "connection": "close"})

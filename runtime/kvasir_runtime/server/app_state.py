@@ -7,7 +7,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +25,7 @@ from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.request_registry import RequestRegistry
-
-PREPARE_THREADS = 4
+from kvasir_runtime.server.worker_threads import WorkerThreads
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ class AppState:
     lifecycle: Lifecycle = field(init=False)
     api_keys: ApiKeys = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
-    threads: ThreadPoolExecutor = field(init=False)
+    threads: WorkerThreads = field(init=False, default_factory=WorkerThreads)
     idle: asyncio.Event = field(init=False)
     registry: RequestRegistry = field(init=False, default_factory=RequestRegistry)
     tracing: Tracer | None = field(init=False, default=None)
@@ -74,7 +72,6 @@ class AppState:
         self.lifecycle = Lifecycle(self.clock)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
-        self.threads = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
         self.idle = asyncio.Event()
         self.idle.set()
 

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +22,14 @@ from kvasir_runtime.server.streaming import send_document
 
 SANE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CLOSED_PREFIXES: Final = ("/v1/", http_apis.OLLAMA + "/")
-CLOSED_PATHS: Final = frozenset({"/v1", "/tokenize", "/detokenize", "/abort_requests", "/abort_request", *OUTSIDE_V1})
+CLOSED_PATHS: Final = frozenset(
+    {"/v1", "/tokenize", "/detokenize", "/tokenizer_info", "/invocations", "/abort_requests", "/abort_request"}
+    | {*OUTSIDE_V1}
+)
+IGNORED_FIELDS: Final = b"x-kvasir-ignored-fields"
+MAX_NAMES: Final = 20
+MAX_NAME: Final = 64
+INSANE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 METHODS: Final = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 log = logging.getLogger("kvasir.requests")
@@ -33,7 +40,7 @@ class Middleware:
 
     snapshot: the load that a response carries on request. measure: called once per request with the route (never what a
     client wrote), the method, the status and the seconds until the end. tracing: creates a span for each request that
-    the engine served, None without tracing.
+    the engine served, None without tracing. root_path: a prefix of paths that is taken off, such as "/models/a".
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class Middleware:
         snapshot: Callable[[], RuntimeState],
         measure: Callable[[str, str, int, float], None],
         tracing: Callable[[], Tracer | None] = lambda: None,
+        root_path: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
@@ -51,6 +59,7 @@ class Middleware:
         self._snapshot = snapshot
         self._measure = measure
         self._tracing = tracing
+        self._root_path = root_path
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +67,7 @@ class Middleware:
         if scope["type"] != "http":
             return
         started = self._clock()
+        self._strip(scope)
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
@@ -74,6 +84,7 @@ class Middleware:
                     *((name, request_id.encode()) for name in id_headers),
                     (b"openai-processing-ms", str(elapsed_ms).encode()),
                     *(orca.headers(load_format, self._snapshot()) if load_format else ()),
+                    *_ignored_header(scope["state"].get("ignored_fields", ())),
                 ]
             await send(message)
 
@@ -103,6 +114,13 @@ class Middleware:
                     headers=scope["headers"],
                     request=trace,
                 )
+
+    def _strip(self, scope: Scope) -> None:
+        """Take the prefix off that a proxy leaves before our paths; nothing behind looks at it."""
+        root, path = self._root_path, scope["path"]
+        if root and path.startswith(root + "/"):
+            scope["path"] = path.removeprefix(root)
+            scope["raw_path"] = scope["path"].encode()
 
     def _opens(self, scope: Scope) -> bool:
         """Whether the request may pass."""
@@ -135,6 +153,15 @@ def _request_id(scope: Scope) -> str:
     return uuid.uuid4().hex
 
 
+def _ignored_header(names: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Fields of the body that had no effect, bounded, and in characters that a header may have."""
+    if not names:
+        return []
+    shown = [INSANE.sub("?", name[:MAX_NAME]) for name in names[:MAX_NAMES]]
+    more = [f"and {len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return [(IGNORED_FIELDS, ", ".join([*shown, *more]).encode())]
+
+
 def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
     """One line per request: never a prompt, an answer or a key. Health checks and scrapes are too many to log."""
     generates = scope["path"].startswith(CLOSED_PREFIXES) or scope["path"] in OUTSIDE_V1
@@ -147,6 +174,8 @@ def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
         "status": status,
         "duration_s": round(elapsed_s, 4),
     }
+    for _, ignored in _ignored_header(scope["state"].get("ignored_fields", ())):
+        fields["ignored_fields"] = ignored.decode()
     summary = scope["state"].get("summary")
     if summary is not None:
         fields |= {

@@ -150,6 +150,8 @@ class OutputCollector:
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
             cached_tokens=cached,
             total_s=self._clock() - self._arrived,
+            queue_s=queue_s,
+            first_token_s=first - self._arrived if first else -1.0,
             prompt_s=max(0.0, first - self._submitted - queue_s) if first else -1.0,
             answer_s=last - first if first else -1.0,
         )
@@ -196,6 +198,7 @@ class OutputCollector:
             cached_tokens=choice.cached_tokens,
             generation_tokens=choice.num_tokens,
             max_tokens=request.sampling.max_tokens,
+            preemptions=choice.preemptions,
         )
         self.trace.sequences.append(stats)
         self._context.metrics.ended(stats)

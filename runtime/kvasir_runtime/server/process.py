@@ -143,6 +143,7 @@ class ServeProcess:
                 ready=ready,
                 parsers=parser_names(loaded.template_text, given.tool_call_parser, given.reasoning_parser),
                 instance=app_state.instance,
+                path=given.model,
             ),
             client=self._client,
             max_sequences=ready.max_sequences,

@@ -6,6 +6,7 @@ free a step later; one that reads slowly gets fewer, larger chunks and stalls no
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from starlette.responses import Response
@@ -21,6 +22,11 @@ from kvasir_runtime.server.api.serializer import Serializer
 from kvasir_runtime.server.output_collector import ClientGone, OutputCollector, ServingContext, engine_gone
 from kvasir_runtime.server.tool_result_stream import ToolResultCollector
 
+LINGER_S: Final = 30.0
+LINGER_IDLE_S: Final = 2.0
+"""For the next bytes of a client whose request was refused."""
+LONG_LOGPROBS: Final = 1000
+"""Places with logprobs from which a document is written beside the event loop."""
 STREAM_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -113,12 +119,16 @@ class GenerationResponse(Response):
             )
             for index, drawn in enumerate(best_choices(self._request, collector.choices))
         ]
-        document = self._serializer.whole(whole, collector.usage())
+        write = partial(self._serializer.whole, whole, collector.usage())
+        long = sum(len(one.tokens) + len(one.prompt_logprobs) for one in whole) > LONG_LOGPROBS
+        document = await asyncio.to_thread(write) if long else write()
         headers = {"content-type": "application/json", "content-length": str(len(document))}
         await send_document(send, 200, document, headers)
 
     def _chunk(self, deltas: list[OutputDelta] | None) -> bytes:
-        return self._serializer.keep_alive if deltas is None else self._serializer.deltas(deltas)
+        if deltas is None:
+            return self._serializer.keep_alive
+        return self._serializer.deltas(deltas, self.collector.usage() if self._request.continuous_usage else None)
 
     async def _refuse(self, send: Send, failed: GenerationFailed) -> None:
         """The response where nothing was sent yet."""
@@ -140,6 +150,28 @@ async def send_document(send: Send, status: int, document: bytes, headers: Mappi
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": document})
+
+
+class LingeringResponse(Response):
+    """A document after which the connection is closed although the client still sends.
+
+    What it sends is read and dropped for a while: closing a connection with unread bytes resets it, and the client may
+    lose the response (RFC 9112, section 9.6).
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as Starlette calls it
+        """Send the document, wait until the client has sent its body or hung up, and end."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_S):
+                sends = True
+                while sends:
+                    async with asyncio.timeout(LINGER_IDLE_S):
+                        sends = bool((await receive()).get("more_body"))
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def watch_disconnect(receive: Receive, queue: EventQueue) -> None:

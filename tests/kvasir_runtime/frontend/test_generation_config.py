@@ -56,7 +56,7 @@ def test_none_takes_nothing_and_a_missing_file_says_nothing(tmp_path):
     assert generation_defaults(tmp_path, ServeOptions(model="m")) == {}
 
 
-@pytest.mark.parametrize("said", [{"temperature": 3.5}, {"top_k": "many"}, {"max_new_tokens": 0}])
+@pytest.mark.parametrize("said", [{"temperature": -3.5}, {"top_k": "many"}, {"max_new_tokens": 0}])
 def test_a_value_that_no_request_may_have_stops_the_start(tmp_path, said):
     with pytest.raises(ModelError, match=r"generation_config\.json.*--generation-config none"):
         read(tmp_path, said)

@@ -68,6 +68,8 @@ EFFECTS = {
     "logit_bias": ({"7": 2, "5": -1.5}, lambda j: j.requests[0].sampling.logit_bias, ((5, -1.5), (7, 2.0))),
     "bad_words": (["e"], lambda j: j.requests[0].sampling.bad_words[:1], (tuple(ENCODER.encode("e").ids),)),
     "allowed_token_ids": ([5, 9], lambda j: j.requests[0].sampling.allowed_token_ids, (5, 9)),
+    "logprob_token_ids": ([7, 5], lambda j: (j.requests[0].sampling.logprob_token_ids, j.logprobs), ((7, 5), 2)),
+    "include_metrics": (True, lambda j: j.include_metrics, True),
     "prompt_logprobs": (3, lambda j: (j.requests[0].sampling.prompt_logprobs, j.prompt_logprobs), (3, 3)),
     "return_token_ids": (True, lambda j: j.token_ids, True),
     "return_tokens_as_token_ids": (True, lambda j: j.as_token_ids, True),
@@ -104,6 +106,7 @@ OF_CHAT = {
     "chat_template_kwargs": ({"x": 1}, None, None),
     "logprobs": (True, lambda j: (j.requests[0].sampling.logprobs, j.logprobs), (0, 0)),
     "top_logprobs": (4, None, None),
+    "echo": (True, None, None),
     "best_of": (3, None, None),
     "add_special_tokens": (True, None, None),
     **dict.fromkeys(

@@ -13,7 +13,6 @@ from tokenizers import Encoding
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
-from kvasir_runtime.frontend.prepare import MAX_PROMPT_TOKENS
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 
 DEFAULT_INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
@@ -46,16 +45,25 @@ def single(source: str | Sequence[int], profile: ModelProfile, cut: Cut, *, para
             message = f"Token id {max(ids)} is out of range: the model's vocabulary has {tokenizer.vocab_size} ids."
             raise _refused(message, param)
         return _checked(ids, profile, cut, param)
-    encoded = _encoded(tokenizer, source, param)
+    encoded = _encoded(tokenizer, source, room, profile)
     if cut.keep is not None:
         encoded.truncate(max(0, room - _num_special(tokenizer, cut, is_pair=False)))
     return _checked(tuple(tokenizer.encoder.post_process(encoded, None, cut.special).ids), profile, cut, param)
 
 
+def is_cut(source: str, ids: Sequence[int], profile: ModelProfile) -> bool:
+    """Whether a prompt that keeps what fits has not all of its text."""
+    if len(ids) < profile.max_context:
+        return False
+    room = len(ids) - _num_special(profile.tokenizer, Cut(), is_pair=False)
+    return len(_encoded(profile.tokenizer, source, room, profile).ids) > room
+
+
 def pair(first: str, second: str, profile: ModelProfile, cut: Cut, *, param: str) -> tuple[int, ...]:
     """Ids of two texts as the tokenizer joins them; a cut is taken from the second. Raises Refused."""
     tokenizer, room = profile.tokenizer, _room(cut, profile)
-    one, other = _encoded(tokenizer, first, param), _encoded(tokenizer, second, param)
+    one = _encoded(tokenizer, first, profile.max_context, profile)
+    other = _encoded(tokenizer, second, room if cut.second_keep is None else cut.second_keep, profile)
     if cut.second_keep is not None:
         other.truncate(cut.second_keep)
     if cut.keep is not None:
@@ -70,25 +78,27 @@ def judgement(
     """Ids of the question whether a document meets a query; a cut is taken from the document. Raises Refused."""
     tokenizer, room = profile.tokenizer, _room(cut, profile)
     before = f"{JUDGE_HEAD}<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: "
-    head, body, tail = (_encoded(tokenizer, text, param) for text in (before, document, JUDGE_TAIL))
-    kept = min(len(body.ids), room - len(head.ids) - len(tail.ids), cut.second_keep or MAX_PROMPT_TOKENS)
+    most = profile.max_context
+    head, body, tail = (_encoded(tokenizer, text, most, profile) for text in (before, document, JUDGE_TAIL))
+    kept = min(len(body.ids), room - len(head.ids) - len(tail.ids), cut.second_keep or len(body.ids))
     if kept == len(body.ids):  # in one piece, as tokens may reach over the borders
-        return _checked(tuple(_encoded(tokenizer, before + document + JUDGE_TAIL, param).ids), profile, cut, param)
+        whole = _encoded(tokenizer, before + document + JUDGE_TAIL, most, profile)
+        return _checked(tuple(whole.ids), profile, cut, param)
     body.truncate(max(0, kept))
     return _checked((*head.ids, *body.ids, *tail.ids), profile, cut, param)
 
 
 def _room(cut: Cut, profile: ModelProfile) -> int:
     """Most tokens that a prompt may keep."""
-    if cut.keep is None:
-        return MAX_PROMPT_TOKENS
+    if cut.keep is None or cut.keep > 2 * profile.max_context:
+        return 2 * profile.max_context
     return profile.max_context if cut.keep < 0 else cut.keep
 
 
-def _encoded(tokenizer: Tokenizer, text: str, param: str) -> Encoding:
-    if len(text) // tokenizer.longest_token > MAX_PROMPT_TOKENS:
-        raise _refused(f"The text has more than {MAX_PROMPT_TOKENS} tokens.", param)
-    return tokenizer.encoder.encode(text, add_special_tokens=False)
+def _encoded(tokenizer: Tokenizer, text: str, enough: int, profile: ModelProfile) -> Encoding:
+    """The beginning of a text with enough tokens, or twice those that fit: the rest is cut off, or refused."""
+    text = tokenizer.text_encoder.beginning(text, min(enough, 2 * profile.max_context) + 1)
+    return tokenizer.encoder.encode_batch_fast([text], add_special_tokens=False)[0]
 
 
 def _num_special(tokenizer: Tokenizer, cut: Cut, *, is_pair: bool) -> int:
@@ -102,7 +112,12 @@ def _checked(ids: tuple[int, ...], profile: ModelProfile, cut: Cut, param: str) 
         if cut.keep is not None and cut.keep > profile.max_context:
             message = f"truncate_prompt_tokens {cut.keep} is more than the {profile.max_context} tokens that fit."
             raise _refused(message, "truncate_prompt_tokens")
-        raise Refused(openai_errors.context_length(limit=profile.max_context, prompt_tokens=len(ids), max_tokens=0))
+        shortened = len(ids) >= 2 * profile.max_context
+        raise Refused(
+            openai_errors.context_length(
+                limit=profile.max_context, prompt_tokens=len(ids), max_tokens=0, at_least=shortened
+            )
+        )
     return ids
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import GenerationFailed, Refused
-from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
+from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.pooling import inputs, vectors
 from kvasir_runtime.frontend.pooling.capabilities import EmbeddingCapability, ScoringCapability
 from kvasir_runtime.frontend.pooling.inputs import Cut
@@ -42,7 +42,7 @@ class ScoringInputs:
 
 def embed(body: EmbeddingBody, profile: ModelProfile) -> EmbeddingInputs:
     """Raises Refused."""
-    check_model(body.model, profile)
+    served_name(body.model, profile)
     ability = profile.capabilities.embedding
     if isinstance(ability, str):
         raise _cannot(f"This model gives no embeddings. {ability}")
@@ -84,8 +84,7 @@ def _scored(
     second_keep: int | None,
 ) -> ScoringInputs:
     """One first text goes with each second, or each with its own."""
-    if body.model is not None:
-        check_model(body.model, profile)
+    served_name(body.model, profile)
     ability = profile.capabilities.scoring
     if isinstance(ability, str):
         raise _cannot(f"This model gives no scores. {ability}")

@@ -17,7 +17,7 @@ MAX_DOCUMENTS: Final = 1024
 MAX_TEXT: Final = 1 << 22
 
 HARMLESS: Final = {
-    "priority": ignored_fields.only(0),
+    "priority": ignored_fields.hint(0),
     "rank_fields": ignored_fields.only(),
     "embed_dtype": ignored_fields.only("float32"),
     "endianness": ignored_fields.only("native", "little"),
@@ -78,7 +78,7 @@ class _Pooled(StrictModel):
 class EmbeddingBody(_Pooled):
     """A body of /v1/embeddings. normalize: to length 1 or not, whatever the model's own files say."""
 
-    model: str = Field(max_length=512)
+    model: str | None = Field(None, max_length=512)
     input: Annotated[list[Any], BeforeValidator(_inputs)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_COUNT)
@@ -97,6 +97,10 @@ class RerankBody(_Pooled):
     instruction: str | None = Field(None, max_length=8192)
 
 
+OTHER_NAMES: Final = {"text_1": ("queries", "data_1"), "text_2": ("documents", "items", "data_2")}
+"""What vLLM also calls the two sides of a score's pairs."""
+
+
 class ScoreBody(_Pooled):
     """A body of /score, as vLLM has it: text_1 with each of text_2, or pair by pair."""
 
@@ -104,6 +108,22 @@ class ScoreBody(_Pooled):
     text_1: Texts
     text_2: Texts
     instruction: str | None = Field(None, max_length=8192)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        named = dict(value)
+        for name, others in OTHER_NAMES.items():
+            found = [other for other in others if other in named]
+            if len(found) + (name in named) > 1:
+                raise PydanticCustomError(
+                    "pairs", "has {names}, which are names of the same", {"names": f"{name} and {found[0]}"}
+                )
+            if found:
+                named[name] = named.pop(found[0])
+        return named
 
     @model_validator(mode="after")
     def _pairs(self) -> "ScoreBody":

@@ -78,19 +78,23 @@ ChatSwitches = Annotated[dict[str, Any], Field(max_length=16), AfterValidator(_s
 
 
 class StreamOptions(StrictModel):
-    """include_usage: a last chunk with the counts. include_obfuscation: we pad nothing, so only false is true."""
+    """include_usage: a last chunk with the counts. continuous_usage_stats: the counts so far in every chunk before it.
+
+    include_obfuscation: we pad nothing, so only false is true.
+    """
 
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class RequestFields(StrictModel):
-    """Fields of completions and chats besides those of sampling."""
+    """Fields of completions and chats besides those of sampling. model: the first served name where it is left out."""
 
-    model: str = Field(max_length=512)
+    model: str | None = Field(None, max_length=512)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    include_metrics: bool = False
     cache_salt: str = Field("", max_length=1024)
     request_id: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")
     response_format: fields.ResponseFormat = Field({})
@@ -106,7 +110,7 @@ class CompletionBody(RequestFields, SamplingFields):
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
     add_special_tokens: bool = True
 
 
@@ -144,9 +148,10 @@ class ChatBody(RequestFields, SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     chat_template_kwargs: ChatSwitches = Field({})
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int = Field(0, ge=-1, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    echo: bool = False
     tools: Tools = Field([])
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool = True

@@ -1,8 +1,8 @@
 """Fields of OpenAI's and other servers' requests that have no effect here, and which of their values are harmless.
 
-Read by validation.py. A field is either accepted for what its documentation says (a label that changes nothing), or
-accepted only with the values that ask for nothing; any other value is refused by name, so that no
-client believes in an effect that does not happen. Fields that work are in the bodies; fields in neither are unknown.
+Read by validation.py. A label changes nothing by its own documentation. A hint is taken with any value, and named to
+the client where it would change something elsewhere. The others would change the answer: they are refused by name with
+any value but those that ask for nothing. Fields that work are in the bodies; fields in neither are unknown.
 """
 
 import json
@@ -21,6 +21,11 @@ def _one_of(*expected: Any) -> Callable[[Any], bool]:
 def only(*values: Any) -> tuple[Callable[[Any], bool], str]:
     """A row of a table: the only values that are taken, besides null."""
     return _one_of(*values), " or ".join(map(json.dumps, values)) or "null"
+
+
+def hint(*values: Any) -> tuple[Callable[[Any], bool], str]:
+    """A row of a table: any value is taken; others than these are named to the client, as they have no effect."""
+    return _one_of(*values), ""
 
 
 def _empty(value: Any) -> bool:
@@ -43,19 +48,18 @@ LABELS: Final = frozenset(
 """Documented to leave the answer as it is; any value is taken and none is kept. The last two are of vLLM's renderer."""
 
 _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "spaces_between_special_tokens": (_one_of(True), "true"),
-    "priority": (_number(0), "0"),
-    "stream_interval": (_number(1), "1"),
+    "spaces_between_special_tokens": hint(True),
+    "priority": (_number(0), ""),
+    "stream_interval": (_number(1), ""),
     "thinking_token_budget": (_number(-1), "-1"),
     "routed_experts_prompt_start": (_number(0), "0"),
     "watermarking": (_one_of(False), "false"),
-    "logprob_token_ids": (_one_of(), "null"),
     "repetition_detection": (_one_of(), "null"),
     "vllm_xargs": (_empty, "{}"),
     "kv_transfer_params": (_empty, "{}"),
     "ec_transfer_params": (_empty, "{}"),
     "logits_processors": (_empty, "[]"),
-    "service_tier": (_one_of("auto", "default"), '"auto" or "default"'),
+    "service_tier": hint("auto", "default"),
 }
 
 COMPLETION: Final = {
@@ -70,19 +74,18 @@ CHAT: Final = {
     "function_call": (_one_of("none", "auto"), '"none" or "auto"'),
     "modalities": (_one_of(["text"]), '["text"]'),
     "audio": (_one_of(), "null"),
-    "prediction": (_one_of(), "null"),
-    "verbosity": (_one_of("medium"), '"medium"'),
-    "web_search_options": (_one_of(), "null"),
-    "moderation": (_one_of(), "null"),
-    "store": (_one_of(False), "false"),
+    "prediction": hint(),
+    "verbosity": hint("medium"),
+    "web_search_options": hint(),
+    "moderation": hint(),
+    "store": hint(False),
     "chat_template": (_one_of(), "null"),
     "documents": (_one_of(), "null"),
-    "echo": (_one_of(False), "false"),
     "return_prompt_text": (_one_of(False), "false"),
-    "media_io_kwargs": (_empty, "{}"),
-    "mm_processor_kwargs": (_empty, "{}"),
+    "media_io_kwargs": (_empty, ""),
+    "mm_processor_kwargs": (_empty, ""),
 }
 TOKENIZE: Final = {
     **{name: CHAT[name] for name in ("chat_template", "documents")},
 }
-"""Name: which values ask for nothing, and how the refusal of any other names them."""
+"""Name: which values ask for nothing, and how the refusal of any other names them; "" where none is refused."""

@@ -12,13 +12,14 @@ from pydantic_core import PydanticCustomError
 from kvasir_runtime.frontend.protocol.validation import StrictModel, refusal
 from kvasir_runtime.frontend.structured_outputs import fields
 
-MAX_CHOICES: Final = 16
+MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 512
 MAX_STOP_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
+MAX_LOGPROB_IDS: Final = 1024
 MAX_ALLOWED_IDS: Final = 1 << 18
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_COUNT: Final = (1 << 31) - 1
@@ -86,6 +87,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "logit_bias": ([],),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
+    "logprob_token_ids": ([],),
     "stop": ([],),
 }
 """Fields that change sampling, and their neutral values. A seed is harmless: every search gives the same."""
@@ -98,7 +100,7 @@ class SamplingFields(StrictModel):
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     min_tokens: int = Field(0, ge=0, le=MAX_COUNT)
-    temperature: float = Field(1.0, ge=0, le=2)
+    temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1, le=MAX_COUNT)
     min_p: float = Field(0.0, ge=0, le=1)
@@ -115,7 +117,8 @@ class SamplingFields(StrictModel):
     ] = Field([])
     bad_words: Annotated[list[str], BeforeValidator(_bad_words, json_schema_input_type=list[str])] = Field([])
     allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_IDS)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
+    logprob_token_ids: list[TokenId] = Field([], max_length=MAX_LOGPROB_IDS)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     skip_special_tokens: bool = True

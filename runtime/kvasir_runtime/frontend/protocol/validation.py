@@ -1,14 +1,15 @@
 """Reads a body into a model, or refuses it by the name of the field at fault.
 
-Called with the raw bytes, or with a document that another API's body was translated into. null means absent; a field
-that has no effect is in ignored_fields.py; any other unknown field is refused, because an ignored misspelling of
-max_tokens is worse than an error.
+Called with a body as it came, or with a document that another API's body was translated into. null means absent. Fields
+that are unknown, or known to have no effect here, are left out and named to the client; with --strict-fields they are
+refused. A document of our own making is always strict.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, from_json
 
 from kvasir_api import openai_errors
@@ -17,9 +18,34 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol import ignored_fields
 
 _Model = TypeVar("_Model", bound=BaseModel)
-Raw = bytes | dict[str, Any]
-"""A body as it came, or as it was decoded."""
+MAX_COMMAS = 1 << 19
+MAX_BRACKETS = 1 << 18
+"""In a body, those of its texts included: about 40 ms of decoding."""
+MAX_IGNORED = 100
+"""Fields of one body that are left out; a client that sends more is not a client of this API."""
+Path = tuple[int | str, ...]
 Table = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+
+@dataclass(slots=True)
+class ReceivedBody:
+    """A body as it came. strict: fields without effect are refused. ignored: those that validated() left out."""
+
+    raw: bytes
+    strict: bool = False
+    ignored: list[str] = field(default_factory=list)
+
+    def ignore(self, name: str, message: str, code: str) -> None:
+        """Note a field that is left out. Raises Refused where there are too many of them, or with strict."""
+        if name in self.ignored:  # a body may be validated twice
+            return
+        if self.strict or len(self.ignored) >= MAX_IGNORED:
+            raise refusal(message, name, code)
+        self.ignored.append(name)
+
+
+Raw = bytes | ReceivedBody | dict[str, Any]
+"""A body as it came, or a document that was made of one."""
 
 
 class StrictModel(BaseModel):
@@ -30,6 +56,10 @@ class StrictModel(BaseModel):
 
 def decoded(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises Refused."""
+    # Texts are read at gigabytes per second, single values a hundred times slower, and the interpreter is held.
+    if raw.count(b",") > MAX_COMMAS or raw.count(b"{") + raw.count(b"[") > MAX_BRACKETS:
+        message = f"The body has more than {MAX_COMMAS} commas or {MAX_BRACKETS} brackets; send fewer values at a time."
+        raise Refused(openai_errors.invalid(message, code="too_many_values"))
     try:
         document = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
@@ -41,22 +71,73 @@ def decoded(raw: bytes) -> dict[str, Any]:
 
 def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[str] = ignored_fields.LABELS) -> _Model:
     """The body as a model. table: fields without effect, their harmless values; labels: any value. Raises Refused."""
-    document = decoded(raw) if isinstance(raw, bytes) else raw
+    if isinstance(raw, dict):
+        body, document = ReceivedBody(b"", strict=True), raw
+    else:
+        body = raw if isinstance(raw, ReceivedBody) else ReceivedBody(raw)
+        document = decoded(body.raw)
     fields = {}
     for name, value in document.items():
         if value is None or name in labels:
             continue
         if name in table:
             harmless, names = table[name]
-            if not harmless(value):
+            if not harmless(value) and not names:
+                body.ignore(name, f"{quoted(name)} has no effect here.", "unsupported_parameter")
+            elif not harmless(value):
                 message = f"{quoted(name)} is not supported here; only {names} is accepted."
                 raise Refused(openai_errors.invalid(message, param=name, code="unsupported_parameter"))
             continue
         fields[name] = value
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise _translated(error.errors(include_url=False, include_context=False, include_input=False)[0]) from error
+    while True:  # leaving fields out may show others
+        try:
+            return model.model_validate(fields, context=body)
+        except ValidationError as error:
+            unknown = leave_out_unknown(error, fields)
+            if not unknown:
+                raise translated(error) from error
+        for path in unknown:
+            body.ignore(path, f"Unrecognized request argument: {quoted(path)}.", "unknown_parameter")
+
+
+def ignore(info: ValidationInfo, name: str) -> None:
+    """Note a part of a body that a validator of its model leaves out. Raises Refused where such parts are refused."""
+    if isinstance(info.context, ReceivedBody):
+        info.context.ignore(name, f"{quoted(name)} has no effect here.", "unsupported_parameter")
+
+
+def leave_out_unknown(error: ValidationError, fields: dict[str, Any]) -> list[str]:
+    """Remove the unknown fields that an error is about from a document, at any depth. Their paths.
+
+    Empty where something else is wrong too, so that nothing was removed.
+    """
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    if any(detail["type"] != "extra_forbidden" for detail in details):
+        return []
+    removed = []
+    for detail in details:
+        *parents, name = detail["loc"]
+        parent = _found(fields, parents)
+        if parent is None or name not in parent:
+            return []
+        del parent[name]
+        removed.append(_path(detail["loc"]))
+    return removed
+
+
+def _found(document: Any, path: Sequence[int | str]) -> dict[Any, Any] | None:
+    """The object at a path, in which names of the kinds of a union may stand between those of fields."""
+    for part in path:
+        in_list = isinstance(document, list) and isinstance(part, int) and part < len(document)
+        if in_list or (isinstance(document, dict) and part in document):
+            document = document[part]
+    return document if isinstance(document, dict) else None
+
+
+def translated(error: ValidationError) -> Refused:
+    """The first fault of a body, as the client's error; one that is not only a field too many comes first."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    return _translated(next((one for one in details if one["type"] != "extra_forbidden"), details[0]))
 
 
 def _translated(detail: ErrorDetails) -> Refused:
@@ -72,7 +153,7 @@ def _translated(detail: ErrorDetails) -> Refused:
             return refusal(f"Invalid {quoted(param)}: {detail['msg']}.", param, "invalid_value")
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _path(location: Path) -> str:
     """messages[0].content, as OpenAI writes it; a client's names in it are bounded."""
     path = ""
     for part in location:

@@ -94,6 +94,9 @@ def _format(value: Any) -> dict[str, Any]:
     if kind not in FORMAT_TYPES:
         raise PydanticCustomError("format", "must be an object with a type, one of {types}", {"types": _listed()})
     given = {name: item for name, item in value.items() if item is not None}
+    if "schema" in given and kind in {"json_object", "json_schema"} and "json_schema" not in given:
+        kind, bare = "json_schema", given.pop("schema")  # as llama.cpp and others have it, without a name
+        given |= {"type": kind, "json_schema": {"name": "answer", "schema": bare}}
     allowed = {"json_schema": {"type", "json_schema"}, "structural_tag": {"type", "format", "structures", "triggers"}}
     if unknown := sorted({*given} - allowed.get(kind, {"type"})):
         raise PydanticCustomError(

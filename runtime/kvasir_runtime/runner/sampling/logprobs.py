@@ -22,12 +22,14 @@ ROWS_AT_ONCE = 64
 class LogprobsOwner(NamedTuple):
     """A chunk whose logprobs are wanted. chunk_index: among the chunks that sample, or among those that are scored.
 
-    num_rows: packed rows that belong to it. num_top: how many of the most likely tokens come with each.
+    num_rows: packed rows that belong to it. num_top: how many of the most likely tokens come with each. token_ids: the
+    tokens that come with each instead.
     """
 
     chunk_index: int
     num_rows: int
     num_top: int
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,8 @@ class PackedLogprobs:
     def unpacked(self) -> dict[int, tuple[Logprobs, ...]]:
         """By chunk_index; packed must be in host memory."""
         num_top = [owner.num_top for owner in self.owners for _ in range(owner.num_rows)]
-        rows = iter(logprobs.unpacked(self.packed, num_top))
+        named = [owner.token_ids for owner in self.owners for _ in range(owner.num_rows)]
+        rows = iter(logprobs.unpacked(self.packed, num_top, named, max(map(len, named))))
         return {owner.chunk_index: tuple(next(rows) for _ in range(owner.num_rows)) for owner in self.owners}
 
 
@@ -49,16 +52,21 @@ class RequestedLogprobs:
 
     def __init__(self) -> None:
         self._of_answer: dict[int, int] = {}
+        self._named: dict[int, tuple[int, ...]] = {}
         self._of_prompt: dict[int, int] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Remove the rows that leave, add those that join or fork: beam search needs the most likely tokens."""
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
             self._of_answer.pop(row, None)
+            self._named.pop(row, None)
             self._of_prompt.pop(row, None)
         for join in plan.joins:
             if join.sampling.logprobs >= 0:
-                self._of_answer[join.row] = join.sampling.logprobs
+                named = join.sampling.logprob_token_ids
+                self._of_answer[join.row] = 0 if named else join.sampling.logprobs
+                if named:
+                    self._named[join.row] = named
             if join.sampling.prompt_logprobs >= 0:
                 self._of_prompt[join.row] = join.sampling.prompt_logprobs
         requested = [self._of_answer[fork.source] for fork in plan.forks]
@@ -69,7 +77,7 @@ class RequestedLogprobs:
         if not self._of_answer:
             return ()
         return tuple(
-            LogprobsOwner(index, 1, self._of_answer[chunk.row])
+            LogprobsOwner(index, 1, self._of_answer[chunk.row], self._named.get(chunk.row, ()))
             for index, chunk in enumerate(sampling_chunks)
             if chunk.row in self._of_answer
         )
@@ -85,7 +93,11 @@ class RequestedLogprobs:
 
 def of_sampled_tokens(logits: Tensor, ids: Tensor, owners: tuple[LogprobsOwner, ...]) -> PackedLogprobs:
     """Logprobs of sampled ids. logits: (owners, vocab) float32, as the model gave them; ids: (owners,) int64."""
-    return PackedLogprobs(packed=logprobs.packed(logits, ids, max(owner.num_top for owner in owners)), owners=owners)
+    width = max(len(owner.token_ids) for owner in owners)
+    padded = [[*owner.token_ids, *[0] * (width - len(owner.token_ids))] for owner in owners]
+    others = torch.tensor(padded, device=logits.device) if width else None
+    num_top = max(owner.num_top for owner in owners)
+    return PackedLogprobs(packed=logprobs.packed(logits, ids, num_top, others), owners=owners)
 
 
 def of_prompt_tokens(

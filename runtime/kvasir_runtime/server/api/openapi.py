@@ -42,8 +42,8 @@ ANSWERS: Final[dict[str, Any]] = {**openai.ANSWERS, **pooling.ANSWERS, **health.
 _SHAPES: Final = {"openai": Error, "anthropic": AnthropicError, "ollama": OllamaError}
 
 
-def described(app: FastAPI, names: Sequence[str]) -> Document:
-    """The document. names: of the model, the only values that a field for it takes."""
+def described(app: FastAPI, names: Sequence[str], *, strict: bool) -> Document:
+    """The document. names: of the model, the only values that a field for it takes. strict: no unknown fields."""
     made = get_openapi(title=app.title, version=app.version, description="A runtime of Kvasir.", routes=app.routes)
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     types = [*ANSWERS.values(), *_SHAPES.values()]
@@ -54,11 +54,13 @@ def described(app: FastAPI, names: Sequence[str]) -> Document:
             streams = False
             for content in _contents(operation.get("requestBody", {})):
                 content["schema"] = _lifted(content["schema"], schemas)
-                streams |= _widened(content["schema"], names)
+                streams |= _widened(content["schema"], names, strict=strict)
             _answered(path, operation, streams=streams)
     for name in list(schemas):
         if name not in answers:
             schemas[name] = _nullable(schemas[name])
+            if not strict:
+                _open(schemas[name])
     return made
 
 
@@ -88,13 +90,21 @@ def _moved(node: Any, owner: str) -> Any:
     }
 
 
-def _widened(schema: Document, names: Sequence[str]) -> bool:
+def _open(schema: Document) -> None:
+    """Of an object that takes fields that are not listed, and leaves them out."""
+    if schema.get("additionalProperties") in (False, {"type": "null"}):
+        del schema["additionalProperties"]
+
+
+def _widened(schema: Document, names: Sequence[str], *, strict: bool) -> bool:
     """Null for whatever may be absent, known or not, and the names of the model. Whether it may ask for a stream."""
     properties = schema.get("properties", {})
     if "model" in properties:
         properties["model"] = {"type": "string", "enum": list(names)}
     schema.update(_nullable(schema))
-    if schema.get("additionalProperties") is False:
+    if not strict:
+        _open(schema)
+    elif schema.get("additionalProperties") is False:
         schema["additionalProperties"] = {"type": "null"}
     return "stream" in properties
 

@@ -19,7 +19,8 @@ class RequestUsage:
     """Counts and times of a request, at its end or so far. Times are -1 where it did not come so far.
 
     reasoning_tokens: part of the completion's. cached_tokens: of the prompts, found in the prefix cache.
-    total_s: since its arrival. prompt_s: from its first chunk to its first token. answer_s: from there to the last.
+    total_s: since its arrival. queue_s: in the engine's queue. first_token_s: from its arrival to its first token.
+    prompt_s: from its first chunk to its first token. answer_s: from there to the last.
     """
 
     prompt_tokens: int
@@ -27,6 +28,8 @@ class RequestUsage:
     reasoning_tokens: int
     cached_tokens: int
     total_s: float
+    queue_s: float
+    first_token_s: float
     prompt_s: float
     answer_s: float
 
@@ -49,8 +52,8 @@ class Serializer(Protocol):
     def begin(self, so_far: RequestUsage, /) -> bytes:
         """What comes before the first piece; what was counted until then."""
 
-    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
-        """What one wake-up brought, in order."""
+    def deltas(self, deltas: Sequence[OutputDelta], so_far: RequestUsage | None, /) -> bytes:
+        """What one wake-up brought, in order; what was counted until then, where that is requested."""
 
     def end(self, usage: RequestUsage) -> bytes:
         """The end of a stream without an error."""

@@ -4,13 +4,13 @@ Refuses early and cheaply, prepares in a thread, then checks the queue again wit
 decides what a body means and how its answer is written; its documents are not known here.
 """
 
-import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,17 +18,16 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.protocol.validation import ReceivedBody
 from kvasir_runtime.server.admission import queue_refusal
 from kvasir_runtime.server.api.openai.serialize import OpenAiSerializer
 from kvasir_runtime.server.api.serializer import Serializer
 from kvasir_runtime.server.app_state import AppState, ServedModel
 from kvasir_runtime.server.body_reader import read_body
-from kvasir_runtime.server.json_response import json_response
 from kvasir_runtime.server.output_collector import ServingContext
 from kvasir_runtime.server.streaming import GenerationResponse
 
 _Prepared = TypeVar("_Prepared")
-_Arguments = TypeVarTuple("_Arguments")
 SerializerOf = Callable[[GenerationRequest, int, str, TokenLabels], Serializer]
 
 
@@ -43,15 +42,15 @@ class PreparedRequest:
 async def respond(
     request: Request,
     app_state: AppState,
-    prepare: Callable[[bytes, ModelProfile], PreparedRequest],
+    prepare: Callable[[ReceivedBody, ModelProfile], PreparedRequest],
     *,
     on_end: Callable[[], None] = lambda: None,
 ) -> GenerationResponse:
     """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
     arrived = app_state.clock()
 
-    async def work(raw: bytes, served_model: ServedModel) -> PreparedRequest:
-        prepared = await in_thread(app_state, prepare, raw, served_model.profile)
+    async def work(raw: ReceivedBody, served_model: ServedModel) -> PreparedRequest:
+        prepared = await in_thread(request, app_state, prepare, raw, served_model.profile)
         return replace(prepared, request=await served_model.grammar_validator.checked(prepared.request))
 
     prepared, served_model = await admit(request, app_state, work, lambda prepared, _: len(prepared.request.requests))
@@ -67,18 +66,23 @@ async def respond(
 
 
 async def respond_document(
-    request: Request, app_state: AppState, made: Callable[[bytes, ModelProfile], Any]
+    request: Request, app_state: AppState, made: Callable[[ReceivedBody, ModelProfile], Any]
 ) -> Response:
     """A document that needs no engine. made runs in a thread. Raises Refused."""
     served_model = app_state.ready_model()
-    raw = await read_body(request, app_state.options.max_body_bytes)
-    return json_response(await in_thread(app_state, made, raw, served_model.profile))
+    raw = await _received(request, app_state)
+
+    def encoded(raw: ReceivedBody, profile: ModelProfile) -> bytes:
+        return msgspec.json.encode(made(raw, profile))
+
+    document = await in_thread(request, app_state, encoded, raw, served_model.profile)
+    return Response(document, media_type="application/json")
 
 
 async def admit(
     request: Request,
     app_state: AppState,
-    work: Callable[[bytes, ServedModel], Awaitable[_Prepared]],
+    work: Callable[[ReceivedBody, ServedModel], Awaitable[_Prepared]],
     num_sequences: Callable[[_Prepared, ServedModel], int],
 ) -> tuple[_Prepared, ServedModel]:
     """What work made of the body. It counts as active from here on, until app_state.end_request(). Raises Refused.
@@ -87,7 +91,7 @@ async def admit(
     """
     served_model = app_state.ready_model()
     check_queue(app_state, served_model, 1)
-    raw = await read_body(request, app_state.options.max_body_bytes)
+    raw = await _received(request, app_state)
     app_state.begin_request()
     app_state.num_preparing += 1
     try:
@@ -103,11 +107,29 @@ async def admit(
     return prepared, served_model
 
 
+async def _received(request: Request, app_state: AppState) -> ReceivedBody:
+    """The body. Its fields that have no effect are named in the response's head and in the log."""
+    raw = await read_body(request, app_state.options.max_body_bytes)
+    body = ReceivedBody(raw, strict=app_state.options.strict_fields)
+    request.scope["state"]["ignored_fields"] = body.ignored
+    return body
+
+
 async def in_thread(
-    app_state: AppState, function: Callable[[*_Arguments], _Prepared], *arguments: *_Arguments
+    request: Request,
+    app_state: AppState,
+    prepare: Callable[[ReceivedBody, ModelProfile], _Prepared],
+    raw: ReceivedBody,
+    profile: ModelProfile,
 ) -> _Prepared:
-    """The function's result, computed beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(app_state.threads, function, *arguments)
+    """What prepare makes of a body, beside the event loop; a long body waits for its client's turn."""
+    return await app_state.threads.run(prepare, raw, profile, size_bytes=len(raw.raw), client=client_of(request))
+
+
+def client_of(request: Request) -> str:
+    """Who sends a request, as far as taking turns goes: a key, or else an address."""
+    address = request.client.host if request.client is not None else ""
+    return request.headers.get("authorization") or request.headers.get("x-api-key") or address
 
 
 def serving_context(app_state: AppState, served_model: ServedModel) -> ServingContext:

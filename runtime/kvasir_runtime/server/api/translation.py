@@ -13,7 +13,7 @@ from kvasir_runtime.frontend.chat_prompt import chat_prompt
 from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
+from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
 from kvasir_runtime.frontend.tokenizer import PromptTooLong
@@ -45,7 +45,7 @@ def generation_request(
 def prompt_tokens(body: ChatBody, profile: ModelProfile, names: Mapping[str, str]) -> int:
     """Tokens of the prompt that a chat would send. Raises Refused."""
     param = names.get("messages", "messages")
-    check_model(body.model, profile)
+    served_name(body.model, profile)
     try:
         text = chat_prompt(body, profile.tokenizer, profile.parsers.reasoning).text(profile.tokenizer)
         return len(profile.tokenizer.encode(text, special=False, limit=MAX_TOKENS))

@@ -68,6 +68,7 @@ class RuntimeMetrics:
         self._duration = _histogram(declared["kvasir_request_duration_seconds"], self._registry, model_name)
         self._grammar_s = _histogram(declared["kvasir_grammar_compile_seconds"], self._registry, model_name)
         self._grammars_refused = _counter(declared["kvasir_grammars_refused_total"], self._registry).labels(model_name)
+        self._rejected = _counter(declared["kvasir_requests_rejected_total"], self._registry)
         self._http_requests = _counter(declared["http_requests_total"], self._registry)
         self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
         self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
@@ -113,6 +114,10 @@ class RuntimeMetrics:
         self._grammar_s.observe(seconds)
         if refused:
             self._grammars_refused.inc()
+
+    def rejected(self, code: str) -> None:
+        """A request was refused before the engine saw it. code: of the error."""
+        self._rejected.labels(self._model_name, code).inc()
 
     def http(self, handler: str, method: str, status: int, elapsed_s: float) -> None:
         """An HTTP request was answered. handler and method come from small sets, whatever clients send."""

@@ -13,7 +13,8 @@ class SequenceStats:
     """One sequence after its end. Times are -1 where the sequence never came so far.
 
     duration_s: from the arrival of its request. queue_s, prefill_s, decode_s: in the engine's queue, from its first
-    chunk to its first token, from there to its last. max_tokens: that it was allowed to have.
+    chunk to its first token, from there to its last. max_tokens: that it was allowed to have. preemptions: how often
+    the engine took its place.
     """
 
     reason: str
@@ -25,6 +26,7 @@ class SequenceStats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     max_tokens: int = 0
+    preemptions: int = 0
 
 
 class RequestMetrics(Protocol):

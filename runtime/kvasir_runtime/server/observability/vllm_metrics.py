@@ -112,6 +112,7 @@ class VllmMetrics(Collector):
             "request_prompt_tokens": sequence.prompt_tokens,
             "request_generation_tokens": sequence.generation_tokens,
             "request_params_max_tokens": sequence.max_tokens,
+            "request_num_preemptions": sequence.preemptions,
         }
         if sequence.queue_s >= 0:
             values["request_queue_time_seconds"] = sequence.queue_s

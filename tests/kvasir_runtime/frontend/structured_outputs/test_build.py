@@ -121,7 +121,8 @@ def test_what_the_fields_mean(fields, grammar):
     [
         ({"response_format": "json"}, "response_format", "one of text, json_object, json_schema, structural_tag"),
         ({"response_format": {"type": "xml"}}, "response_format", "one of"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "a field schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format", "a field schema"),
+        ({"response_format": {"type": "json_object", "schema": [1]}}, "response_format", "json_schema.schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format", ".name"),
         ({"response_format": named(schema=[1])}, "response_format", "json_schema.schema"),

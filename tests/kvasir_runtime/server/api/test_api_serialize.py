@@ -39,7 +39,15 @@ JOB = GenerationRequest(
     include_stop=False,
 )
 ENDING = RequestUsage(
-    prompt_tokens=5, completion_tokens=4, reasoning_tokens=1, cached_tokens=2, total_s=1.5, prompt_s=0.5, answer_s=-1.0
+    prompt_tokens=5,
+    completion_tokens=4,
+    reasoning_tokens=1,
+    cached_tokens=2,
+    total_s=1.5,
+    queue_s=0.25,
+    first_token_s=0.75,
+    prompt_s=0.5,
+    answer_s=-1.0,
 )
 
 

@@ -69,6 +69,7 @@ def counted():
     made.ended(ENDED)
     made.answered(2, 5)
     made.step(24)
+    made.rejected("overloaded")
     made.http("/v1/completions", "POST", 200, 0.3)
     return made
 

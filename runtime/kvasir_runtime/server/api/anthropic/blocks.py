@@ -5,10 +5,11 @@ Called by the body. A user's message may hold results of tools between its texts
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
+from kvasir_runtime.frontend.protocol.validation import ignore
 from kvasir_runtime.server.api.nullable_model import NullableModel
 
 Chat = dict[str, Any]
@@ -27,7 +28,7 @@ class TextBlock(NullableModel):
     type: Literal["text"]
     text: str
     cache_control: Ignored = None
-    citations: None = None
+    citations: Ignored = None
 
 
 class ThinkingBlock(NullableModel):
@@ -62,7 +63,27 @@ class ToolResultBlock(NullableModel):
 
 
 Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
-Blocks = Annotated[list[Block], BeforeValidator(_texts)]
+HOSTED: Final = ("server_tool_use", "redacted_thinking")
+"""Blocks about Anthropic's own tools, and reasoning that only it can read; also all that end in _tool_result."""
+
+
+def _readable(value: Any, info: ValidationInfo) -> Any:
+    """Blocks without those that the model here could make nothing of."""
+    value = _texts(value)
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for block in value:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and (kind in HOSTED or kind.endswith("_tool_result")):
+            ignore(info, f"messages.{kind}")
+        else:
+            kept.append(block)
+    value[:] = kept  # in its place, so that a later error names the right one
+    return value
+
+
+Blocks = Annotated[list[Block], BeforeValidator(_readable)]
 
 
 class InputMessage(NullableModel):

@@ -1,6 +1,6 @@
 """Bodies of `/v1/messages` and its counting of tokens: fields and bounds, and the same as a chat.
 
-Called in a worker thread with the raw bytes. What is not here is refused by name.
+Called in a worker thread. Parts that only Anthropic's own service can act on are left out and named to the client.
 Field names and limits are Anthropic's.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from kvasir_api import openai_errors
@@ -16,9 +16,9 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
-from kvasir_runtime.frontend.protocol.ignored_fields import only
+from kvasir_runtime.frontend.protocol.ignored_fields import hint
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_STOPS
-from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel, ignore
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.anthropic.blocks import (
     Ignored,
@@ -33,12 +33,12 @@ from kvasir_runtime.server.api.nullable_model import NullableModel
 LABELS: Final = frozenset({"metadata", "cache_control", "inference_geo", "user_profile_id", "workspace_id"})
 """Accepted with any value: they change no answer, and prompts are cached by their prefix alone."""
 HARMLESS: Final = {
-    "service_tier": only("auto", "standard_only"),
-    "speed": only("standard"),
-    "container": only(),
-    "mcp_servers": only([]),
-    "diagnostics": only(),
-    "context_management": only(),
+    "service_tier": hint("auto", "standard_only"),
+    "speed": hint("standard"),
+    "container": hint(),
+    "mcp_servers": hint([]),
+    "diagnostics": hint(),
+    "context_management": hint(),
 }
 NAMES: Final = {
     "stop": "stop_sequences",
@@ -62,7 +62,7 @@ class AnthropicError(msgspec.Struct):
 
 
 class Tool(NullableModel):
-    """A function that the model may call. Tools that Anthropic runs itself have other types and are refused."""
+    """A function that the model may call."""
 
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1, max_length=128)
@@ -126,6 +126,21 @@ def _spoken(turns: list[InputMessage]) -> list[InputMessage]:
     return turns
 
 
+def _functions(value: Any, info: ValidationInfo) -> Any:
+    """Only the tools with a schema of their own: the others run at Anthropic, or are known to its models alone."""
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for place, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            ignore(info, f"tools[{place}]")
+        else:
+            kept.append(tool)
+    value[:] = kept  # in its place, so that a later error names the right one
+    return value
+
+
 def _stops(value: Any) -> Any:
     if isinstance(value, list) and len(value) > MAX_STOPS:
         raise PydanticCustomError(
@@ -137,10 +152,10 @@ def _stops(value: Any) -> Any:
 class CountTokensBody(StrictModel):
     """A body of `/v1/messages/count_tokens`: what shapes the prompt."""
 
-    model: str = Field(max_length=512)
+    model: str | None = Field(None, max_length=512)
     messages: Annotated[list[InputMessage], Field(max_length=16_384), AfterValidator(_spoken)]
     system: Texts = Field([])
-    tools: list[Tool] = Field([], max_length=1024)
+    tools: Annotated[list[Tool], BeforeValidator(_functions)] = Field([], max_length=1024)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -207,7 +222,7 @@ class MessagesBody(CountTokensBody):
         }
 
 
-def parsed(raw: bytes) -> tuple[MessagesBody, ChatBody]:
+def parsed(raw: Raw) -> tuple[MessagesBody, ChatBody]:
     """A checked body, and the chat that it means. Raises Refused."""
     body = validation.validated(raw, MessagesBody, HARMLESS, LABELS)
     _check_thinking(body.thinking, body.max_tokens)
@@ -215,7 +230,7 @@ def parsed(raw: bytes) -> tuple[MessagesBody, ChatBody]:
     return body, translation.chat_body(body.as_chat(), body.names)
 
 
-def counted(raw: bytes, profile: ModelProfile) -> dict[str, int]:
+def counted(raw: Raw, profile: ModelProfile) -> dict[str, int]:
     """input_tokens of the prompt that `/v1/messages` would send. Raises Refused."""
     body = validation.validated(raw, CountTokensBody, HARMLESS, LABELS)
     _check_choice(body.tool_choice)

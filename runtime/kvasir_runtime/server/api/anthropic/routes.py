@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from kvasir_api import http_apis
 from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.protocol.validation import Raw
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.anthropic import protocol
 from kvasir_runtime.server.api.anthropic.protocol import CountTokensBody, MessagesBody
@@ -27,7 +28,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
         return await respond_document(request, app_state, protocol.counted)
 
 
-def _prepare(raw: bytes, profile: ModelProfile) -> PreparedRequest:
+def _prepare(raw: Raw, profile: ModelProfile) -> PreparedRequest:
     body, chat = protocol.parsed(raw)
     generation_request = translation.generation_request(chat, profile, "msg_", body.names, fit=True)
     shows = body.thinking is None or body.thinking.display != "omitted"

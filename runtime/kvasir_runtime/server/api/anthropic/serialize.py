@@ -47,7 +47,7 @@ class MessagesSerializer:
         """The message without its content."""
         return sse.named("message_start", {"message": self._message([], so_far)}) + PING
 
-    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta], _so_far: RequestUsage | None = None) -> bytes:
         """Events of all parts."""
         frames: list[bytes] = []
         for delta in deltas:
@@ -147,7 +147,7 @@ class MessagesSerializer:
         if delta.reason == "length":
             cut = usage.completion_tokens < self._max_tokens
             return _stopped("model_context_window_exceeded" if cut else "max_tokens")
-        if delta.stopped_by is not None:
+        if isinstance(delta.stopped_by, str):
             return _stopped("stop_sequence", delta.stopped_by)
         return _stopped("tool_use" if delta.called else "end_turn")
 

@@ -12,14 +12,15 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_api import http_apis
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
+from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.pooling import prepare as pooling
 from kvasir_runtime.frontend.pooling import vectors
+from kvasir_runtime.frontend.pooling.inputs import is_cut
 from kvasir_runtime.frontend.pooling.prepare import EmbeddingInputs
 from kvasir_runtime.frontend.pooling.protocol import MAX_INPUTS, MAX_TEXT, EmbeddingBody
 from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT
-from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.ollama import options as ollama_options
 from kvasir_runtime.server.api.ollama.options import OllamaOptions
@@ -50,7 +51,7 @@ class _Request(StrictModel):
         self.options.check(profile.max_context)
         name = http_apis.model_name(self.model, "ollama")
         if not texts:
-            check_model(name, profile)
+            served_name(name, profile)
             return EmbeddingInputs(prompts=[], pooling=PoolingConfig(kind="last"), vector=_nothing)
         return pooling.embed(EmbeddingBody(model=name, input=list(texts), **more), profile)
 
@@ -72,11 +73,14 @@ class EmbeddingsRequest(_Request):
     prompt: str = Field(min_length=1, max_length=MAX_TEXT)
 
 
-def embed(raw: bytes, profile: ModelProfile, elapsed_s: Callable[[], float]) -> PooledRequest:
+def embed(raw: Raw, profile: ModelProfile, elapsed_s: Callable[[], float]) -> PooledRequest:
     """elapsed_s: since the request came. Raises Refused."""
     body = validation.validated(raw, EmbedRequest, {}, LABELS)
     keep = -1 if body.truncate else None
     asked = body.asked(profile, body.input, normalize=True, dimensions=body.dimensions, truncate_prompt_tokens=keep)
+    cut = [
+        place for place, text in enumerate(body.input) if asked.prompts and is_cut(text, asked.prompts[place], profile)
+    ]
 
     def write(_id: str, events: Sequence[EngineOutput], _created: int) -> bytes:
         document = {
@@ -86,12 +90,12 @@ def embed(raw: bytes, profile: ModelProfile, elapsed_s: Callable[[], float]) -> 
             "load_duration": 0,
             "prompt_eval_count": sum(map(len, asked.prompts)),
         }
-        return msgspec.json.encode(document)
+        return msgspec.json.encode(document | ({"truncated": cut} if cut else {}))
 
     return pooled_request(PREFIX, asked, write)
 
 
-def embeddings(raw: bytes, profile: ModelProfile) -> PooledRequest:
+def embeddings(raw: Raw, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validation.validated(raw, EmbeddingsRequest, {}, LABELS)
     try:
@@ -99,7 +103,10 @@ def embeddings(raw: bytes, profile: ModelProfile) -> PooledRequest:
     except Refused as refused:
         raise translation.with_own_names(refused, {"input": "prompt"}) from refused
 
+    cut = is_cut(body.prompt, asked.prompts[0], profile)
+
     def write(_id: str, events: Sequence[EngineOutput], _created: int) -> bytes:
-        return msgspec.json.encode({"embedding": asked.vector(events[0]).tolist()})
+        document = {"embedding": asked.vector(events[0]).tolist()}
+        return msgspec.json.encode(document | ({"truncated": True} if cut else {}))
 
     return pooled_request(PREFIX, asked, write)

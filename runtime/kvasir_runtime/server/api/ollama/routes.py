@@ -13,19 +13,18 @@ from kvasir_api import __version__, http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
-from kvasir_runtime.frontend.model_profile import ModelProfile, check_model
+from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.protocol import generation, validation
 from kvasir_runtime.frontend.protocol.ignored_fields import only
-from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.ollama import embedding, model_cards, protocol
 from kvasir_runtime.server.api.ollama.embedding import EmbeddingsRequest, EmbedRequest
 from kvasir_runtime.server.api.ollama.protocol import ChatRequest, GenerateRequest
 from kvasir_runtime.server.api.ollama.serialize import OllamaSerializer, head, message_fields
 from kvasir_runtime.server.api.pooling import routes as pooling
-from kvasir_runtime.server.api.serving import PreparedRequest, respond
+from kvasir_runtime.server.api.serving import PreparedRequest, respond, respond_document
 from kvasir_runtime.server.app_state import AppState
-from kvasir_runtime.server.body_reader import read_body
 from kvasir_runtime.server.json_response import body_schema, json_response
 
 PREFIX: Final = "ollama-"
@@ -50,7 +49,7 @@ class NoPrompt(Exception):
 def add(app: FastAPI, app_state: AppState) -> None:
     """All routes."""
 
-    async def answer(request: Request, prepared: Callable[[bytes, ModelProfile], PreparedRequest]) -> Response:
+    async def answer(request: Request, prepared: Callable[[Raw, ModelProfile], PreparedRequest]) -> Response:
         try:
             return await respond(request, app_state, prepared)
         except NoPrompt as nothing:
@@ -66,12 +65,12 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.OLLAMA + "/show", openapi_extra=body_schema(ShowRequest))
     async def show(request: Request) -> Response:
-        body = validation.validated(
-            await read_body(request, app_state.options.max_body_bytes), ShowRequest, SHOW_HARMLESS
-        )
-        served_model = app_state.ready_model()
-        check_model(http_apis.model_name(body.model or body.name, "ollama"), served_model.profile)
-        return json_response(model_cards.show(app_state, served_model))
+        def shown(raw: Raw, profile: ModelProfile) -> dict[str, Any]:
+            body = validation.validated(raw, ShowRequest, SHOW_HARMLESS)
+            served_name(http_apis.model_name(body.model or body.name, "ollama"), profile)
+            return model_cards.show(app_state, app_state.ready_model())
+
+        return await respond_document(request, app_state, shown)
 
     @app.post(http_apis.OLLAMA + "/embed", openapi_extra=body_schema(EmbedRequest))
     async def embed(request: Request) -> Response:
@@ -97,9 +96,9 @@ def add(app: FastAPI, app_state: AppState) -> None:
         return json_response({"version": __version__})
 
 
-def _chat(raw: bytes, profile: ModelProfile) -> PreparedRequest:
+def _chat(raw: Raw, profile: ModelProfile) -> PreparedRequest:
     body = validation.validated(raw, ChatRequest, protocol.CHAT_HARMLESS, protocol.LABELS)
-    check_model(body.served_name, profile)
+    served_name(body.served_name, profile)
     body.options.check(profile.max_context)
     if not body.messages:
         raise NoPrompt(_loaded(body.model, chat=True))
@@ -109,9 +108,9 @@ def _chat(raw: bytes, profile: ModelProfile) -> PreparedRequest:
     )
 
 
-def _generate(raw: bytes, profile: ModelProfile) -> PreparedRequest:
+def _generate(raw: Raw, profile: ModelProfile) -> PreparedRequest:
     body = validation.validated(raw, GenerateRequest, protocol.GENERATE_HARMLESS, protocol.LABELS)
-    check_model(body.served_name, profile)
+    served_name(body.served_name, profile)
     body.options.check(profile.max_context)
     if not body.prompt:
         raise NoPrompt(_loaded(body.model, chat=False))

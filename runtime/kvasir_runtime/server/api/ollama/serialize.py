@@ -65,7 +65,7 @@ class OllamaSerializer:
         """Nothing: every line stands for itself."""
         return b""
 
-    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta], _so_far: RequestUsage | None = None) -> bytes:
         """A line for each that is not empty."""
         return b"".join([self._line(delta) for delta in deltas])
 

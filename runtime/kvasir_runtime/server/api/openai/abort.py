@@ -10,7 +10,7 @@ from pydantic import Field
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol import validation
-from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
 
 MAX_IDS: Final = 4096
 Id = Annotated[str, Field(min_length=1, max_length=256)]
@@ -29,12 +29,12 @@ class AbortOneBody(StrictModel):
     abort_all: bool = False
 
 
-def of_vllm(raw: bytes) -> list[str]:
+def of_vllm(raw: Raw) -> list[str]:
     """The ids. Raises Refused."""
     return validation.validated(raw, AbortBody, {}).request_ids
 
 
-def of_sglang(raw: bytes) -> list[str]:
+def of_sglang(raw: Raw) -> list[str]:
     """The id. Raises Refused."""
     body = validation.validated(raw, AbortOneBody, {})
     if body.abort_all:

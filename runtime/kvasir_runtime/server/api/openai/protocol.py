@@ -97,7 +97,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -108,6 +108,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -118,9 +119,10 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +132,18 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class RequestMetricsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one answer, as vLLM's include_metrics gives them; null where there were too few tokens."""
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float | None
+    queue_time_ms: float | None
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
 
 
 class AnyCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -143,8 +156,9 @@ class AnyCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice] | list[CompletionChoice] | list[ChatChoice]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
+    metrics: RequestMetricsDocument | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -157,8 +171,9 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: list[Any] | None
+    metrics: RequestMetricsDocument | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -171,6 +186,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: RequestMetricsDocument | UnsetType = UNSET
 
 
 class Tokens(msgspec.Struct):

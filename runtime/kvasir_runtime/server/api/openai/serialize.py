@@ -26,6 +26,7 @@ from kvasir_runtime.server.api.openai.protocol import (
     FunctionCall,
     FunctionCallDelta,
     PromptTokensDetails,
+    RequestMetricsDocument,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -48,18 +49,20 @@ class OpenAiSerializer:
         self._labels = labels
         self._chunks = ChunkWriter(request, created, fingerprint, labels)
 
-    def begin(self, _so_far: RequestUsage) -> bytes:
+    def begin(self, so_far: RequestUsage) -> bytes:
         """The roles of a chat's choices."""
         count = len(self._request.requests) if self._request.chat else 0
+        self._chunks.count(so_far)
         return b"".join([self._chunks.role(index) for index in range(count)])
 
-    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta], so_far: RequestUsage | None = None) -> bytes:
         """A chunk for each."""
+        self._chunks.count(so_far)
         return b"".join([self._chunks.delta(delta) for delta in deltas])
 
     def end(self, usage: RequestUsage) -> bytes:
-        """Usage if requested, and the mark of the end."""
-        return (self._chunks.usage(usage_document(usage)) if self._request.include_usage else b"") + DONE
+        """Usage and times if requested, and the mark of the end."""
+        return self._chunks.end(usage) + DONE
 
     def broken(self, error: ApiError) -> bytes:
         """An error as an event, and no mark of the end."""
@@ -67,7 +70,7 @@ class OpenAiSerializer:
 
     def whole(self, deltas: Sequence[OutputDelta], usage: RequestUsage) -> bytes:
         """One document."""
-        return whole(self._request, *self._made, deltas, usage_document(usage), self._labels)
+        return whole(self._request, *self._made, deltas, usage, self._labels)
 
     def refusal(self, error: ApiError) -> tuple[int, bytes, dict[str, str]]:
         """OpenAI's error."""
@@ -114,13 +117,25 @@ class ChunkWriter:
             delta=chat_delta(delta.parts),
             logprobs=of_chat(delta.tokens, self._labels, request.logprobs) if delta.tokens else None,
             finish_reason=finish_reason(delta),
+            stop_reason=delta.stopped_by if delta.reason is not None else UNSET,
             token_ids=delta.token_ids if request.token_ids else UNSET,
         )
         return self._frame([made])
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that carries the counts."""
-        self._answer.usage = usage
+    def count(self, so_far: RequestUsage | None) -> None:
+        """The counts that the next chunks carry, where each does."""
+        if so_far is not None and self._request.include_usage and self._request.continuous_usage:
+            self._answer.usage = usage_document(so_far)
+
+    def end(self, usage: RequestUsage) -> bytes:
+        """The chunk without choices that carries counts and times, where they are requested."""
+        request = self._request
+        if not (request.include_usage or request.include_metrics):
+            return b""
+        if request.include_usage:
+            self._answer.usage = usage_document(usage)
+        if request.include_metrics:
+            self._answer.metrics = metrics_document(usage)
         return self._frame([])
 
     def _frame(self, choices: list[ChatChunkChoice] | list[CompletionChoice]) -> bytes:
@@ -133,7 +148,7 @@ def whole(
     created: int,
     fingerprint: str,
     deltas: Sequence[OutputDelta],
-    usage: Usage,
+    usage: RequestUsage,
     labels: TokenLabels,
 ) -> bytes:
     """The document of an answer that is not streamed. pieces: whole choices, in the order of their index."""
@@ -146,9 +161,10 @@ def whole(
             model=request.model,
             system_fingerprint=fingerprint,
             choices=_whole_choices(request, deltas, labels),
-            usage=usage,
-            prompt_token_ids=engine_request.prompt if request.chat and request.token_ids else UNSET,
+            usage=usage_document(usage),
+            prompt_token_ids=(engine_request.prompt if request.token_ids else None) if request.chat else UNSET,
             prompt_logprobs=_of_prompt(request, engine_request, first, labels) if request.chat else UNSET,
+            metrics=metrics_document(usage) if request.include_metrics else UNSET,
         )
     )
 
@@ -163,7 +179,7 @@ def _whole_choices(
                 request,
                 delta,
                 labels,
-                engine_request.prompt if request.token_ids else UNSET,
+                engine_request.prompt if request.token_ids else None,
                 _of_prompt(request, engine_request, delta, labels),
             )
             for delta, engine_request in zip(deltas, prompts, strict=True)
@@ -174,7 +190,8 @@ def _whole_choices(
             message=message(delta.parts),
             logprobs=of_chat(delta.tokens, labels, request.logprobs) if request.logprobs >= 0 else None,
             finish_reason=finish_reason(delta),
-            token_ids=delta.token_ids if request.token_ids else UNSET,
+            stop_reason=delta.stopped_by,
+            token_ids=delta.token_ids if request.token_ids else None,
         )
         for delta in deltas
     ]
@@ -184,15 +201,18 @@ def _text_choice(
     request: GenerationRequest,
     delta: OutputDelta,
     labels: TokenLabels,
-    prompt_token_ids: tuple[int, ...] | UnsetType,
-    prompt_logprobs: list[Any] | UnsetType = UNSET,
+    prompt_token_ids: tuple[int, ...] | UnsetType | None,
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET,
 ) -> CompletionChoice:
+    """Whole where the prompt's fields are given, which are null then where they were not requested."""
+    is_whole = prompt_logprobs is not UNSET
     return CompletionChoice(
         index=delta.index,
         text=delta.text,
         logprobs=of_text(delta.tokens, labels, request.logprobs) if request.logprobs >= 0 else None,
         finish_reason=delta.reason,
-        token_ids=delta.token_ids if request.token_ids else UNSET,
+        stop_reason=delta.stopped_by if is_whole or delta.reason is not None else UNSET,
+        token_ids=delta.token_ids if request.token_ids else None if is_whole else UNSET,
         prompt_token_ids=prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
     )
@@ -200,9 +220,9 @@ def _text_choice(
 
 def _of_prompt(
     request: GenerationRequest, engine_request: EngineRequest, delta: OutputDelta, labels: TokenLabels
-) -> list[Any] | UnsetType:
+) -> list[Any] | None:
     if request.prompt_logprobs < 0:
-        return UNSET
+        return None
     return of_prompt(engine_request.prompt, delta.prompt_logprobs, labels, request.prompt_logprobs)
 
 
@@ -215,6 +235,23 @@ def usage_document(usage: RequestUsage) -> Usage:
         prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else UNSET,
     )
+
+
+def metrics_document(usage: RequestUsage) -> RequestMetricsDocument:
+    """The times of an answer, in milliseconds."""
+    gaps = usage.completion_tokens - 1
+    decoded = usage.answer_s > 0 and gaps > 0
+    return RequestMetricsDocument(
+        time_to_first_token_ms=_ms(usage.first_token_s),
+        generation_time_ms=_ms(usage.answer_s),
+        queue_time_ms=_ms(usage.queue_s),
+        mean_itl_ms=_ms(usage.answer_s / gaps) if decoded else None,
+        tokens_per_second=round(gaps / usage.answer_s, 3) if decoded else None,
+    )
+
+
+def _ms(seconds: float) -> float | None:
+    return None if seconds < 0 else round(seconds * 1000, 3)
 
 
 def chat_delta(parts: Iterable[Part]) -> ChatDelta:
@@ -244,11 +281,10 @@ def message(parts: Iterable[Part]) -> ChatMessage:
     """The whole answer; content is null if there is only reasoning or calls."""
     found = join(parts)
     calls = [ToolCall(id=call.call_id, function=FunctionCall(call.name, call.arguments)) for call in found.calls]
-    thoughts = found.reasoning or UNSET
     return ChatMessage(
         content=None if not found.content and (calls or found.reasoning) else found.content,
-        reasoning_content=thoughts,
-        reasoning=thoughts,
+        reasoning_content=found.reasoning or UNSET,
+        reasoning=found.reasoning or None,
         tool_calls=calls or UNSET,
     )
 

@@ -4,6 +4,7 @@ Called in a worker thread with the raw body. Field names and answers are those o
 is refused by name.
 """
 
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field, model_validator
@@ -14,13 +15,13 @@ from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.chat_prompt import chat_prompt
 from kvasir_runtime.frontend.chat_template import TemplateError
 from kvasir_runtime.frontend.errors import Refused
-from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.protocol import generation, ignored_fields, validation
 from kvasir_runtime.frontend.protocol.generation import ChatSwitches, Message
 from kvasir_runtime.frontend.protocol.sampling_fields import TokenId
 from kvasir_runtime.frontend.protocol.tools import Tools
-from kvasir_runtime.frontend.protocol.validation import StrictModel
-from kvasir_runtime.frontend.tokenizer import PromptTooLong
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
+from kvasir_runtime.frontend.tokenizer import PromptTooLong, read_json
 
 MAX_TOKENS: Final = 1_000_000
 """A text that must have more is not tokenized: it would keep a worker thread busy for seconds."""
@@ -53,10 +54,10 @@ class DetokenizeBody(StrictModel):
     tokens: list[TokenId] = Field(max_length=MAX_TOKENS)
 
 
-def tokenize(raw: bytes, profile: ModelProfile) -> dict[str, Any]:
+def tokenize(raw: Raw, profile: ModelProfile) -> dict[str, Any]:
     """count, max_model_len, tokens, and token_strs if requested (else null). Raises Refused."""
     body = validation.validated(raw, TokenizeBody, ignored_fields.TOKENIZE)
-    _check_model(body.model, profile)
+    served_name(body.model, profile)
     tokenizer = profile.tokenizer
     try:
         if body.messages is not None:
@@ -78,14 +79,22 @@ def tokenize(raw: bytes, profile: ModelProfile) -> dict[str, Any]:
     }
 
 
-def detokenize(raw: bytes, profile: ModelProfile) -> dict[str, Any]:
+def info(profile: ModelProfile, folder: Path | None) -> dict[str, Any]:
+    """What is known of the tokenizer, as vLLM's `/tokenizer_info`: the settings of its files, the chat template."""
+    tokenizer = profile.tokenizer
+    settings = read_json(folder / "tokenizer_config.json", missing_ok=True) if folder and folder.is_dir() else {}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": profile.max_context,
+        **settings,
+        "vocab_size": tokenizer.vocab_size,
+        "chat_template": tokenizer.template.source if tokenizer.template is not None else None,
+    }
+
+
+def detokenize(raw: Raw, profile: ModelProfile) -> dict[str, Any]:
     """prompt: the text of the ids. Raises Refused."""
     body = validation.validated(raw, DetokenizeBody, {})
-    _check_model(body.model, profile)
+    served_name(body.model, profile)
     prepare.check_ids([], body.tokens, profile.tokenizer.vocab_size, param="tokens")
     return {"prompt": profile.tokenizer.decode(body.tokens, special=True)}
-
-
-def _check_model(name: str | None, profile: ModelProfile) -> None:
-    if name is not None and name not in profile.names:
-        raise Refused(openai_errors.model_not_found(name))

@@ -11,7 +11,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.pooling import prepare
 from kvasir_runtime.frontend.pooling.prepare import EmbeddingInputs, ScoringInputs
 from kvasir_runtime.frontend.pooling.protocol import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
-from kvasir_runtime.frontend.protocol.validation import validated
+from kvasir_runtime.frontend.protocol.validation import Raw, validated
 from kvasir_runtime.server.api.pooling import serialize
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
@@ -38,18 +38,21 @@ def pooled_request(prefix: str, inputs: EmbeddingInputs | ScoringInputs, write: 
     return PooledRequest(answer_id=answer_id, requests=prepare.engine_requests(answer_id, inputs), write=write)
 
 
-def embeddings(raw: bytes, profile: ModelProfile) -> PooledRequest:
+def embeddings(raw: Raw, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validated(raw, EmbeddingBody, HARMLESS)
     inputs = prepare.embed(body, profile)
+    name = body.model or profile.names[0]
     return pooled_request(
         "embd-",
         inputs,
-        lambda _id, events, _created: serialize.embeddings(body, inputs.prompts, map(inputs.vector, events)),
+        lambda _id, events, _created: serialize.embeddings(
+            body, inputs.prompts, map(inputs.vector, events), model=name
+        ),
     )
 
 
-def ranking(raw: bytes, profile: ModelProfile) -> PooledRequest:
+def ranking(raw: Raw, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validated(raw, RerankBody, HARMLESS)
     inputs = prepare.rank(body, profile)
@@ -63,7 +66,7 @@ def ranking(raw: bytes, profile: ModelProfile) -> PooledRequest:
     )
 
 
-def scores(raw: bytes, profile: ModelProfile) -> PooledRequest:
+def scores(raw: Raw, profile: ModelProfile) -> PooledRequest:
     """Raises Refused."""
     body = validated(raw, ScoreBody, HARMLESS)
     inputs = prepare.score(body, profile)

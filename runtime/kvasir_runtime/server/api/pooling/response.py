@@ -137,6 +137,7 @@ class PooledResponse(Response):
             decode_s=0.0 if computed else -1.0,
             prompt_tokens=len(request.prompt),
             cached_tokens=event.cached_tokens,
+            preemptions=event.preemptions,
         )
         self.trace.sequences.append(ended)
         self._context.metrics.ended(ended)

@@ -1,5 +1,6 @@
 """The routes for embeddings, rerankings and scores."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.pooling.protocol import EmbeddingBody, RerankBody, ScoreBody
+from kvasir_runtime.frontend.protocol.validation import Raw
 from kvasir_runtime.server.api import serving
 from kvasir_runtime.server.api.pooling import prepare
 from kvasir_runtime.server.api.pooling.prepare import PooledRequest
@@ -39,7 +41,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
 
 async def respond(
-    request: Request, app_state: AppState, prepare: Callable[[bytes, ModelProfile], PooledRequest]
+    request: Request, app_state: AppState, prepare: Callable[[Raw, ModelProfile], PooledRequest]
 ) -> PooledResponse:
     """The answer to a request, ready to be sent. prepare runs in a thread. Raises Refused."""
     arrived = app_state.clock()
@@ -47,12 +49,12 @@ async def respond(
     pooled, served_model = await serving.admit(
         request,
         app_state,
-        lambda raw, served_model: serving.in_thread(app_state, prepare, raw, served_model.profile),
+        lambda raw, served_model: serving.in_thread(request, app_state, prepare, raw, served_model.profile),
         lambda pooled, served_model: min(len(pooled.requests), served_model.max_sequences),
     )
 
     async def finish(outputs: Sequence[EngineOutput]) -> bytes:
-        return await serving.in_thread(app_state, pooled.finish, outputs, int(time.time()))
+        return await asyncio.to_thread(pooled.finish, outputs, int(time.time()))
 
     return PooledResponse(
         pooled,

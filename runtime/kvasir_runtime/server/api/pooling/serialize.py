@@ -19,13 +19,13 @@ from kvasir_runtime.server.api.pooling.protocol import (
 )
 
 
-def embeddings(body: EmbeddingBody, prompts: Prompts, found: Iterable[vectors.Vector]) -> bytes:
+def embeddings(body: EmbeddingBody, prompts: Prompts, found: Iterable[vectors.Vector], *, model: str) -> bytes:
     """What is written is an Embeddings, its items one by one, so that other threads get their turn in between."""
     items = []
     for index, vector in enumerate(found):
         written = vectors.as_base64(vector) if body.encoding_format == "base64" else vector.tolist()
         items.append(msgspec.Raw(msgspec.json.encode(EmbeddingItem(index=index, embedding=written))))
-    return msgspec.json.encode({"object": "list", "data": items, "model": body.model, "usage": _usage(prompts)})
+    return msgspec.json.encode({"object": "list", "data": items, "model": model, "usage": _usage(prompts)})
 
 
 def ranking(body: RerankBody, prompts: Prompts, found: Sequence[float], *, answer_id: str, model: str) -> bytes:

@@ -3,13 +3,16 @@
 Called by the body. Kept items are plain documents as the API shows them, so that those of an answer need no other form.
 """
 
+import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvasir_api.openai_errors import quoted
+from kvasir_runtime.frontend.protocol import validation
+from kvasir_runtime.frontend.protocol.validation import ignore
 from kvasir_runtime.server.api.nullable_model import NullableModel
 
 Item = dict[str, Any]
@@ -75,12 +78,23 @@ class CallOutputItem(NullableModel):
 
 
 class ReasoningItem(NullableModel):
-    """Earlier reasoning: its content, or else its summary."""
+    """Earlier reasoning: its content, or else its summary. What another server encrypted cannot be read."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] = Field([])
     content: list[ReasoningPart] | None = None
-    encrypted_content: None = Field(None, exclude=True)
+    encrypted_content: str | None = Field(None, exclude=True)
+    id: Id | None = None
+    status: Status | None = None
+
+
+class CustomCallItem(NullableModel):
+    """A call of a tool that takes a text; kept as the call of a function with one argument."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Id
+    name: Id
+    input: str
     id: Id | None = None
     status: Status | None = None
 
@@ -90,34 +104,69 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
     "function_call": TypeAdapter(CallItem),
     "function_call_output": TypeAdapter(CallOutputItem),
     "reasoning": TypeAdapter(ReasoningItem),
+    "custom_tool_call": TypeAdapter(CustomCallItem),
 }
+_SAME: Final = {"custom_tool_call_output": "function_call_output"}
+_HOSTED: Final = frozenset(
+    {
+        *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "image_generation_call"),
+        *("code_interpreter_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+        *("apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_call", "mcp_approval_request"),
+        *("mcp_approval_response", "tool_search_call", "tool_search_output", "compaction"),
+    }
+)
+"""Items about tools of another server, which the model here has never seen; they are left out."""
 
 
-def read(value: Any) -> list[Item]:
+def read(value: Any, info: ValidationInfo) -> list[Item]:
     """The items of a body's input in the form in which they are kept, without ids where they came without."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("input", "must be a string or a list of items")
-    return [_read(item, place) for place, item in enumerate(value)]
+    found = []
+    for place, item in enumerate(value):
+        if isinstance(item, dict) and item.get("type") in _HOSTED:
+            ignore(info, f"input[{place}]")
+        else:
+            found.append(_read(item, place, info))
+    return found
 
 
-def _read(value: Any, place: int) -> Item:
+def _read(value: Any, place: int, info: ValidationInfo) -> Item:
     kind = value.get("type") or "message" if isinstance(value, dict) else type(value).__name__
-    adapter = _KINDS.get(kind) if isinstance(kind, str) else None
+    adapter = _KINDS.get(_SAME.get(kind, kind)) if isinstance(kind, str) else None
     if adapter is None:
         told = {"kind": quoted(str(kind)), "place": place}
         raise PydanticCustomError("input", "holds at {place} an item of type {kind}, which is not supported here", told)
     given = {name: part for name, part in value.items() if part is not None}
+    if kind in _SAME:
+        given["type"] = _SAME[kind]
     try:
-        found = adapter.validate_python(given)
+        found = _validated(adapter, given, place, info)
     except ValidationError as error:
         detail: ErrorDetails = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in (place, *detail["loc"]))[:200]
         told = {"where": where, "what": detail["msg"]}
         raise PydanticCustomError("input", "is wrong at {where}: {what}", told) from error
     item: Item = found.model_dump(exclude_none=True)
+    if kind == "custom_tool_call":
+        arguments = json.dumps({"input": item.pop("input")}, ensure_ascii=False)
+        item |= {"type": "function_call", "arguments": arguments}
     return item
+
+
+def _validated(adapter: TypeAdapter[Any], given: dict[str, Any], place: int, info: ValidationInfo) -> Any:
+    """The item without unknown fields, which are named to the client. Raises ValidationError and Refused."""
+    try:
+        return adapter.validate_python(given)
+    except ValidationError as error:
+        names = validation.leave_out_unknown(error, given)
+        if not names:
+            raise
+    for name in names:
+        ignore(info, f"input[{place}].{name}")
+    return adapter.validate_python(given)
 
 
 def identified(items: Iterable[Item], seed: str) -> list[Item]:

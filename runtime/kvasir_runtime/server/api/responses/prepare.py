@@ -12,6 +12,7 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import validation
+from kvasir_runtime.frontend.protocol.validation import ReceivedBody
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.responses.items import Item, identified
 from kvasir_runtime.server.api.responses.protocol import HARMLESS, LABELS, NAMES, InputBody, ResponsesBody
@@ -31,7 +32,9 @@ class PreparedResponse:
     stored: bool
 
 
-def prepared_response(raw: bytes, profile: ModelProfile, store: ResponseStore, instance: str) -> PreparedResponse:
+def prepared_response(
+    raw: ReceivedBody, profile: ModelProfile, store: ResponseStore, instance: str
+) -> PreparedResponse:
     """Parse, find the conversation, translate, and cut if truncation is auto. Raises Refused."""
     body = validation.validated(raw, ResponsesBody, HARMLESS, LABELS)
     stored = body.store is not False and store.keeps
@@ -44,12 +47,12 @@ def prepared_response(raw: bytes, profile: ModelProfile, store: ResponseStore, i
         body=body,
         request=generation_request,
         items=[*before, *identified(body.input, generation_request.answer_id.removeprefix(PREFIX))],
-        size_bytes=size_bytes + len(raw),
+        size_bytes=size_bytes + len(raw.raw),
         stored=stored,
     )
 
 
-def counted(raw: bytes, profile: ModelProfile, store: ResponseStore) -> dict[str, object]:
+def counted(raw: ReceivedBody, profile: ModelProfile, store: ResponseStore) -> dict[str, object]:
     """The answer of `/v1/responses/input_tokens`. Raises Refused."""
     body = validation.validated(raw, InputBody, HARMLESS, LABELS)
     before, _ = _before(body, store)

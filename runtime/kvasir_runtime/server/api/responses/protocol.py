@@ -1,35 +1,38 @@
 """Bodies of `/v1/responses`: fields and bounds, the same as a chat, and what the answer repeats.
 
-Called in a worker thread. What is not here is refused by name.
+Called in a worker thread. Parts that only OpenAI's own service can act on are left out and named to the client.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvasir_runtime.frontend.protocol.ignored_fields import only
+from kvasir_runtime.frontend.protocol.generation import ChatSwitches
+from kvasir_runtime.frontend.protocol.ignored_fields import hint, only
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_LOGPROBS
-from kvasir_runtime.frontend.protocol.validation import StrictModel
+from kvasir_runtime.frontend.protocol.validation import StrictModel, ignore
 from kvasir_runtime.server.api.nullable_model import NullableModel
 from kvasir_runtime.server.api.responses import items
 from kvasir_runtime.server.api.responses.items import Id, Item
 from kvasir_runtime.wire import SamplingConfig
 
 MAX_INPUT: Final = 16_384
+LOGPROBS: Final = "message.output_text.logprobs"
 LABELS: Final = frozenset(
     {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
 )
 HARMLESS: Final = {
-    "access_programs": only(),
-    "context_management": only([]),
+    "access_programs": hint(),
+    "client_metadata": hint(),
+    "context_management": hint([]),
     "conversation": only(),
-    "image": only(),
-    "max_tool_calls": only(),
-    "moderation": only(),
+    "image": hint(),
+    "max_tool_calls": hint(),
+    "moderation": hint(),
     "prompt": only(),
-    "service_tier": only("auto", "default"),
+    "service_tier": hint("auto", "default"),
 }
 NAMES: Final = {
     "max_tokens": "max_output_tokens",
@@ -39,8 +42,20 @@ NAMES: Final = {
 }
 
 
+def _without_effect(name: str, *harmless: str) -> BeforeValidator:
+    """Of a text that changes nothing here: any but the harmless ones is named to the client."""
+
+    def noted(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and value not in harmless:
+            ignore(info, name)
+            return None
+        return value
+
+    return BeforeValidator(noted, json_schema_input_type=str | None)
+
+
 class FunctionTool(NullableModel):
-    """A function that the model may call. Tools that OpenAI runs itself have other types and are refused."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: str = Field(min_length=1, max_length=128)
@@ -109,24 +124,49 @@ class Format(NullableModel):
 
 
 class Text(NullableModel):
-    """How the answer is written."""
+    """How the answer is written. verbosity: models here know none."""
 
     format: Format = Format()
-    verbosity: Literal["medium"] | None = None
+    verbosity: Annotated[str | None, _without_effect("text.verbosity", "medium")] = None
 
 
 class Reasoning(NullableModel):
     """How much the model reasons. There are no summaries: an item carries the reasoning itself."""
 
     effort: str | None = Field(None, max_length=16)
-    summary: None = None
-    generate_summary: None = None
+    summary: Annotated[str | None, _without_effect("reasoning.summary")] = None
+    generate_summary: Annotated[str | None, _without_effect("reasoning.generate_summary")] = None
 
 
 class StreamOptions(NullableModel):
     """include_obfuscation: nothing is padded here, so only false is accepted."""
 
     include_obfuscation: Literal[False] = False
+
+
+def _functions(value: Any, info: ValidationInfo) -> Any:
+    """Only the functions among the tools: those of other types run at OpenAI, or are no calls with arguments."""
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for place, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            ignore(info, f"tools[{place}]")
+        else:
+            kept.append(tool)
+    value[:] = kept  # in its place, so that a later error names the right one
+    return value
+
+
+def _included(value: Any, info: ValidationInfo) -> Any:
+    """Only what can be included; reasoning is never encrypted here, and there are no tools of OpenAI's."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return value
+    for name in value:
+        if name != LOGPROBS:
+            ignore(info, f"include.{name}")
+    return [name for name in value if name == LOGPROBS]
 
 
 def _metadata(value: Any) -> Any:
@@ -140,16 +180,17 @@ def _metadata(value: Any) -> Any:
 class InputBody(StrictModel):
     """What shapes the prompt; the body of `/v1/responses/input_tokens`."""
 
-    model: str = Field(max_length=512)
+    model: str | None = Field(None, max_length=512)
     input: Annotated[list[Item], BeforeValidator(items.read), Field(max_length=MAX_INPUT)]
     instructions: str | None = None
     previous_response_id: Id | None = None
-    tools: list[FunctionTool] = Field([], max_length=1024)
+    tools: Annotated[list[FunctionTool], BeforeValidator(_functions)] = Field([], max_length=1024)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: Text = Text()
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
+    chat_template_kwargs: ChatSwitches = Field({})
 
     def as_chat(self, conversation: Sequence[Item]) -> dict[str, Any]:
         """The same as a chat's body. conversation: its input, after that of the response that it goes on with."""
@@ -160,6 +201,8 @@ class InputBody(StrictModel):
         document |= self._tools()
         if self.text.format.type != "text":
             document["response_format"] = self.text.format.as_chat()
+        if self.chat_template_kwargs:
+            document["chat_template_kwargs"] = self.chat_template_kwargs
         if self.reasoning is not None and self.reasoning.effort is not None:
             document["reasoning_effort"] = self.reasoning.effort
         return document
@@ -187,17 +230,19 @@ class ResponsesBody(InputBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    temperature: float = Field(1.0, ge=0, le=2)
+    temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=-1, le=MAX_COUNT)
+    cache_salt: str = Field("", max_length=1024)
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
-    include: list[Literal["message.output_text.logprobs"]] = Field([], max_length=16)
+    include: Annotated[list[str], BeforeValidator(_included)] = Field([], max_length=16)
     metadata: Annotated[dict[str, str], BeforeValidator(_metadata)] = Field({})
 
     def as_chat(self, conversation: Sequence[Item]) -> dict[str, Any]:
         """The same as a chat's body."""
         document = super().as_chat(conversation) | {
             "stream": self.stream,
-            **self.model_dump(include={"temperature", "top_p"}, exclude_unset=True),
+            **self.model_dump(include={"temperature", "top_p", "top_k", "cache_salt"}, exclude_unset=True),
         }
         if self.max_output_tokens is not None:
             document["max_tokens"] = self.max_output_tokens

@@ -16,6 +16,7 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
 from kvasir_runtime.frontend.model_profile import ModelProfile
+from kvasir_runtime.frontend.protocol.validation import ReceivedBody
 from kvasir_runtime.server.api.responses import pagination, prepare
 from kvasir_runtime.server.api.responses.output_items import Document
 from kvasir_runtime.server.api.responses.prepare import PreparedResponse
@@ -41,7 +42,7 @@ class RunningResponse:
         self.prepared: PreparedResponse | None = None
         self.serializer: ResponsesSerializer | None = None
 
-    def prepare(self, raw: bytes, profile: ModelProfile) -> PreparedRequest:
+    def prepare(self, raw: ReceivedBody, profile: ModelProfile) -> PreparedRequest:
         """In a worker thread. Raises Refused."""
         self.prepared = prepare.prepared_response(raw, profile, self._store, self._instance)
         return PreparedRequest(request=self.prepared.request, serializer=self._make_serializer)

@@ -67,7 +67,7 @@ class ResponsesSerializer:
         response = {"response": self.document()}
         return self._told([("response.created", response), ("response.in_progress", response)])
 
-    def deltas(self, deltas: Sequence[OutputDelta]) -> bytes:
+    def deltas(self, deltas: Sequence[OutputDelta], _so_far: RequestUsage | None = None) -> bytes:
         """Events of all parts."""
         frames = []
         for delta in deltas:

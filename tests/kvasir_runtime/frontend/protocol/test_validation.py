@@ -1,0 +1,67 @@
+"""Fields without effect: left out and named, at any depth; refused where the server is strict, or where they matter."""
+
+import json
+
+import pytest
+
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.protocol import generation
+from kvasir_runtime.frontend.protocol.validation import MAX_BRACKETS, MAX_COMMAS, ReceivedBody
+
+MESSAGE = {"role": "user", "content": "hi"}
+
+
+def received(strict=False, **fields):
+    return ReceivedBody(json.dumps({"messages": [MESSAGE], **fields}).encode(), strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"max_token": 5}, ["max_token"]),
+        ({"colour": None}, []),
+        ({"provider": {"order": ["a"]}, "usage": {"include": True}}, ["provider", "usage"]),
+        ({"messages": [MESSAGE | {"cache_control": {"type": "ephemeral"}}]}, ["messages[0].cache_control"]),
+        ({"messages": [{**MESSAGE, "role": "assistant", "thinking_blocks": [1]}]}, ["messages[0].thinking_blocks"]),
+        ({"stream_options": {"speed": 1, "include_usage": True}}, ["stream_options.speed"]),
+        (
+            {"tools": [{"type": "function", "cache_control": 1, "function": {"name": "f", "extra": 2}}]},
+            ["tools[0].function.extra", "tools[0].cache_control"],
+        ),
+        ({"verbosity": "low", "store": True, "priority": 3}, ["verbosity", "store", "priority"]),
+        ({"user": "me", "metadata": {"a": "b"}, "store": False}, []),
+    ],
+)
+def test_fields_without_effect_are_left_out_and_named(fields, want):
+    body = received(**fields)
+    generation.parse_chat(body)
+    assert sorted(body.ignored) == sorted(want)
+    if want:
+        with pytest.raises(Refused) as caught:
+            generation.parse_chat(received(strict=True, **fields))
+        assert caught.value.error.param in want
+
+
+@pytest.mark.parametrize("fields", [{"audio": {"voice": "x"}}, {"chat_template": "x"}, {"thinking_token_budget": 5}])
+def test_fields_that_would_change_the_answer_are_refused(fields):
+    with pytest.raises(Refused) as caught:
+        generation.parse_chat(received(**fields))
+    assert caught.value.error.code == "unsupported_parameter"
+
+
+def test_a_wrong_field_is_reported_before_an_unknown_one():
+    with pytest.raises(Refused) as caught:
+        generation.parse_chat(received(colour=1, temperature="hot"))
+    assert caught.value.error.param == "temperature"
+
+
+def test_a_body_of_unknown_fields_alone_is_refused():
+    with pytest.raises(Refused, match="Unrecognized"):
+        generation.parse_chat(received(**{f"field{number}": 1 for number in range(200)}))
+
+
+@pytest.mark.parametrize("raw", [b"[" + b"1," * (MAX_COMMAS + 1) + b"1]", b"[" * (MAX_BRACKETS + 1)])
+def test_a_body_whose_decoding_would_take_long_is_not_decoded(raw):
+    with pytest.raises(Refused) as caught:
+        generation.parse_chat(raw)
+    assert caught.value.error.code == "too_many_values"

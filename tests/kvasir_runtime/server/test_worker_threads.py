@@ -1,0 +1,82 @@
+"""Long work is done in turn between clients, whatever one of them sends; short work waits for none of it."""
+
+import asyncio
+import threading
+
+from kvasir_runtime.server.worker_threads import LONG_BYTES, LONG_THREADS, Turns, WorkerThreads
+
+
+def test_clients_take_turns_and_each_keeps_its_order():
+    async def served() -> list[str]:
+        turns, order = Turns(1), []
+        first = asyncio.Event()
+
+        async def work(client: str, name: str) -> None:
+            async with turns.turn(client):
+                order.append(name)
+                await first.wait()
+
+        tasks = [asyncio.create_task(work("greedy", f"greedy{number}")) for number in range(4)]
+        tasks += [asyncio.create_task(work(client, client)) for client in ("a", "b")]
+        await asyncio.sleep(0)
+        first.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(served()) == ["greedy0", "greedy1", "a", "b", "greedy2", "greedy3"]
+
+
+def test_a_client_that_leaves_loses_nothing_for_the_others():
+    async def served() -> list[str]:
+        turns, order = Turns(1), []
+
+        async def work(name: str) -> None:
+            async with turns.turn(name):
+                order.append(name)
+
+        async with turns.turn("holder"):
+            tasks = [asyncio.create_task(work(name)) for name in ("leaves", "stays")]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await work("later")
+        return order
+
+    assert asyncio.run(served()) == ["stays", "later"]
+
+
+def test_a_place_that_comes_with_a_cancellation_goes_to_the_next():
+    async def served() -> list[str]:
+        turns, order = Turns(1), []
+
+        async def work(name: str) -> None:
+            async with turns.turn(name):
+                order.append(name)
+
+        holder = turns.turn("holder")
+        await holder.__aenter__()
+        tasks = [asyncio.create_task(work(name)) for name in ("leaves", "stays")]
+        await asyncio.sleep(0)
+        await holder.__aexit__(None, None, None)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return order
+
+    assert asyncio.run(served()) == ["stays"]
+
+
+def test_short_work_passes_long_work():
+    async def served() -> str:
+        workers, done = WorkerThreads(), threading.Event()
+        long = [
+            asyncio.create_task(workers.run(done.wait, 30.0, size_bytes=LONG_BYTES, client=str(number)))
+            for number in range(LONG_THREADS + 3)
+        ]
+        await asyncio.sleep(0)
+        answer = await workers.run(str.upper, "short", size_bytes=10, client="0")
+        assert not any(task.done() for task in long)
+        done.set()
+        assert all(await asyncio.gather(*long))
+        return answer
+
+    assert asyncio.run(served()) == "SHORT"
