@@ -165,6 +165,12 @@ RUNTIME: Final[tuple[Metric, ...]] = (
         name="kvasir_kv_token_seconds_total", kind="counter", help="KV token-seconds of ended requests.", labels=_MODEL
     ),
     Metric(
+        name="kvasir_invalid_outputs_total",
+        kind="counter",
+        help="Requests that ended because the model's output was not finite (NaN or infinity).",
+        labels=_MODEL,
+    ),
+    Metric(
         name="kvasir_time_to_first_token_seconds",
         kind="histogram",
         help="From arrival to the first token.",

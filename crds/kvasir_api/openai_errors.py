@@ -15,6 +15,8 @@ TYPE_AUTHENTICATION: Final = "authentication_error"
 TYPE_RATE_LIMIT: Final = "rate_limit_error"
 TYPE_UNAVAILABLE: Final = "service_unavailable_error"
 TYPE_SERVER: Final = "server_error"
+MODEL_OUTPUT_INVALID: Final = "model_output_invalid"
+"""The code of an answer that the model's own numbers, NaN or infinity, made impossible."""
 MAX_QUOTED: Final = 100
 
 
@@ -117,9 +119,11 @@ def unavailable(message: str, *, retry_after_s: float, code: str = "unavailable"
     )
 
 
-def internal(message: str = "The server failed; the log has the details under this request id.") -> ApiError:
+def internal(
+    message: str = "The server failed; the log has the details under this request id.", *, code: str = "internal_error"
+) -> ApiError:
     """A failure of ours. The details are in the log, never in the answer."""
-    return ApiError(status=500, message=message, type=TYPE_SERVER, code="internal_error")
+    return ApiError(status=500, message=message, type=TYPE_SERVER, code=code)
 
 
 def body(error: ApiError) -> bytes:

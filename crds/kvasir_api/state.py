@@ -50,7 +50,8 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: requests accepted. completions: requests ended for any reason but abort. kv_token_seconds: sum over ended
     requests of the integral of pinned tokens over time, so E[kv_token_seconds per request] is this over completions.
     uncached_prompt_tokens: prompt tokens that had to be computed, by arrival. prefix_hit_tokens of prefix_query_tokens
-    prompt tokens were found in the prefix cache.
+    prompt tokens were found in the prefix cache. invalid_outputs: requests that ended because the model's output was not
+    finite.
     """
 
     arrivals: int = 0
@@ -63,6 +64,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     kv_token_seconds: float = 0.0
+    invalid_outputs: int = 0
 
 
 class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):

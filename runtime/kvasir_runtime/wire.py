@@ -231,7 +231,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     score: of an answer of a beam search, on its only output: the sum of its logprobs by its length (BeamSearchConfig).
     pooled: the vector of a request with pooling, little-endian float32, on its one output; finish_reason is "stop".
     injected: how many ids of Inject messages stand before token_ids.
-    message explains finish_reason "error".
+    message explains finish_reason "error"; code is its code in an API's error, "" for the usual one.
     """
 
     request_id: str
@@ -247,6 +247,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     pooled: bytes = b""
     injected: int = 0
     message: str = ""
+    code: str = ""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):

@@ -128,6 +128,15 @@ class BlockPool:
         self._hash_of[block] = block_hash
         return True
 
+    def retract(self, blocks: Iterable[int]) -> None:
+        """Let no later request find these pinned blocks; they become free when they are released."""
+        for block in blocks:
+            if (block_hash := self._hash_of[block]) is not None:
+                del self._index[block_hash]
+                self._hash_of[block] = None
+                self.num_reused -= self._reused[block]
+                self._reused[block] = False
+
     def release(self, blocks: Sequence[int], step: int | None = None) -> None:
         """Give up one reference to each block of a sequence, in the order of its table.
 

@@ -20,6 +20,7 @@ class Counters:
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     kv_token_seconds: float = 0.0
+    invalid_outputs: int = 0
 
     def arrived(self, request: RequestState) -> None:
         """Counted with what the prefix cache held at arrival."""
@@ -54,4 +55,5 @@ class Counters:
             prefix_hit_tokens=self.prefix_hit_tokens,
             preemptions=self.preemptions,
             kv_token_seconds=self.kv_token_seconds,
+            invalid_outputs=self.invalid_outputs,
         )

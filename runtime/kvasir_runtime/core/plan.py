@@ -137,7 +137,8 @@ class SampledTokens(msgspec.Struct, frozen=True):
 
     Samples of the sequence in later plans that were launched by then bring no tokens: they were drawn for places that
     forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why
-    the sequence, and it alone, cannot go on after these tokens.
+    the sequence, and it alone, cannot go on after these tokens. invalid: the model's output for it is not finite, so
+    there are no tokens.
     """
 
     row: int
@@ -145,6 +146,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     logprobs: tuple[Logprobs, ...] = ()
     ended: bool = False
     error: str = ""
+    invalid: bool = False
 
 
 class TransferResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +174,10 @@ class HostChanges(msgspec.Struct, frozen=True, kw_only=True):
 class StepResults(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner collected for a plan: one entry per chunk with samples, in the order of the chunks.
 
-    scored: for each chunk with scores, in their order, the logprobs of those tokens.
-    pooled: for each chunk that completes a vector, in their order, the vector as `EngineOutput.pooled` has it.
+    scored: for each chunk with scores, in their order, the logprobs of those tokens; NaN where the model's output is
+    not finite.
+    pooled: for each chunk that completes a vector, in their order, the vector as `EngineOutput.pooled` has it; empty
+    where it is not finite.
     transfers: None where the host keeps no blocks.
     """
 

@@ -1,11 +1,16 @@
 """What the scheduler keeps of one request between its arrival and its end, whatever kind of request it is."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from kvasir_runtime.wire import EngineRequest
+from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
+from kvasir_runtime.wire import EngineOutput, EngineRequest
 
 Phase = Literal["waiting", "running", "ended"]
+_INVALID: Final = (
+    "the model's output is not finite (NaN or infinity): numbers overflowed, which --dtype float32 avoids,"
+    " or weights or device are damaged"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +41,16 @@ class RequestState:
     def prompt_tokens(self) -> int:
         """Length of the prompt alone."""
         return len(self.request.prompt)
+
+    def invalid_output(self, answer_id: str = "") -> EngineOutput:
+        """The last output where the model's output is not finite. answer_id: by default that of the request."""
+        return EngineOutput(
+            request_id=answer_id or self.request_id,
+            finish_reason="error",
+            cached_tokens=self.cached_tokens or 0,
+            message=_INVALID,
+            code=MODEL_OUTPUT_INVALID,
+        )
 
     def bill(self, blocks: int, now: float) -> None:
         """Change its share of the pinned blocks, and carry the integral over time forward."""

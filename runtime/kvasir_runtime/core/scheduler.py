@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from kvasir_api.hashes import extend_block_hashes
+from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
@@ -146,7 +147,7 @@ class Scheduler:
                 self._counters.generation_tokens += sum([len(output.token_ids) for output in given])
                 if given[-1].finish_reason is not None:
                     outputs[-1] = msgspec.structs.replace(given[-1], preemptions=kind.request.preemptions)
-                    self._end(kind, now, aborted=False)
+                    self._end(kind, now, aborted=False, invalid=given[-1].code == MODEL_OUTPUT_INVALID)
         self.pool.settle(plan.step)
         if results.transfers is not None:
             self._host.settle(results.transfers)
@@ -321,20 +322,24 @@ class Scheduler:
         request.uncached_estimate = uncached_estimate(kind, self.pool, self.limits.block_size)
         self._waiting.put_back(kind)
 
-    def _end(self, kind: RequestKind, now: float, *, aborted: bool) -> None:
+    def _end(self, kind: RequestKind, now: float, *, aborted: bool, invalid: bool = False) -> None:
+        """invalid: the model's output was not finite, so that what the request computed is of no use to others."""
         request = kind.request
+        self._counters.invalid_outputs += invalid
         if request.phase == "running":
-            self._release(kind, now)
+            self._release(kind, now, retract=invalid)
         else:
             self._waiting.remove(kind)
         request.phase = "ended"
         del self._requests[request.request_id]
         self._counters.ended(request, aborted=aborted, block_size=self.limits.block_size)
 
-    def _release(self, kind: RequestKind, now: float) -> None:
+    def _release(self, kind: RequestKind, now: float, *, retract: bool = False) -> None:
         request = kind.request
         self._pending.remove(kind.sequence)
         for sequence in kind.release():
+            if retract:
+                self.pool.retract(sequence.blocks)
             in_flight = sequence.last_step > self._collected
             self.pool.release(sequence.blocks, sequence.last_step if in_flight else None)
             sequence.blocks = []

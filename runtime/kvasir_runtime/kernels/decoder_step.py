@@ -23,7 +23,7 @@ class ForwardOutput:
     """What a forward pass computed for the wanted rows.
 
     hidden: (rows, hidden_size), the input of the head. logits: (rows, outputs of the head); greedy_ids: (rows,) int64,
-    the index of each row's largest logit. Both are None where the pass did not compute them.
+    as `kernels.argmax` gives them. Both are None where the pass did not compute them.
     """
 
     hidden: Tensor
@@ -91,7 +91,7 @@ class RowSteps(Protocol):
         ...
 
     def finish(self) -> list[int]:
-        """Complete the step; the sampled id of each sequence, which is appended to its row by then."""
+        """Complete the step; `kernels.sample` of each sequence, which is appended to its row by then."""
         ...
 
 

@@ -1,7 +1,7 @@
 """What a model thought of given tokens: logarithms of probabilities from raw logits, without a softmax of all of them.
 
     for r in rows:
-        logprob = logits[r, ids[r]] - log(sum(exp(logits[r])))
+        logprob = logits[r, ids[r]] - log(sum(exp(logits[r])))    # NaN where that sum is not finite or 0
         rank = 1 + number of ids with larger logits
         top = the num_top largest, largest first, as logarithms of probabilities too
 
@@ -23,6 +23,7 @@ def packed(logits: Tensor, ids: Tensor, num_top: int, others: Tensor | None = No
     logits: (rows, vocab) float32; ids: (rows,) int64; others: (rows, num_others) int64.
     """
     mass = logits.logsumexp(dim=-1, keepdim=True)
+    mass = torch.where(mass.isfinite(), mass, float("nan"))
     chosen = logits.gather(1, ids.unsqueeze(1))
     rank = (logits > chosen).sum(dim=-1, keepdim=True) + 1
     columns = [chosen - mass, rank.float()]

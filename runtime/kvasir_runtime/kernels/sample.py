@@ -7,8 +7,9 @@
         of these keep the top_k[r] largest                                # 0: all of them
         of these, renormalised, keep the smallest set of largest whose sum >= top_p[r]   # at least one id
         id = argmax over the kept of x[id] + gumbel(seed[r], position[r], id)
+    id = argmax.INVALID of every row that holds a NaN or whose largest logit is infinite
 
-logits: (rows, vocab) of any floating type, computed in float32, -inf for forbidden ids, at least one finite per row
+logits: (rows, vocab) of any floating type, computed in float32, -inf for forbidden ids
 temperature, top_p, min_p: (rows,) float32; top_k, seed, position: (rows,) int64; out: (rows,) int64
 all_greedy and any_filter describe the rows and are known on the host, so that nothing waits for the device.
 The kept set is exact; of equal logits at its edge the lower ids are kept. Order of the filters as in vLLM.
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels import argmax
 from kvasir_runtime.kernels.gumbel import HIGHEST, LOWEST, gumbel, keys
 
 # Sorting a row of 150,000 costs 10 ms; nearly every filter is decided among its first ids.
@@ -60,7 +62,7 @@ MOST_TOP_K: Final = 2**31 - 1
 
 def reference(logits: Tensor, draws: Draws) -> Tensor:
     """One id per row, by sorting whole rows."""
-    greedy = logits.argmax(dim=-1)
+    greedy = argmax.reference(logits)
     if draws.all_greedy:
         return greedy
     scaled = logits.float() / _divisor(draws.temperature)
@@ -70,12 +72,12 @@ def reference(logits: Tensor, draws: Draws) -> Tensor:
         scaled = _only(scaled, kept, ids)
     row_keys = keys(draws.seed, draws.position).unsqueeze(1)
     scaled += gumbel(row_keys, torch.arange(logits.shape[1], device=logits.device))
-    return torch.where(draws.temperature > 0, scaled.argmax(dim=-1), greedy)
+    return torch.where(_is_drawn(draws, greedy), scaled.argmax(dim=-1), greedy)
 
 
 def cpu(logits: Tensor, draws: Draws) -> Tensor:
     """As reference, sorting only _FEW ids where those decide, with noise only for ids that can win."""
-    greedy = logits.argmax(dim=-1)
+    greedy = argmax.reference(logits)
     if draws.all_greedy:
         return greedy
     scaled = logits.float() / _divisor(draws.temperature)
@@ -85,7 +87,12 @@ def cpu(logits: Tensor, draws: Draws) -> Tensor:
     rows, ids = possible.nonzero(as_tuple=True)
     noisy = scaled[rows, ids] + gumbel(keys(draws.seed, draws.position)[rows], ids)
     best = torch.full_like(scaled, float("-inf")).index_put_((rows, ids), noisy).argmax(dim=-1)
-    return torch.where(draws.temperature > 0, best, greedy)
+    return torch.where(_is_drawn(draws, greedy), best, greedy)
+
+
+def _is_drawn(draws: Draws, greedy: Tensor) -> Tensor:
+    """(rows,) bool: which rows do not take the most likely id."""
+    return (draws.temperature > 0) & (greedy != argmax.INVALID)
 
 
 def _divisor(temperature: Tensor) -> Tensor:
@@ -148,7 +155,8 @@ def _largest(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """Greedy, plain, each filter alone, all of them, mixed rows; vocabularies below and above the short cut."""
+    """Greedy, plain, each filter alone, all of them, mixed rows, invalid rows; vocabularies below and above the short
+    cut."""
     settings = (
         ((0.0, 0, 1.0, 0.0),),
         ((1.0, 0, 1.0, 0.0), (0.3, 0, 1.0, 0.0), (0.0, 0, 1.0, 0.0)),
@@ -159,17 +167,21 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
         for rows in settings:
             logits = torch.randn(len(rows), vocab, generator=generator) * 3
             logits[:, 3] = float("-inf")
-            temperature, top_k, top_p, min_p = zip(*rows, strict=True)
-            yield (
-                logits,
-                Draws(
-                    temperature=torch.tensor(temperature),
-                    top_k=torch.tensor(top_k),
-                    top_p=torch.tensor(top_p),
-                    min_p=torch.tensor(min_p),
-                    seed=torch.arange(len(rows)) * 7919,
-                    position=torch.arange(len(rows)) + 100,
-                    all_greedy=not any(temperature),
-                    any_filter=any(k > 0 or p < 1 or m > 0 for _, k, p, m in rows),
-                ),
-            )
+            yield logits, _draws(rows)
+        for row in (row for rows in settings for row in rows):
+            yield argmax.invalid_rows(vocab, generator), _draws((row,) * 6)
+
+
+def _draws(rows: tuple[tuple[float, int, float, float], ...]) -> Draws:
+    """rows: of each temperature, top_k, top_p and min_p."""
+    temperature, top_k, top_p, min_p = zip(*rows, strict=True)
+    return Draws(
+        temperature=torch.tensor(temperature),
+        top_k=torch.tensor(top_k),
+        top_p=torch.tensor(top_p),
+        min_p=torch.tensor(min_p),
+        seed=torch.arange(len(rows)) * 7919,
+        position=torch.arange(len(rows)) + 100,
+        all_greedy=not any(temperature),
+        any_filter=any(k > 0 or p < 1 or m > 0 for _, k, p, m in rows),
+    )

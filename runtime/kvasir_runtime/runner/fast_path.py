@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, StepPlan, StepResults
 from kvasir_runtime.kernels.decoder_step import RowSteps
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
+from kvasir_runtime.runner.step_output import sampled_tokens
 
 
 class FastPath:
@@ -32,7 +33,7 @@ class FastPath:
     def finish(self, plan: StepPlan) -> StepResults:
         """Take part in the step; returns its results."""
         ids = self._steps.finish()
-        sampled = tuple(SampledTokens(chunk.row, (token,)) for chunk, token in zip(plan.chunks, ids, strict=True))
+        sampled = tuple(sampled_tokens(chunk.row, token) for chunk, token in zip(plan.chunks, ids, strict=True))
         return StepResults(step=plan.step, sampled=sampled)
 
 

@@ -29,10 +29,10 @@ class PooledVectors:
     sizes: tuple[int, ...]
 
     def unpacked(self) -> tuple[bytes, ...]:
-        """Each as little-endian float32; packed must be in host memory."""
+        """Each as little-endian float32, empty where it is not finite; packed must be in host memory."""
         ends = np.cumsum(self.sizes)
         parts = np.split(self.packed.numpy().astype("<f4", copy=False), ends[:-1])
-        return tuple(part.tobytes() for part in parts)
+        return tuple(part.tobytes() if np.isfinite(part).all() else b"" for part in parts)
 
 
 @dataclass(slots=True)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kvasir_runtime.core.plan import SampledTokens, StepPlan, StepResults
+from kvasir_runtime.kernels.argmax import INVALID
 from kvasir_runtime.runner.pooling import PooledVectors
 from kvasir_runtime.runner.sampling.logprobs import PackedLogprobs
+from kvasir_runtime.wire import Logprobs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,9 +42,14 @@ class StepOutput:
         return StepResults(
             step=plan.step,
             sampled=tuple(
-                SampledTokens(row, (token,), logprobs.get(index, ()))
+                sampled_tokens(row, token, logprobs.get(index, ()))
                 for index, (row, token) in enumerate(zip(rows, ids, strict=True))
             ),
             scored=tuple(prompt_logprobs[index] for index in range(len(prompt_logprobs))),
             pooled=() if self.pooled is None else self.pooled.unpacked(),
         )
+
+
+def sampled_tokens(row: int, token: int, logprobs: tuple[Logprobs, ...] = ()) -> SampledTokens:
+    """The entry of a chunk that sampled. token: as `kernels.sample` gives it."""
+    return SampledTokens(row, (), invalid=True) if token == INVALID else SampledTokens(row, (token,), logprobs)

@@ -208,7 +208,8 @@ def engine_failure(client: EngineClient, output: EngineOutput) -> ApiError:
     """Why a sequence ended without an answer."""
     if client.failure is not None or output.finish_reason == "abort":
         return engine_gone(output.message or "The request was ended by the server.")
-    return openai_errors.internal(output.message or "The engine could not serve the request.")
+    message = output.message or "The engine could not serve the request."
+    return openai_errors.internal(message, code=output.code) if output.code else openai_errors.internal(message)
 
 
 def engine_gone(message: str) -> ApiError:

@@ -71,6 +71,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables.append(blocks)
 
     @precondition(lambda self: self.tables)
+    @rule(pick=st.integers(0, 99))
+    def retract(self, pick):
+        blocks = self.tables[pick % len(self.tables)]
+        self.pool.retract(blocks)
+        self.names = {name: block for name, block in self.names.items() if block not in blocks}
+        self.found &= set(self.names)
+
+    @precondition(lambda self: self.tables)
     @rule(pick=st.integers(0, 99), in_flight=st.booleans())
     def release(self, pick, in_flight):
         blocks = self.tables.pop(pick % len(self.tables))

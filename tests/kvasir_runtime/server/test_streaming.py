@@ -135,6 +135,16 @@ async def test_an_error_before_the_first_token_has_a_status(stream):
     assert meter.ends == ["error"]
 
 
+@pytest.mark.parametrize("stream", [STREAMED, WHOLE])
+async def test_an_output_of_the_model_that_is_not_finite_has_its_own_code(stream):
+    output = EngineOutput(request_id="r0", finish_reason="error", message="not finite", code="model_output_invalid")
+    wire, _, _ = await run(stream, [(0, output)])
+    assert wire.status == 500
+    assert b'"message":"not finite"' in wire.body
+    assert b'"type":"server_error"' in wire.body
+    assert b'"code":"model_output_invalid"' in wire.body
+
+
 async def test_an_error_after_it_is_an_event_without_done_and_frees_the_other_choices():
     events = [event(0, "one"), event(1, "two"), event(0, reason="error", message="broken")]
     wire, client, meter = await run(STREAMED, events, n=2)

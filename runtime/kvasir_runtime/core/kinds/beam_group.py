@@ -121,6 +121,8 @@ class BeamGroup:
         sequence.in_flight -= 1
         if not sequence.active:  # its beam was dropped, or the head was preempted and computes it again
             return ()
+        if sampled.invalid:
+            return [self.request.invalid_output(answer_id) for answer_id in self.search.beam.answers]
         pinned = self.pool.num_pinned
         goes_on = self._fork(sampled.logprobs[0]) if sequence is self.sequence else self._step(sequence, sampled)
         self.request.bill(self.request.billed_blocks + self.pool.num_pinned - pinned, now)

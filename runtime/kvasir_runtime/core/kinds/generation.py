@@ -110,9 +110,11 @@ class Generation:
         if self.discarded_samples:
             self.discarded_samples -= 1
             return ()
-        if not (sampled.tokens or sampled.ended or sampled.error):
+        if not (sampled.tokens or sampled.ended or sampled.error or sampled.invalid):
             raise ValueError(f"no token sampled for row {sequence.row}")
         sequence.in_flight -= 1
+        if sampled.invalid:
+            return (self.request.invalid_output(),)
         if len(sampled.tokens) > 1:
             self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
         return (self._append(sampled),)

@@ -64,6 +64,8 @@ class PromptPooling:
         """A complete vector ends it."""
         if not chunk.pools:
             return ()
+        if not vector:
+            return (self.request.invalid_output(),)
         cached = self.request.cached_tokens or 0
         request_id = self.request.request_id
         return (EngineOutput(request_id=request_id, finish_reason="stop", cached_tokens=cached, pooled=vector),)

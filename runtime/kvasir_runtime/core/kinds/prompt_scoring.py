@@ -1,6 +1,7 @@
 """A request that also reports the logprobs of its prompt; what follows the prompt is that of another kind."""
 
 from collections.abc import Sequence
+from math import isnan
 
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.plan import SampledTokens
@@ -74,6 +75,8 @@ class PromptScoring:
         outputs = self._inner.accept(chunk, sampled, scored, vector, now)
         if not scored:
             return outputs
+        if any(isnan(one.logprob) for one in scored):
+            return [self.request.invalid_output(name) for name in self._answers]
         self._collected += len(scored)
         cached = self.request.cached_tokens or 0
         prompt = [EngineOutput(request_id=name, cached_tokens=cached, prompt_logprobs=scored) for name in self._answers]

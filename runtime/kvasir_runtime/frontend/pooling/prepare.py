@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvasir_api import openai_errors
-from kvasir_runtime.frontend.errors import GenerationFailed, Refused
+from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.pooling import inputs, vectors
 from kvasir_runtime.frontend.pooling.capabilities import EmbeddingCapability, ScoringCapability
@@ -52,7 +52,7 @@ def embed(body: EmbeddingBody, profile: ModelProfile) -> EmbeddingInputs:
     return EmbeddingInputs(
         prompts=_bounded((inputs.single(source, profile, cut, param="input") for source in body.input), "input"),
         pooling=PoolingConfig(kind=ability.kind),
-        vector=lambda event: vectors.embedding(_read(event), dimensions=dimensions, normalize=normalize),
+        vector=lambda event: vectors.embedding(vectors.read(event.pooled), dimensions=dimensions, normalize=normalize),
     )
 
 
@@ -109,7 +109,7 @@ def _scored(
 
 def _likelihood(ability: ScoringCapability, event: EngineOutput) -> float:
     """0..1: of the one label, or of yes over no."""
-    logits = _read(event)
+    logits = vectors.read(event.pooled)
     return vectors.sigmoid(float(logits[0]) if ability.kind == "label" else float(logits[1] - logits[0]))
 
 
@@ -127,7 +127,7 @@ def _similarities(
     prompts = _bounded((inputs.single(text, profile, how, param=param) for text, how, param in texts), params[1])
 
     def similarities(events: Sequence[EngineOutput]) -> list[float]:
-        found = [_read(event) for event in events]
+        found = [vectors.read(event.pooled) for event in events]
         ones, others = found[: len(firsts)], found[len(firsts) :]
         return [vectors.similarity(ones[index % len(ones)], other) for index, other in enumerate(others)]
 
@@ -161,14 +161,6 @@ def _bounded(prompts: Iterable[tuple[int, ...]], param: str) -> Prompts:
             raise Refused(openai_errors.invalid(message, param=param, code="invalid_value"))
         made.append(prompt)
     return made
-
-
-def _read(event: EngineOutput) -> vectors.Vector:
-    """The vector of an event. Raises Failed for one that is none, as 16 bits can overflow."""
-    vector = vectors.read(event.pooled)
-    if not vectors.is_finite(vector):
-        raise GenerationFailed(openai_errors.internal("The model's numbers overflowed; serve it with --dtype float32."))
-    return vector
 
 
 def _cannot(message: str) -> Refused:

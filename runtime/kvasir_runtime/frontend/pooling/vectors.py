@@ -18,17 +18,10 @@ else:
 
 
 def read(pooled: bytes) -> Vector:
-    """The vector of an event."""
+    """The vector of an event, all of whose numbers are finite."""
     import numpy as np
 
     return np.frombuffer(pooled, "<f4")
-
-
-def is_finite(vector: Vector) -> bool:
-    """Whether all its numbers are numbers."""
-    import numpy as np
-
-    return bool(np.isfinite(vector).all())
 
 
 def embedding(vector: Vector, *, dimensions: int | None, normalize: bool) -> Vector:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import act_and_mul, attention, embedding, rms_norm, sample, split_qkv
+from kvasir_runtime.kernels import act_and_mul, argmax, attention, embedding, rms_norm, sample, split_qkv
 from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import structs
@@ -156,7 +156,7 @@ class CpuKernels:
     def argmax(self, logits: Tensor) -> Tensor:
         """kernels.argmax."""
         if logits.dtype not in TYPES:
-            return logits.argmax(dim=-1)
+            return argmax.reference(logits)
         ids = torch.empty(logits.shape[0], dtype=torch.int64)
         args = structs.ArgmaxArgs(
             x=logits.data_ptr(),

@@ -50,7 +50,8 @@ struct GatherArgs {
   int64_t rows, row_bytes;
 };
 
-// ids[r] = the lowest column of the largest of each row. x: (rows, columns). Slot OTHER is shared: argmax_bytes.
+// ids[r] = the lowest column of the largest of each row, -1 where the row holds a NaN or its largest is infinite.
+// x: (rows, columns). Slot OTHER is shared: argmax_bytes.
 struct ArgmaxArgs {
   const void* x;
   int64_t* ids;

@@ -179,15 +179,25 @@ struct Best {
   int32_t index;
 };
 
+// A NaN counts as infinity, which makes the row invalid too.
 template <class T>
 Best best_of(const T* x, int64_t from, int64_t to) {
   Best best{-__builtin_inff(), static_cast<int32_t>(from)};
   int64_t i = from;
   // First the largest value, then where it is: two quick passes over what the first brought near.
   Floats top = splat(-__builtin_inff());
-  for (; i + kLanes <= to; i += kLanes) top = larger(load(x + i), top);
+  Ints unordered{};
+  for (; i + kLanes <= to; i += kLanes) {
+    const Floats v = load(x + i);
+    top = larger(v, top);
+    unordered |= v != v;
+  }
   best.value = largest(top);
-  for (; i < to; ++i) best.value = widen(x[i]) > best.value ? widen(x[i]) : best.value;
+  for (int lane = 0; lane < kLanes; ++lane) best.value = unordered[lane] ? __builtin_inff() : best.value;
+  for (; i < to; ++i) {
+    const float v = widen(x[i]);
+    best.value = v > best.value ? v : v != v ? __builtin_inff() : best.value;
+  }
   for (i = from; i < to; i += kLanes) {
     if (i + kLanes <= to) {
       const Ints same = load(x + i) == splat(best.value);
@@ -201,6 +211,8 @@ Best best_of(const T* x, int64_t from, int64_t to) {
   }
   return best;
 }
+
+KVASIR_INLINE int64_t valid_id(const Best& best) { return __builtin_isfinite(best.value) ? best.index : -1; }
 
 template <class T>
 void argmax_rows(int tid, int nth, const kvasir::ArgmaxArgs& a) {
@@ -217,7 +229,7 @@ void argmax_rows(int tid, int nth, const kvasir::ArgmaxArgs& a) {
     for (int64_t part = 1; part < parts; ++part) {
       if (found[row * parts + part].value > best.value) best = found[row * parts + part];
     }
-    a.ids[row] = best.index;
+    a.ids[row] = valid_id(best);
   }
 }
 
@@ -258,8 +270,8 @@ int64_t argmax_bytes(const kvasir::ArgmaxArgs& a) {
 
 KVASIR_INLINE void best_of_row(const kvasir::ArgmaxArgs& a, int64_t row) {
   const int64_t from = row * a.columns;
-  a.ids[row] = a.type == kvasir::FLOAT32 ? best_of(static_cast<const float*>(a.x) + from, 0, a.columns).index
-                                         : best_of(static_cast<const bfloat16*>(a.x) + from, 0, a.columns).index;
+  a.ids[row] = valid_id(a.type == kvasir::FLOAT32 ? best_of(static_cast<const float*>(a.x) + from, 0, a.columns)
+                                                  : best_of(static_cast<const bfloat16*>(a.x) + from, 0, a.columns));
 }
 
 bool argmax_alone(const kvasir::ArgmaxArgs& a) {

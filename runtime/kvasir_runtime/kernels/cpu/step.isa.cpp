@@ -245,7 +245,8 @@ KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
   kvasir::finish();
   for (int64_t s = 0; s < rows->count; ++s) {
     const int64_t* chunk = rows->chunks + 3 * s;
-    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(rows->sampled[s]);
+    const int64_t id = rows->sampled[s] < 0 ? 0 : rows->sampled[s];  // an invalid row's must be one to look up
+    rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(id);
   }
 }
 #endif

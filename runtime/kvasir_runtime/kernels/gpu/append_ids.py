@@ -24,5 +24,5 @@ def _append_ids(ids, rows, ends, tokens, lens, draws, padding_row, tokens_stride
     row = tl.load(rows + draw, mask=mask, other=0)
     end = tl.load(ends + draw, mask=mask, other=0)
     drawn = tl.load(ids + draw, mask=mask, other=0)
-    tl.store(tokens + row * tokens_stride + end, drawn.to(tl.int32), mask=mask)
+    tl.store(tokens + row * tokens_stride + end, tl.maximum(drawn, 0).to(tl.int32), mask=mask)
     tl.store(lens + row, tl.where(row < padding_row, end, 0), mask=mask)

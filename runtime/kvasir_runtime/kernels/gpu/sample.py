@@ -104,6 +104,7 @@ def _scan(
     row, chunk = tl.program_id(0), tl.program_id(1)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * row_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    x = tl.where(x != x, float("inf"), x)  # noqa: PLR0124 - a NaN makes the row invalid, as infinity does
     place = row * tl.num_programs(1) + chunk
     value, token = _first_best(x, ids)
     tl.store(best + place, value)
@@ -156,6 +157,8 @@ def _gather(
     tops = tl.load(best + row * chunks + others, mask=others < chunks, other=float("-inf"))
     tops = tl.div_rn(tops, divisor)
     top = tl.max(tops, 0)
+    if (top == float("inf")) | (top == float("-inf")):  # an invalid row
+        return
     floor = _floor(top, min_p)
     bound = floor
     if top_k > 0:
@@ -295,16 +298,17 @@ def _settle(
     vocab, chunks, half,
     GREEDY: tl.constexpr, FILTERED: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The id of one row, from the best of its chunks, or by its filters."""
+    """The id of one row, from the best of its chunks, or by its filters; -1 (argmax.INVALID) of an invalid one."""
     row = tl.program_id(0)
     chunk = tl.arange(0, CHUNKS)
     place = row * chunks + chunk
     here = chunk < chunks
     tops = tl.load(best + place, mask=here, other=float("-inf"))
     top, winner = _first_best(tops, tl.load(best_ids + place, mask=here, other=0x7FFFFFFF))
+    valid = (top > float("-inf")) & (top < float("inf"))
     if not GREEDY:
         temperature, divisor = _divisor(temperatures, row)
-        plain = temperature > 0
+        plain = (temperature > 0) & valid
         if FILTERED:
             top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
             if plain & _is_filtered(top_k, top_p, min_p):
@@ -320,4 +324,4 @@ def _settle(
         if plain:
             noisy = tl.load(best + half + place, mask=here, other=float("-inf"))
             _, winner = _first_best(noisy, tl.load(best_ids + half + place, mask=here, other=0x7FFFFFFF))
-    tl.store(ids + row, winner.to(tl.int64))
+    tl.store(ids + row, tl.where(valid, winner, -1).to(tl.int64))

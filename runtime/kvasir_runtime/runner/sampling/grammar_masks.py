@@ -144,7 +144,10 @@ class GrammarMasks:
         for chunk in batch.guided:
             sample = sampled[chunk.index]
             if chunk.index in batch.dropped:
-                sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=())
+                sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=(), invalid=False)
+                continue
+            if sample.invalid:
+                ended += [] if isinstance(chunk.matcher, str) else [chunk.matcher]
                 continue
             if isinstance(chunk.matcher, str):
                 sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=(), error=chunk.matcher)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk
+from kvasir_runtime.kernels.argmax import INVALID
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -67,7 +69,8 @@ class Sampler:
     def sample(
         self, forward: ForwardOutput, batch: SamplingBatch, positions: AppendPositions | None
     ) -> tuple[Tensor, PackedLogprobs | None]:
-        """(samples,) int64 ids, appended to their rows, and the logprobs that are requested of them, on the device.
+        """(samples,) int64 ids as `kernels.sample` gives them, appended to their rows, and the logprobs that are
+        requested of them, on the device.
 
         forward: of the rows that sample.
         """
@@ -83,6 +86,7 @@ class Sampler:
             self._rows.append(chunks, ids, positions)
             return ids, None
         logits = logits.float()
+        is_valid = logits.amax(dim=-1).isfinite()  # as the model gave them: what follows may hide a NaN
         owners = self._requested_logprobs.of_samples(chunks)
         if owners:
             reported = self._stream.upload(np.array([owner.chunk_index for owner in owners], dtype=np.int64))
@@ -93,10 +97,12 @@ class Sampler:
         self._logits_processors.process(logits, chunks, self._rows.tokens)
         if batch.masks is not None:
             self._grammar_masks.mask_logits(logits, recoverable, batch.masks)
-        ids, dropped = self._ops.sample(logits, metadata.draws), set() if batch.masks is None else batch.masks.dropped
+        ids = torch.where(is_valid, self._ops.sample(logits, metadata.draws), INVALID)
+        dropped = set() if batch.masks is None else batch.masks.dropped
         self._rows.append(chunks, ids, positions, dropped)
-        self._logits_processors.count_sampled(chunks, ids, dropped)
-        return ids, logprobs.of_sampled_tokens(unprocessed, ids[reported], owners) if owners else None
+        known = ids.clamp_min(0)
+        self._logits_processors.count_sampled(chunks, known, dropped)
+        return ids, logprobs.of_sampled_tokens(unprocessed, known[reported], owners) if owners else None
 
     def _recoverable(self, logits: Tensor, chunks: Sequence[Chunk], masks: GrammarMaskBatch) -> dict[int, Tensor]:
         """Logits, by number among the guided chunks, of rows in which all that the grammar allows may be forbidden."""

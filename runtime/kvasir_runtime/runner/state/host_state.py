@@ -136,7 +136,7 @@ class HostRowState:
         dropped: Collection[int] = (),
     ) -> None:
         """Append the sampled id of each chunk that samples to its row, except those whose index is in dropped."""
-        sampled, chunks = ids.numpy(), sampling_chunks
+        sampled, chunks = np.maximum(ids.numpy(), 0), sampling_chunks  # argmax.INVALID is no id to look up
         if dropped:
             kept = [index for index in range(len(chunks)) if index not in dropped]
             sampled, chunks = sampled[kept], [chunks[index] for index in kept]

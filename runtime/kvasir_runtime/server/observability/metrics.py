@@ -48,6 +48,7 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_prefix_hit_tokens_total": lambda state: state.totals.prefix_hit_tokens,
     "kvasir_preemptions_total": lambda state: state.totals.preemptions,
     "kvasir_kv_token_seconds_total": lambda state: state.totals.kv_token_seconds,
+    "kvasir_invalid_outputs_total": lambda state: state.totals.invalid_outputs,
 }
 """How a family is read from a snapshot; the families that are not here are counted by RuntimeMetrics."""
 

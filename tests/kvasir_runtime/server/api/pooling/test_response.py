@@ -132,6 +132,12 @@ async def test_vectors_come_in_order_through_a_window():
     ("says", "status", "code", "reason"),
     [
         (EngineOutput(request_id="e-0", finish_reason="error", message="it broke"), 500, "internal_error", "error"),
+        (
+            EngineOutput(request_id="e-0", finish_reason="error", message="not finite", code="model_output_invalid"),
+            500,
+            "model_output_invalid",
+            "error",
+        ),
         (EngineOutput(request_id="e-0", finish_reason="abort", message="leaving"), 503, "engine_failed", "error"),
     ],
 )
