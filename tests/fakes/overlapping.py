@@ -34,13 +34,16 @@ class _Event:
 class Overlapping:
     """Work is done at once and in order, as on a stream; results arrive with the event that is recorded behind them.
 
-    num_uploads, num_waits: how often the host sent something, and how often it waited.
+    num_uploads, num_waits: how often the host sent something, and how often it waited. num_events: marks in the stream;
+    most_ahead: how many of them were not waited for at a time.
     """
 
     overlaps: bool = True
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_uploads: int = 0
     num_waits: list[int] = field(default_factory=lambda: [0])
+    num_events: int = 0
+    most_ahead: int = 0
     _copies: Copies = field(default_factory=list)
     _sources: Sources = field(default_factory=list)
 
@@ -56,6 +59,8 @@ class Overlapping:
         return target
 
     def record_event(self) -> StreamEvent:
+        self.num_events += 1
+        self.most_ahead = max(self.most_ahead, self.num_events - self.num_waits[0])
         event = _Event(self._copies, self._sources, self.num_waits)
         self._copies, self._sources = [], []
         return event

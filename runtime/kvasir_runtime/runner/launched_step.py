@@ -48,10 +48,10 @@ class WaitingForGrammar:
 
 @dataclass(slots=True)
 class Sampled:
-    """All work is enqueued. output is complete in host memory once the event has passed; None where it already is."""
+    """All work is enqueued. output is complete in host memory once the event has passed."""
 
     output: StepOutput
-    event: StreamEvent | None = None
+    event: StreamEvent
 
 
 @dataclass(slots=True)

@@ -249,7 +249,7 @@ class ModelRunner:
         """Compute or start the forward pass: as a captured graph, on the other cores, or operation by operation."""
         chunks, sampling = step.plan.chunks, step.sampling
         if not chunks:
-            return Sampled(StepOutput())
+            return self._send_to_host(StepOutput())
         if self._graphs is not None and sampling.chunks:
             replayed = self._graphs.replay(chunks, sampling.kind)
             self._profiler.lap("replay")
@@ -283,7 +283,7 @@ class ModelRunner:
     ) -> StepState:
         self._lap_forward()
         if not forward.hidden.shape[0]:
-            return Sampled(StepOutput())
+            return self._send_to_host(StepOutput())
         if step.sampling.masks is not None:
             return WaitingForGrammar(forward, positions)
         return self._sample(step, forward, positions)
@@ -324,12 +324,14 @@ class ModelRunner:
         return self._send_to_host(output)
 
     def _send_to_host(self, output: StepOutput) -> Sampled:
+        """Every step ends with an event, also one without outputs: without it `collect` would return before the device
+        has computed the step, and the engine would launch ahead of the device without bound.
+        """
         return Sampled(output.moved(self._stream.download), self._stream.record_event())
 
     def _read_output(self, step: LaunchedStep, state: Sampled) -> Collected:
         """Wait for the device, and advance the grammars by the sampled tokens."""
-        if state.event is not None:
-            state.event.synchronize()
+        state.event.synchronize()
         results = state.output.results(step.plan)
         if step.sampling.masks is None:
             return Collected(results)

@@ -60,6 +60,15 @@ def answers(folder, requests, *, depth, device_stream=None, **options):
     return tokens, clients.steps()[-1].state
 
 
+def test_a_long_prompt_is_never_more_than_two_steps_ahead_of_the_device(tmp_path):
+    """Of ten steps that compute a prompt only the last samples: each of them is waited for."""
+    folder, stream = checkpoints.write(tmp_path / "m", SHAPES["llama"]), Overlapping()
+    prompts = [request("r0", range(3, 300), max_tokens=2), request("r1", range(30, 240), max_tokens=2)]
+    answers(folder, prompts, depth=2, device_stream=stream, kv_cache_tokens=1024)
+    assert stream.num_waits[0] == stream.num_events > 12
+    assert stream.most_ahead == 2
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_answers_equal_the_oracles_under_pressure(tmp_path, name):
     folder, requests = checkpoints.write(tmp_path / name, SHAPES[name]), traffic(seed=len(name))

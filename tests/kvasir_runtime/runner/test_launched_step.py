@@ -65,6 +65,22 @@ def test_a_device_samples_when_a_step_is_launched(folder: Path) -> None:
     assert [type(step.state) for step in steps] == [Sampled] * 3
 
 
+def test_a_device_is_waited_for_at_every_step_whether_it_samples_or_not(folder: Path) -> None:
+    stream = Overlapping()
+    runner = runner_of(folder, device_stream=stream)
+    prompt = tuple(range(3, 43))
+    join = Join(row=0, request_id="a", tokens=prompt, prompt_tokens=40, computed_tokens=0, blocks=tuple(range(5)),
+                sampling=GREEDY)  # fmt: skip
+    waited = []
+    for number, start in enumerate(range(0, 40, 10)):
+        chunk = Chunk(row=0, start=start, num_tokens=10, samples=start == 30)
+        step = runner.launch(StepPlan(step=number, joins=() if number else (join,), chunks=(chunk,)))
+        runner.collect(step)
+        waited.append(stream.num_waits[0])
+    runner.collect(runner.launch(StepPlan(step=9)))
+    assert [*waited, stream.num_waits[0]] == [1, 2, 3, 4, 5]
+
+
 def test_a_step_waits_for_its_grammar_until_the_step_before_is_collected_or_the_next_one_launched(folder: Path) -> None:
     found = validate.verdict(Grammar(kind="regex", text="[a-z]{1,40}"), vocabulary.load(folder, 320, (0,)))
     options = ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=512, max_model_len=64, dtype="float32")
