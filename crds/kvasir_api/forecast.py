@@ -17,6 +17,9 @@ BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_SCALE_BYTES: Final = 4
 """Of the float32 beside each int8 row of one token and head."""
 
+BFLOAT16: Final = (8, 0)
+"""Compute capability from which on cards multiply in bfloat16: Ampere and later."""
+
 QUANTIZED_SIXTEENTHS: Final = {"fp8": (16, 17), "int8": (17, 17), "int4": (10, 17)}
 """Sixteenths of a byte that a weight of a layer and of the head takes: 8 or 4 bits, and in each group of 32 a float16 scale, with 4
 bits a float16 minimum besides; the head has 8 bits as of int8 in all. Of fp8 the float32 scale of a row is left out: a thousandth."""
@@ -88,6 +91,17 @@ class MemoryFit:
     kv_tokens: int
     concurrency: float
     message: str
+
+
+def cuda_dtype(checkpoint: str, capability: tuple[int, int] = BFLOAT16) -> str:
+    """What --dtype auto comes to on a card: the checkpoint's type, and 16 bits where that is float32.
+
+    Cards multiply in float32 at a fraction of their rate, and weights and cache would take twice the memory. Both 16-bit types take
+    the same, so a forecast need not know the capability.
+    """
+    if checkpoint != "float32":
+        return checkpoint
+    return "bfloat16" if capability >= BFLOAT16 else "float16"
 
 
 def shared_cache_bytes(available_bytes: int) -> int:

@@ -160,11 +160,13 @@ def _of_what_is_left(
     )
 
 
-def dtype_of(facts: ModelFacts, options: RuntimeOptions, device: Compute) -> str:
-    """The type in which a model is computed: what the option's auto comes to."""
+def dtype_of(
+    facts: ModelFacts, options: RuntimeOptions, device: Compute, capability: tuple[int, int] = forecast.BFLOAT16
+) -> str:
+    """The type in which a model is computed: what the option's auto comes to. capability: of the card."""
     if options.dtype != "auto":
         return options.dtype
-    return facts.shape.dtype if device == "cuda" else facts.cpu_dtype
+    return forecast.cuda_dtype(facts.shape.dtype, capability) if device == "cuda" else facts.cpu_dtype
 
 
 def _fit(

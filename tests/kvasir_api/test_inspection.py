@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fakes.models import facts
-from kvasir_api import inspection
+from fakes.models import LLAMA_8B, facts
+from kvasir_api import forecast, inspection
 from kvasir_api.inspection import ModelFacts, Prediction, predicted
 from kvasir_api.options import RuntimeOptions
 
@@ -94,6 +94,12 @@ def test_a_processor_computes_in_the_type_that_it_is_good_at() -> None:
     assert judged(64, "cpu").weights_bytes == 2 * judged(64, "cuda").weights_bytes
     assert judged(64, "cpu", dtype="bfloat16").weights_bytes == judged(64, "cuda").weights_bytes
     assert judged(64, "cpu", kv_cache_dtype="int8").kv_tokens > 3 * judged(64, "cpu").kv_tokens
+
+
+def test_a_card_computes_a_model_in_32_bits_in_16() -> None:
+    wide = facts(shape=forecast.shape({**LLAMA_8B, "torch_dtype": "float32"}))
+    assert judged(24, of=wide) == judged(24)
+    assert judged(24, of=wide, dtype="float32").verdict == "TooSmall"
 
 
 def test_what_is_not_served_is_unknown() -> None:

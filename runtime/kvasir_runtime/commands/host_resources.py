@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from kvasir_api.forecast import cuda_dtype
 from kvasir_api.names import ENV_MEMORY_LIMIT
 
 Device = Literal["cpu", "cuda"]
@@ -37,10 +38,14 @@ def device(root: Path = Path("/")) -> Device:
 
 
 def dtype(wanted: str, checkpoint: str, computed_on: Device, root: Path = Path("/")) -> str:
-    """What --dtype auto comes to: the checkpoint's type, except for 16-bit types on a CPU that computes them badly."""
+    """What --dtype auto comes to: on CUDA as `forecast.cuda_dtype`; on a CPU the checkpoint's type, except for 16-bit
+    types where it computes them badly.
+    """
     if wanted != "auto":
         return wanted
-    if computed_on == "cuda" or checkpoint == "float32":
+    if computed_on == "cuda":
+        return cuda_dtype(checkpoint)
+    if checkpoint == "float32":
         return checkpoint
     path = root / "proc/cpuinfo"
     words = set(path.read_text().split()) if path.is_file() else set()

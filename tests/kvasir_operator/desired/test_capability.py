@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 
 from fakes.manifests import service
-from fakes.models import words
+from fakes.models import LLAMA_8B, facts, words
 from fakes.stages import resolved
+from kvasir_api import forecast
+from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_api.options import RuntimeOptions
 from kvasir_api.status import ModelStatus
 from kvasir_operator.desired.accelerator import placement
+from kvasir_operator.desired.capability import missing_capability
 from kvasir_operator.observed.service import Observed, observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -24,6 +28,13 @@ def seen(classes: dict[str, Any], *, inspected: bool = False, accelerator: Any =
     return observed(
         obj | {"status": {"model": status}}, revisions=(), deployments=(), replicas=(), svc=None, classes=known
     )
+
+
+def test_a_model_in_32_bits_is_computed_in_the_16_bits_that_a_card_has() -> None:
+    wide = facts(shape=forecast.shape({**LLAMA_8B, "torch_dtype": "float32"}))
+    card = AcceleratorClassSpec.model_validate({"resource": "a.b/c", "image": "i", "memory": "80Gi", "compute": TURING})
+    assert missing_capability(RuntimeOptions(), wide, card) is None
+    assert missing_capability(RuntimeOptions(), facts(), card) is not None
 
 
 @pytest.mark.parametrize(

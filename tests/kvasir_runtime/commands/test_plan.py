@@ -138,6 +138,9 @@ def test_sizes_are_read_as_people_write_them(text, want):
         ("Features : fp bf16", "auto", "float16", "cpu", "bfloat16"),
         ("flags : fpu avx2", "auto", "float16", "cuda", "float16"),
         ("flags : fpu avx2", "bfloat16", "float32", "cpu", "bfloat16"),
+        ("flags : fpu avx2", "auto", "float32", "cpu", "float32"),
+        ("flags : fpu avx2", "auto", "float32", "cuda", "bfloat16"),
+        ("flags : fpu avx2", "float32", "float32", "cuda", "float32"),
     ],
 )
 def test_the_type_is_what_the_engine_would_take(tmp_path, cpu, wanted, checkpoint, device, want):

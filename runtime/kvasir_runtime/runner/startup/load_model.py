@@ -52,7 +52,8 @@ def load_model(
     spec = family.spec(config)
     document = read_document(folder, options.hf_overrides)
     limit = capacity.sequence_limit(options.max_model_len, hf_config.sequence_limits(document))
-    dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device)
+    capability = placement.capability(device)
+    dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device, capability=capability)
     _check_batch_invariant(options, dtype, ops)
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
     on_gpu = device.type == "cuda"
@@ -62,7 +63,7 @@ def load_model(
     if not options.kv_cache_tokens:
         _check_forecast(options, document, device, dtype, weights_bytes)
     cache_dtype = placement.choose_cache_dtype(
-        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=placement.capability(device)
+        options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
     )
     token_bytes = spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype))
     capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device))

@@ -4,6 +4,7 @@ from typing import Final
 
 import torch
 
+from kvasir_api import forecast
 from kvasir_api.options import Device, Dtype, KvCacheDtype
 from kvasir_runtime.errors import CapacityError, ModelError
 from kvasir_runtime.kernels.kv_quant import FLOAT8
@@ -19,15 +20,20 @@ def choose_device(wanted: Device) -> torch.device:
     return torch.device("cuda:0" if available and wanted != "cpu" else "cpu")
 
 
-def choose_dtype(wanted: Dtype, checkpoint: str | None, device: torch.device) -> torch.dtype:
-    """The dtype of an option. auto follows the checkpoint, except for 16-bit types on a CPU that computes them badly.
+def choose_dtype(
+    wanted: Dtype, checkpoint: str | None, device: torch.device, *, capability: tuple[int, int]
+) -> torch.dtype:
+    """The dtype of an option. auto follows the checkpoint, except for float32 on CUDA (`forecast.cuda_dtype`) and for
+    16-bit types on a CPU that computes them badly.
 
-    checkpoint: the name in config.json, None where it names none (float32 by convention).
+    checkpoint: the name in config.json, None where it names none (float32 by convention). capability: of the card.
     Raises ModelError for a name that is no floating type served here.
     """
     name = (checkpoint or "float32") if wanted == "auto" else wanted
     if name not in _DTYPES:
         raise ModelError(f"config.json: dtype {name} is not supported; expected one of {', '.join(_DTYPES)}")
+    if wanted == "auto" and device.type == "cuda":
+        name = forecast.cuda_dtype(name, capability)
     dtype = _DTYPES[name]
     if wanted == "auto" and device.type == "cpu" and dtype != torch.float32:
         return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32

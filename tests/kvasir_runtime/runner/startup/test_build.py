@@ -217,18 +217,37 @@ def test_limit_fits_the_cache(limit: int, asked: int, capacity: int, want: int) 
     ],
 )
 def test_dtype_follows_option_then_checkpoint(wanted: Any, checkpoint: str | None, dtype: torch.dtype) -> None:
-    assert placement.choose_dtype(wanted, checkpoint, torch.device("cpu")) == dtype
+    assert placement.choose_dtype(wanted, checkpoint, torch.device("cpu"), capability=(0, 0)) == dtype
+
+
+@pytest.mark.parametrize(
+    ("wanted", "checkpoint", "capability", "dtype"),
+    [
+        ("auto", "float32", (9, 0), torch.bfloat16),
+        ("auto", None, (8, 0), torch.bfloat16),
+        ("auto", "float32", (7, 5), torch.float16),
+        ("auto", "float16", (9, 0), torch.float16),
+        ("auto", "bfloat16", (9, 0), torch.bfloat16),
+        ("float32", "float32", (9, 0), torch.float32),
+    ],
+)
+def test_a_card_computes_in_16_bits_unless_it_is_told_otherwise(
+    wanted: Any, checkpoint: str | None, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    cuda = torch.device("cuda")
+    assert placement.choose_dtype(wanted, checkpoint, cuda, capability=capability) == dtype
 
 
 def test_automatic_16_bits_depend_on_the_cpu_but_never_on_half_precision() -> None:
-    chosen = {placement.choose_dtype("auto", name, torch.device("cpu")) for name in ("bfloat16", "float16")}
+    cpu = torch.device("cpu")
+    chosen = {placement.choose_dtype("auto", name, cpu, capability=(0, 0)) for name in ("bfloat16", "float16")}
     assert len(chosen) == 1
     assert chosen <= {torch.bfloat16, torch.float32}
 
 
 def test_unknown_dtype_is_refused() -> None:
     with pytest.raises(ModelError, match="dtype int8 is not supported"):
-        placement.choose_dtype("auto", "int8", torch.device("cpu"))
+        placement.choose_dtype("auto", "int8", torch.device("cpu"), capability=(0, 0))
 
 
 @pytest.mark.parametrize(
