@@ -102,6 +102,9 @@ REASONS: Final = {
     "BadPatch": "An operation in podPatches of the service's AcceleratorClass does not apply, or changes a field that the operator owns; the message names it.",
     "NameConflict": "Another service already serves the same model name.",
     "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that every request is rejected.",
+    "NoDevice": "A replica finds no CUDA device, although the service asks for one; the message says what is missing.",
+    "DriverTooOld": "The NVIDIA driver of a node is too old for the CUDA of the runtime; the message has both versions.",
+    "OutOfDeviceMemory": "A device had too little free memory for a replica to start; the message has the numbers. Other programs hold it, or a step needs more than was forecast.",
     "RollingOut": "Replicas of a new revision replace those of the old one.",
     "RolloutPaused": "spec.rollout.paused stops the rollout where it is.",
     "RolloutHeld": "The new revision is worse than spec.rollout.analysis allows; the rollout stands still.",
@@ -145,6 +148,7 @@ EVENTS: Final = {
     "ModelLoadFailed": "The runtime refused the model.",
     "TooSmall": "The model does not fit the memory that was asked for; the note has the numbers.",
     "KeysMissing": "Replicas have no API key, so that they reject every request.",
+    "DeviceUnusable": "A replica cannot start on its device: there is none, its driver is too old, or its memory is taken; the note says which.",
     "Refused": "The API server refuses an object of the service, and retries do not help; the note has its message.",
     "ConflictingWriter": "Another writer keeps changing an object of the service; the operator restores it less often from now on.",
     "Ready": "The service became ready.",
@@ -160,5 +164,19 @@ TOO_SMALL: Final = "TooSmall: "
 """A refusal for want of memory starts with this; the operator makes it the reason TooSmall."""
 KEYS_MISSING: Final = "KeysMissing: "
 """A refusal for want of API keys starts with this; the operator makes it the reason KeysMissing."""
+NO_DEVICE: Final = "NoDevice: "
+"""A refusal because no CUDA device is there starts with this."""
+DRIVER_TOO_OLD: Final = "DriverTooOld: "
+"""A refusal because the driver does not run the CUDA of this runtime starts with this."""
+OUT_OF_DEVICE_MEMORY: Final = "OutOfDeviceMemory: "
+"""A refusal because the device has no memory left for a model that may fit an empty one starts with this."""
+REFUSALS: Final = {
+    TOO_SMALL: "TooSmall",
+    KEYS_MISSING: "KeysMissing",
+    NO_DEVICE: "NoDevice",
+    DRIVER_TOO_OLD: "DriverTooOld",
+    OUT_OF_DEVICE_MEMORY: "OutOfDeviceMemory",
+}
+"""What a refusal starts with, and the reason that it is in a condition and at /startupz; of any other it is ModelLoadFailed."""
 REFUSAL_PREFIX: Final = "kvasir: "
 """The one line that explains EXIT_REFUSED starts with this; it reaches the operator as the container's termination message."""

@@ -94,7 +94,8 @@ class RuntimeOptions(OptionsBase):
     )
 
     dtype: Dtype = option(
-        "auto", "Type of weights and activations; auto follows the checkpoint and what the device computes well: on CUDA bfloat16 where the checkpoint is float32."
+        "auto",
+        "Type of weights and activations; auto follows the checkpoint and what the device computes well: on CUDA bfloat16 where the checkpoint is float32.",
     )
     quantization: Quantization = option(
         "auto",

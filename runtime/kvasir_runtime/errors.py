@@ -1,17 +1,28 @@
 """Reasons why a runtime does not start, each a single line that a person can act on.
 
     StartError
-    |-- ModelError     the model is missing, damaged, or of a kind that this runtime does not serve
-    `-- CapacityError  the device or the container has not enough memory for the model and a useful KV cache
+    |-- ModelError         the model is missing, damaged, or of a kind that this runtime does not serve
+    |-- CapacityError      the device or the container has not enough memory for the model and a useful KV cache
+    |-- NoDeviceError      no CUDA device is there
+    |-- DriverTooOldError  the driver does not run the CUDA that torch was built for
+    `-- DeviceMemoryError  the device has not enough free memory for a model that may fit an empty one
 
-Raised by source, weights, models and runner; the engine turns them into `EngineFailed` and exits with code 1.
+Raised by source, weights, models and runner; the engine turns them into `EngineFailed` and exits with code 1. Those
+with a prefix are a reason of their own in the service's status (`names.REFUSALS`).
 """
+
+from typing import ClassVar
 
 from kvasir_api import names
 
 
 class StartError(Exception):
-    """Base of all reasons not to start; str() is one line."""
+    """Base of all reasons not to start; str() is one line, which starts with the prefix."""
+
+    prefix: ClassVar[str] = ""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{self.prefix}{message}")
 
 
 class ModelError(StartError):
@@ -19,7 +30,24 @@ class ModelError(StartError):
 
 
 class CapacityError(StartError):
-    """Too little memory: how much is needed, how much there is, and which option helps. Starts with TOO_SMALL."""
+    """Too little memory: how much is needed, how much there is, and which option helps."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(f"{names.TOO_SMALL}{message}")
+    prefix = names.TOO_SMALL
+
+
+class NoDeviceError(StartError):
+    """No CUDA device is there: whether driver or device is missing, and what shows one to this process."""
+
+    prefix = names.NO_DEVICE
+
+
+class DriverTooOldError(StartError):
+    """The driver is older than this runtime's CUDA: both versions."""
+
+    prefix = names.DRIVER_TOO_OLD
+
+
+class DeviceMemoryError(StartError):
+    """Memory of the device ran out during the start: how much is free and held, and which option helps."""
+
+    prefix = names.OUT_OF_DEVICE_MEMORY

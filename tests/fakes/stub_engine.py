@@ -166,11 +166,13 @@ class Stub:
 
     def first_words(self) -> wire.FromEngine:
         """Ready, or the last words."""
+        gate = self.faults.load_gate
+        if gate and not Path(gate).exists():
+            return wire.Progress("loading", 0.25, 3.0)
         if self.faults.fail:
             self.stopping = True
             return wire.EngineFailed(self.faults.fail, self.faults.incurable)
-        gate = self.faults.load_gate
-        return wire.Progress("loading", 0.25, 3.0) if gate and not Path(gate).exists() else self.ready()
+        return self.ready()
 
     def step(self) -> None:
         """One step of all that live, when the gate is open."""
@@ -194,7 +196,7 @@ class Stub:
             if gate and Path(gate).exists():
                 gate = ""
                 for client in self.clients:
-                    self.send(client, self.ready())
+                    self.send(client, self.first_words())
                     self.send(client, wire.StepOutputs((), self.state()))
             if self.live:
                 self.step()

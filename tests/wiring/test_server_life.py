@@ -94,6 +94,31 @@ def test_a_startup_probe_that_waits_does_not_hold_up_a_process_that_ends(model, 
         assert server.wait() == 0
 
 
+@pytest.mark.parametrize(
+    ("says", "incurable", "reason"),
+    [
+        ("NoDevice: no NVIDIA driver is here", True, "NoDevice"),
+        ("DriverTooOld: the NVIDIA driver 550.90.07 runs CUDA 12.4", True, "DriverTooOld"),
+        ("OutOfDeviceMemory: CUDA out of memory", True, "OutOfDeviceMemory"),
+        ("TooSmall: weights 15 GiB against 4 GiB usable", True, "TooSmall"),
+        ("config.json is missing", True, "ModelLoadFailed"),
+        ("DeviceFault: Xid 79: it is gone", False, "DeviceFailed"),
+        ("it happened", False, ""),
+    ],
+)
+def test_a_startup_probe_that_waits_gets_the_reason_of_a_failed_start(model, tmp_path, says, incurable, reason):
+    gate = tmp_path / "failed"
+    faults = {"load_gate": str(gate), "fail": says, "incurable": incurable}
+    with api_process(model, faults=faults, wait="listening") as server:
+        server.until("progress", lambda: server.ask("/startupz", ops=True).json["phase"] == "loading")
+        with ThreadPoolExecutor() as pool:
+            held = pool.submit(server.ask, "/startupz?wait_s=60", ops=True)
+            gate.touch()
+            answer = held.result(timeout=30)
+        assert (answer.status, answer.json["reason"], answer.json["message"]) == (503, reason, says)
+        assert server.wait() == (3 if reason == "DeviceFailed" else 1)
+
+
 def test_a_model_from_the_hub_is_fetched_and_the_seconds_are_told(model, tmp_path):
     files = {path.name: path.read_bytes() for path in model.iterdir()}
     with (

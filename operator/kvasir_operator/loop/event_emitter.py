@@ -17,6 +17,9 @@ STALLED_EVENTS = {
     "Rejected": "Refused",
     "TooSmall": "TooSmall",
     "KeysMissing": "KeysMissing",
+    "NoDevice": "DeviceUnusable",
+    "DriverTooOld": "DeviceUnusable",
+    "OutOfDeviceMemory": "DeviceUnusable",
 }
 
 

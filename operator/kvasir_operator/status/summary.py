@@ -79,7 +79,7 @@ def _refused(found: StatusInputs) -> Summary | None:
     refusal = next((r.refusal for r in found.updated if r.refusal), "")
     if not refusal or found.updated_ready:
         return None
-    reason = next((reason for prefix, reason in REFUSALS.items() if refusal.startswith(prefix)), "ModelLoadFailed")
+    reason = next((why for prefix, why in names.REFUSALS.items() if refusal.startswith(prefix)), "ModelLoadFailed")
     return Summary(mode="stalled", reason=reason, message=refusal)
 
 
@@ -188,8 +188,6 @@ def _why_not_ready(found: StatusInputs) -> Summary:
 
 
 OUT_OF_MEMORY_TIMES: Final = 3
-REFUSALS: Final = {names.TOO_SMALL: "TooSmall", names.KEYS_MISSING: "KeysMissing"}
-"""What a refusal that is not for the model's sake starts with."""
 HELD: Final = {"Canary": "RollingOut", "Held": "RolloutHeld", "Paused": "RolloutPaused"}
 
 CHECKS: Final[tuple[Callable[[StatusInputs], Summary | None], ...]] = (

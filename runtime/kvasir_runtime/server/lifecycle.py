@@ -21,7 +21,8 @@ RETRY_DRAINING_S: Final = 1.0
 
 
 class Lifecycle:
-    """clock: monotonic seconds. fraction, eta_s and message describe the start while it lasts."""
+    """clock: monotonic seconds. fraction, eta_s and message describe the start while it lasts, message and
+    failure_reason a start that failed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -33,6 +34,7 @@ class Lifecycle:
         self.fraction = 0.0
         self.eta_s = -1.0
         self.message = ""
+        self.failure_reason = ""
 
     @property
     def phase(self) -> Phase:
@@ -56,6 +58,10 @@ class Lifecycle:
         self._started, self.fraction, self.eta_s, self.message = phase, fraction, eta_s, message
         if self.was_ready:
             self._start_ended.set()
+
+    def fail_start(self, message: str, reason: str) -> None:
+        """The start failed. reason: the one word of `names.REASONS` for it, empty where there is none."""
+        self.message, self.failure_reason, self.failed = message, reason, True
 
     def abandon_start(self) -> None:
         """The process ends, whether it was ready or not: nothing waits for its start any longer."""

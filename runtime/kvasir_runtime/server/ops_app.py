@@ -53,6 +53,7 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
             "progress_fraction": lifecycle.fraction,
             "eta_s": lifecycle.eta_s,
             "message": lifecycle.message,
+            "reason": lifecycle.failure_reason,
         }
         return json_response(document, status=200 if lifecycle.was_ready else 503)
 

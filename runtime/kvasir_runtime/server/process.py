@@ -97,7 +97,9 @@ class ServeProcess:
             started = await self._first(asyncio.create_task(self._start()), self._leave)
         except (ModelError, EngineDeadError) as error:
             message = source.with_user_name(str(error), self._options.model)
-            if isinstance(error, ModelError) or error.refusal:
+            refused = isinstance(error, ModelError) or error.refusal
+            self._app_state.lifecycle.fail_start(message, _reason(message, refused=refused))
+            if refused:
                 self._console.refused(message)
                 return names.EXIT_REFUSED
             return self._console.failed(message)
@@ -268,6 +270,14 @@ class ServeProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _reason(message: str, *, refused: bool) -> str:
+    """Why a start failed, in the word that the operator has for it; empty for what another start may cure."""
+    if message.startswith(names.DEVICE_FAULT):
+        return "DeviceFailed"
+    known = next((reason for prefix, reason in names.REFUSALS.items() if message.startswith(prefix)), "")
+    return known or ("ModelLoadFailed" if refused else "")
 
 
 def _fingerprint(name: str, ready: EngineFacts) -> str:

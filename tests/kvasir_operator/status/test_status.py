@@ -40,6 +40,10 @@ REFUSED = replica("failed", name="bad", refusal="/models/x has no config.json")
 TOO_SMALL = replica(
     "failed", name="bad", refusal="TooSmall: the weights (15 GiB) and a step (1 GiB) take 16 GiB; 4 GiB may be used"
 )
+UNUSABLE = {
+    reason: replica("failed", name="bad", refusal=f"{reason}: what is wrong")
+    for reason in ("NoDevice", "DriverTooOld", "OutOfDeviceMemory")
+}
 OLD = replica("ready", revision="old", name="old")
 
 
@@ -61,6 +65,7 @@ OLD = replica("ready", revision="old", name="old")
         (findings(READY, UNPLACED, wanted=2, obj=service(**ELASTIC)), "MinimumAvailable", {"Ready", "CapacityLimited"}),
         (findings(REFUSED), "ModelLoadFailed", {"Stalled"}),
         (findings(TOO_SMALL), "TooSmall", {"Stalled"}),
+        *((findings(one), reason, {"Stalled"}) for reason, one in UNUSABLE.items()),
         (findings(REFUSED, OLD), "ModelLoadFailed", {"Ready", "Stalled", "Degraded"}),
         (findings(REFUSED, READY, wanted=2), "Scaling", {"Reconciling", "Degraded"}),
         (findings(replica("loading"), overdue=True), "ProgressDeadlineExceeded", {"Stalled"}),
@@ -337,4 +342,5 @@ def test_every_published_reason_is_given_in_the_code():
     rooms = [Path(kvasir_operator.__path__[0]) / room for room in ("status", "desired")]
     code = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
     given_ = {reason for reason in names.REASONS if f'"{reason}"' in code}
-    assert given_ | {names.CONDITION_NAME_CONFLICT} == set(names.REASONS)
+    assert "names.REFUSALS" in code
+    assert given_ | {names.CONDITION_NAME_CONFLICT} | set(names.REFUSALS.values()) == set(names.REASONS)

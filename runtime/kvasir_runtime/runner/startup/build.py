@@ -14,7 +14,7 @@ import torch
 
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
-from kvasir_runtime.errors import CapacityError
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.backends import ops_for
@@ -59,9 +59,25 @@ def build(
     device_stream, ops: by default those of the chosen device. new_capturer: by default CUDA's on CUDA; not used where
     the options turn graphs off.
     """
+    device = placement.choose_device(options.device)
+    try:
+        return _built(options, device, on_progress, device_stream, new_capturer, ops)
+    except RuntimeError as error:  # torch's own type for this is one, CUDA's and Triton's are no other
+        if "out of memory" not in str(error):
+            raise
+        raise DeviceMemoryError(f"{_one_line(error)}; {_freed_by(device)}") from error
+
+
+def _built(
+    options: ServeOptions,
+    device: torch.device,
+    on_progress: OnProgress,
+    device_stream: DeviceStream | None,
+    new_capturer: NewCapturer | None,
+    ops: Ops | None,
+) -> ModelRunner:
     start = time.monotonic()
     folder = source.resolve(options.model)
-    device = placement.choose_device(options.device)
     ops = ops or ops_for(device, batch_invariant=options.batch_invariant)
     if device.type == "cpu":
         host_resources.use(host_resources.num_threads(), ops)
@@ -90,6 +106,21 @@ def build(
         runner.use_host_tier(transfers)
     runner.facts = msgspec.structs.replace(runner.facts, warm_s=time.monotonic() - start - load_s)
     return runner
+
+
+def _freed_by(device: torch.device) -> str:
+    """What may help where memory ran out, with the numbers of a card."""
+    advice = "end other programs on the device, or lower --max-batch-tokens, --max-sequences or --memory-fraction"
+    if device.type == "cpu":
+        return advice
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    return f"{free >> 20:,} of {total >> 20:,} MiB are free, this process holds {held >> 20:,}: {advice}"
+
+
+def _one_line(error: BaseException) -> str:
+    """What torch wanted; the rest of its text is advice about its allocator."""
+    return ". ".join(" ".join(str(error).split()).split(". ")[:2])
 
 
 def _facts(
@@ -148,7 +179,7 @@ def _with_kv_cache(
         warmup.short(new_runner, facts, device)
         try:
             return sized(known, held)
-        except CapacityError:
+        except (CapacityError, DeviceMemoryError):
             cache.drop(key)  # other processes may hold more by now, or the entry is wrong: measure before giving up
     return sized(warmup.measured(new_runner, facts, device), held)
 
@@ -196,6 +227,10 @@ def assemble(
     shape = (spec.num_layers, 2, facts.num_blocks + device_stream.overlaps, facts.block_size, spec.num_kv_heads, row)
     try:
         cache = torch.empty(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"a KV cache of {facts.capacity_tokens} tokens does not fit beside what others hold"
+        ) from error
     except (RuntimeError, MemoryError) as error:
         raise CapacityError(f"a KV cache of {facts.capacity_tokens} tokens does not fit into memory") from error
     rows = _rows(facts, ops, device_stream)

@@ -1,10 +1,11 @@
 """How many blocks the KV cache has and how long a sequence may be: arithmetic on bytes. Called by `build`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvasir_api import forecast
 from kvasir_api.hf_config import SequenceLimits
-from kvasir_runtime.errors import CapacityError, ModelError
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,7 @@ class MeasuredMemory:
 
     limit: of the device or the container. used: held now, by this process on a CPU and by all processes on a GPU.
     available: held by no process. peak: what a step takes temporarily. graph: what graphs will hold permanently.
+    others: of used, what other programs hold on a GPU, as far as that is known.
     shared: the limit is that of the machine, which other processes use too.
     """
 
@@ -21,6 +23,7 @@ class MeasuredMemory:
     available_bytes: int
     peak_bytes: int
     graph_bytes: int = 0
+    others_bytes: int = 0
     shared: bool = False
 
     @property
@@ -33,22 +36,41 @@ def cache_blocks(memory: MeasuredMemory, fraction: float, block_bytes: int, requ
     """Blocks that fit into the fraction of the limit beside what is held and what a step takes.
 
     Of shared memory only a modest part, but at least requested_blocks, those of the longest sequence that the options
-    request for. Raises CapacityError when not even one fits.
+    request for. Raises CapacityError when not even one fits, and DeviceMemoryError where one would without the other
+    programs on the device.
     """
     budget = int(memory.limit_bytes * fraction) - memory.used_bytes - memory.step_bytes
     room = min(budget, int(memory.available_bytes * fraction) - memory.step_bytes)
     if room < block_bytes:
-        raise CapacityError(
+        numbers = (
             f"no memory is left for the KV cache: {fraction:.0%} of {_mib(memory.limit_bytes)} is the limit,"
             f" {_mib(memory.used_bytes)} are taken, a step needs {_mib(memory.step_bytes)},"
-            f" {_mib(memory.available_bytes)} are free; raise --memory-fraction or the container's memory,"
-            " or set --kv-cache-tokens"
+            f" {_mib(memory.available_bytes)} are free"
         )
+        if room + memory.others_bytes >= block_bytes:
+            raise DeviceMemoryError(
+                f"{numbers}; other programs hold {_mib(memory.others_bytes)} of the device: end them"
+            )
+        raise CapacityError(f"{numbers}; raise --memory-fraction or the container's memory, or set --kv-cache-tokens")
     if memory.shared:
         room = min(
             room, max(forecast.shared_cache_bytes(memory.available_bytes), requested_blocks * block_bytes, block_bytes)
         )
     return room // block_bytes
+
+
+def check_weights(weights_bytes: int, free_bytes: int, limit_bytes: int, folder: Path) -> None:
+    """Reject weights that memory cannot hold.
+
+    Raises CapacityError where they are more than the limit, and DeviceMemoryError where they are more than is free.
+    """
+    if weights_bytes > limit_bytes:
+        raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit_bytes:,} are there")
+    if weights_bytes > free_bytes:
+        raise DeviceMemoryError(
+            f"{folder}: the weights take {weights_bytes:,} bytes, and of the device's {limit_bytes:,} bytes"
+            f" {free_bytes:,} are free: other programs hold the rest; end them"
+        )
 
 
 def check_forecast(

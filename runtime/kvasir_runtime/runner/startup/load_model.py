@@ -10,7 +10,7 @@ import torch
 
 from kvasir_api import forecast, hf_config
 from kvasir_api.options import ServeOptions
-from kvasir_runtime.errors import CapacityError, StartError
+from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -95,14 +95,13 @@ def _check_batch_invariant(options: ServeOptions, dtype: torch.dtype, ops: Ops) 
 def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> None:
     """Reject weights that cannot fit before they are read: on a CPU the kernel would kill the process half way."""
     if device.type == "cpu":
-        limit = min(
+        available = min(
             host_resources.memory_limit_bytes(),
             host_resources.memory_available_bytes() + host_resources.resident_bytes(),
         )
+        capacity.check_weights(weights_bytes, available, available, folder)
     else:
-        limit = torch.cuda.mem_get_info(device)[0]
-    if weights_bytes > limit:
-        raise CapacityError(f"{folder}: the weights take {weights_bytes:,} bytes, {limit:,} are there")
+        capacity.check_weights(weights_bytes, *torch.cuda.mem_get_info(device), folder)
 
 
 def _limit_bytes(device: torch.device) -> int:

@@ -1,23 +1,35 @@
 """Device, dtype and KV cache dtype of a model. Called by `build`."""
 
+import logging
 from typing import Final
 
 import torch
 
 from kvasir_api import forecast
 from kvasir_api.options import Device, Dtype, KvCacheDtype
-from kvasir_runtime.errors import CapacityError, ModelError
+from kvasir_runtime.errors import DriverTooOldError, ModelError
 from kvasir_runtime.kernels.kv_quant import FLOAT8
+from kvasir_runtime.runner.startup import cuda_driver
 
+LOG = logging.getLogger(__name__)
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_device(wanted: Device) -> torch.device:
-    """The device of an option. auto takes CUDA when there is one; asking for CUDA without one is a CapacityError."""
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise CapacityError("device cuda was requested, but torch finds no CUDA device")
-    return torch.device("cuda:0" if available and wanted != "cpu" else "cpu")
+    """The device of an option. auto takes CUDA when there is one, and logs that a driver is too old for it.
+
+    Raises StartError where CUDA is requested and cannot be used.
+    """
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda:0")
+    error = cuda_driver.absence(torch.version.cuda)
+    if wanted == "cuda":
+        raise error
+    if isinstance(error, DriverTooOldError):
+        LOG.warning("the CPU serves: %s", error)
+    return torch.device("cpu")
 
 
 def choose_dtype(

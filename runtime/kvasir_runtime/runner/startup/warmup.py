@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from kvasir_api import forecast
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import host_resources
@@ -75,12 +76,14 @@ def memory(device: torch.device, found: StepMemory, held_bytes: int) -> Measured
             shared=host_resources.memory_is_shared(),
         )
     free, total = torch.cuda.mem_get_info(device)
+    own = int(torch.cuda.memory_reserved(device)) + forecast.PROCESS_BYTES["cuda"]
     return MeasuredMemory(
         limit_bytes=total,
         used_bytes=total - free,
         available_bytes=free,
         peak_bytes=found.peak_bytes,
         graph_bytes=found.graph_bytes,
+        others_bytes=max(0, total - free - own),
     )
 
 

@@ -1,6 +1,7 @@
 """From options to a runner: sizes, progress, dtype, and one line for everything that cannot work."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from fakes import checkpoints
 from fakes.checkpoints import Shape
 from kvasir_api.options import KvCacheDtype, ServeOptions
 from kvasir_runtime.core.plan import Chunk, Join, StepPlan
-from kvasir_runtime.errors import CapacityError, ModelError, StartError
-from kvasir_runtime.kernels.cpu.ops import cpu_ops
+from kvasir_runtime.errors import CapacityError, DeviceMemoryError, ModelError, NoDeviceError, StartError
+from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import placement
 from kvasir_runtime.runner.startup.build import build
@@ -174,8 +175,35 @@ def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="requests a device that is there")
 def test_absent_cuda_is_said(folder: Path) -> None:
-    with pytest.raises(CapacityError, match="no CUDA device"):
+    with pytest.raises(NoDeviceError, match=r"^NoDevice: "):
         build(ServeOptions(model=str(folder), device="cuda"), lambda progress: None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 80 GiB. Advice follows."),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+)
+def test_memory_that_runs_out_during_the_start_is_said_and_is_not_too_small(folder: Path, error: Exception) -> None:
+    def exhausted(*_: object) -> torch.Tensor:
+        raise error
+
+    options = ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=128)
+    with pytest.raises(DeviceMemoryError) as found:
+        build(options, lambda _: None, ops=replace(CPU, embedding=exhausted))
+    said = str(error).removesuffix(". GPU 0 has 80 GiB. Advice follows.")
+    assert str(found.value).startswith(f"OutOfDeviceMemory: {said}; end other programs on the device")
+
+
+def test_another_failure_of_the_start_keeps_its_words(folder: Path) -> None:
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("no kernel image is available")
+
+    options = ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=128)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        build(options, lambda _: None, ops=replace(CPU, embedding=broken))
 
 
 @pytest.mark.parametrize(
