@@ -55,7 +55,11 @@ class Scheduler:
         self._rows = list(range(self._num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self._launched: deque[tuple[StepPlan, list[LaunchedChunk]]] = deque()
-        self._budget = TokenBudget(target_s=limits.target_step_s, max_tokens=limits.max_batch_tokens)
+        self._budget = TokenBudget(
+            target_s=limits.target_step_s,
+            max_tokens=limits.max_batch_tokens,
+            min_tokens=limits.min_step_tokens,
+        )
         self._step = self._collected = 0
 
     @property

@@ -13,19 +13,18 @@ from kvasir_runtime.core.throughput import DecayingMean
 
 MEMORY_S: Final = 2.0
 """Busy seconds after which a measurement weighs 1/e: tokens of a long prompt cost more towards its end."""
-FEWEST_TOKENS: Final = 64
-"""Below it reading the weights dominates the cost of a step, and smaller steps are hardly shorter."""
 
 
 class TokenBudget:
     """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
 
-    __slots__ = ("_began", "_cost", "_ended", "_max_tokens", "_target_s")
+    __slots__ = ("_began", "_cost", "_ended", "_max_tokens", "_min_tokens", "_target_s")
 
-    def __init__(self, *, target_s: float, max_tokens: int) -> None:
-        """target_s: 0 gives max_tokens always."""
+    def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int) -> None:
+        """target_s: 0 gives max_tokens always. min_tokens: as `Limits.min_step_tokens`."""
         self._target_s = target_s
         self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
         self._cost = DecayingMean()
         self._began: deque[float] = deque()
         self._ended = float("-inf")
@@ -38,7 +37,7 @@ class TokenBudget:
         """The oldest of those that have begun, of so many query tokens, ended."""
         elapsed_s = now - max(self._began.popleft(), self._ended)
         self._ended = now
-        if num_tokens >= FEWEST_TOKENS and elapsed_s > 0:
+        if num_tokens >= self._min_tokens and elapsed_s > 0:
             self._cost.add(elapsed_s, num_tokens, 1.0 / (1.0 + elapsed_s / MEMORY_S))
 
     def forget(self) -> None:
@@ -51,11 +50,14 @@ class TokenBudget:
         return self._cost.value
 
     def tokens(self, running: Iterable[SequenceState]) -> int:
-        """Query tokens of the next step. Only sequences that lack nothing but their last token's cache wait for it."""
-        if not self._target_s or not self._cost.value:
+        """Query tokens of the next step. Only sequences that lack nothing but their last token's cache wait for it.
+
+        Until a cost is measured, they wait for the smallest step that measures it.
+        """
+        if not self._target_s:
             return self._max_tokens
         num_streams = sum(sequence.known - sequence.computed == 1 for sequence in running)
         if not num_streams:
             return self._max_tokens
-        affordable = int(self._target_s / self._cost.value)
-        return min(self._max_tokens, max(affordable, FEWEST_TOKENS + num_streams))
+        affordable = int(self._target_s / self._cost.value) if self._cost.value else 0
+        return min(self._max_tokens, max(affordable, self._min_tokens + num_streams))

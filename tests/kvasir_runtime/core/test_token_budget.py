@@ -1,13 +1,20 @@
 """The budget of a step follows what tokens cost, only while somebody waits for the next token of an answer."""
 
+import random
+from collections import deque
+
+import msgspec
 import pytest
 
+from fakes.runner import FakeRunner
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import SampledTokens, StepResults
 from kvasir_runtime.core.request_state import RequestState
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.token_budget import TokenBudget
+from kvasir_runtime.engine.start import limits_of
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 
@@ -41,15 +48,18 @@ def spent(budget: TokenBudget, num_tokens: int, elapsed_s: float) -> TokenBudget
     ],
 )
 def test_budget_is_what_fits_into_the_target(cost_s: float, num_streams: int, want: int) -> None:
-    budget = TokenBudget(target_s=0.1, max_tokens=512)
-    assert budget.tokens(streams(num_streams)) == 512  # nothing is measured yet
+    budget = TokenBudget(target_s=0.1, max_tokens=512, min_tokens=64)
+    assert budget.tokens(streams(num_streams)) == (64 + num_streams if num_streams else 512)  # nothing is measured yet
     spent(budget, 4, 1.0)  # too few tokens to tell their cost
     assert spent(budget, 400, 400 * cost_s).tokens(streams(num_streams)) == want
-    assert spent(TokenBudget(target_s=0.0, max_tokens=512), 400, 400 * cost_s).tokens(streams(num_streams)) == 512
+    assert (
+        spent(TokenBudget(target_s=0.0, max_tokens=512, min_tokens=64), 400, 400 * cost_s).tokens(streams(num_streams))
+        == 512
+    )
 
 
 def test_recent_steps_count_most_and_a_step_that_waited_is_not_dear() -> None:
-    budget, now = TokenBudget(target_s=0.1, max_tokens=10_000), 0.0
+    budget, now = TokenBudget(target_s=0.1, max_tokens=10_000, min_tokens=64), 0.0
     for took in (0.01,) * 100 + (0.1,) * 100:
         budget.begin(now)
         budget.begin(now)  # waits for the one before
@@ -86,3 +96,33 @@ def test_prompts_wait_for_streams_and_not_the_other_way_round() -> None:
     assert step(1.0, 1.1) == 100  # a's next token and 99 of b
     assert step(5.0, 5.05) == 100  # the pause before it is not its cost
     assert step(5.05, 5.1) > 100
+
+
+def card_step_s(num_tokens: int) -> float:
+    """Of a model of 8 billion parameters on an H200: the weights are read in 4.5 ms, then 22 us a token."""
+    return 0.0045 + 22e-6 * max(0, num_tokens - 200)
+
+
+def test_on_a_card_streams_never_wait_longer_than_the_target_for_prompts() -> None:
+    """Two plans in flight, as on CUDA, and short prompts first, so that nothing tells what a token costs."""
+    options = ServeOptions(model="m", max_sequences=64)
+    facts = FakeRunner(num_blocks=20_000, block_size=16, max_model_len=40_000, max_rows=64, max_batch_tokens=8192).facts
+    scheduler = Scheduler(limits_of(options, msgspec.structs.replace(facts, device="NVIDIA H200")))
+    chance, now, flying, waited, sizes = random.Random(3), 0.0, deque(), [], []
+    for number in range(40):
+        length = 20 if number < 16 else chance.randint(1, 30_000)
+        prompt = tuple(chance.choices(range(1000), k=length))
+        sampling = SamplingConfig(max_tokens=2000, ignore_eos=True)
+        assert scheduler.submit(EngineRequest(request_id=str(number), prompt=prompt, sampling=sampling), 0.0) is None
+    for _ in range(400):
+        while len(flying) < 2 and (plan := scheduler.plan(now)) is not None:
+            flying.append(plan)
+        plan = flying.popleft()
+        now += card_step_s(plan.num_tokens)
+        if any(chunk.num_tokens == 1 for chunk in plan.chunks):
+            waited.append(card_step_s(plan.num_tokens))
+            sizes.append(plan.num_tokens)
+        sampled = tuple(SampledTokens(chunk.row, (7,)) for chunk in plan.chunks if chunk.samples)
+        scheduler.commit(StepResults(step=plan.step, sampled=sampled), now)
+    assert max(waited) < 0.055
+    assert max(sizes) > 1800, "the budget is used"
