@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from kvasir_runtime.kernels import attention as operation
 from kvasir_runtime.kernels import rms_norm, rope
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.reference import REFERENCE
@@ -98,25 +97,24 @@ def attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one token a sequence that asks the host for nothing; longer queries take the reference."""
-    if attn_metadata.longest_query > 1:
-        return operation.reference(query, cache, attn_metadata, scale, window, softcap, sinks)
+    """Attention that asks the host for nothing: every token has the positions of its sequence gathered for itself."""
     assert softcap == 0.0
     assert sinks is None
-    lens = attn_metadata.lengths()[1].long()[:, None, None]
-    rows = (
-        cache[:, attn_metadata.block_tables.long()].flatten(2, 3).float()
-    )  # (2, sequences, positions, kv_heads, head_dim)
-    group = query.shape[1] // rows.shape[3]
+    starts, lens = (lengths.long() for lengths in attn_metadata.lengths())
+    token = torch.arange(query.shape[0], device=query.device)
+    owner = torch.searchsorted(starts[1:].contiguous(), token, right=True)
+    position = (lens[owner] - (starts[owner + 1] - token))[:, None, None]
+    rows = cache[:, attn_metadata.block_tables.long()[owner]].flatten(2, 3).float()
+    group = query.shape[1] // rows.shape[3]  # rows: (2, tokens, positions, kv_heads, head_dim)
     keys, values = rows.repeat_interleave(group, dim=3).unbind(0)
     at = torch.arange(rows.shape[2], device=query.device)
-    seen = at < lens
+    seen = at <= position
     if window:
-        seen = seen & (at >= lens - window)
-    scores = torch.einsum("shd,sphd->shp", query.float(), keys) * scale
+        seen = seen & (at > position - window)
+    scores = torch.einsum("thd,tphd->thp", query.float(), keys) * scale
     weights = torch.where(seen, scores, float("-inf")).softmax(dim=-1)
     values = torch.where(seen.transpose(1, 2)[..., None], values, 0.0)
-    return torch.einsum("shp,sphd->shd", weights, values).flatten(1).to(query.dtype)
+    return torch.einsum("thp,tphd->thd", weights, values).flatten(1).to(query.dtype)
 
 
 # All of it asks the host for nothing, as a recording wants.

@@ -35,7 +35,8 @@ class Row:
 class FakeRunner:
     """fail_steps: steps whose collection raises, with fail_words if there are any.
 
-    vector_size: of pooled vectors; 0 for the pooled tokens themselves.
+    vector_size: of pooled vectors; 0 for the pooled tokens themselves. idle_work: pieces of work that wait for a moment
+    without requests.
     """
 
     model: FakeModel = field(default_factory=FakeModel)
@@ -48,6 +49,7 @@ class FakeRunner:
     fail_steps: frozenset[int] = frozenset()
     fail_words: str = ""
     vector_size: int = 0
+    idle_work: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
     launched: list[StepPlan] = field(default_factory=list)
@@ -123,6 +125,16 @@ class FakeRunner:
         self.guided[plan.step] = self._undecided(plan)
         pooled = tuple(vector for chunk in plan.chunks if (vector := self._pool(chunk)))
         return StepResults(step=plan.step, sampled=sampled, scored=scored, pooled=pooled)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether any is left."""
+        return self.idle_work > 0
+
+    def do_idle_work(self) -> None:
+        """One piece of work less."""
+        assert not self.in_flight
+        self.idle_work -= 1
 
     def use_profiler(self, profiler: StepProfiler) -> None:
         """It computes nothing whose time could be told."""

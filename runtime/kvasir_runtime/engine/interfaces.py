@@ -54,6 +54,13 @@ class Runner(Protocol):
         With a plan that computes nothing, and with none behind it, it waits a few milliseconds for them.
         """
 
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether there is work left that speeds up later steps and that no step should wait for."""
+
+    def do_idle_work(self) -> None:
+        """Do one piece of it. Called while nothing is launched."""
+
     def use_profiler(self, profiler: StepProfiler) -> None:
         """Report from now on what the time of a step goes into."""
 

@@ -161,8 +161,11 @@ class Engine:
     def _receive(self, *, idle: bool) -> bool:
         """Handle what clients sent, and wait for it where there is nothing else to do. Whether there was a message."""
         busy = not idle or self._outbox or self._scheduler.has_work or self._in_flight
+        prepares = self._runner.has_idle_work and not busy and not self._compiling
         idle_s = COMPILING_S if self._compiling else max(0.0, self._sent_at + HEARTBEAT_S - self._clock())
-        messages = self._clients.receive(0.0 if busy else idle_s)
+        messages = self._clients.receive(0.0 if busy or prepares else idle_s)
+        if prepares and not messages:
+            self._runner.do_idle_work()
         if not busy:
             self._profiler.start()
         for client, message in messages:

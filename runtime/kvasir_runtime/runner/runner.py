@@ -24,7 +24,7 @@ from kvasir_runtime.kernels.decoder_step import ForwardOutput
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.fast_path import fast_path_of
-from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs, ReplayedHidden, ReplayedIds
+from kvasir_runtime.runner.graphs.step_graphs import ReplayedHidden, ReplayedIds, StepGraphs
 from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
 from kvasir_runtime.runner.launched_step import (
     Collected,
@@ -64,7 +64,7 @@ class ModelRunner:
         stream: DeviceStream,
         facts: EngineFacts,
         grammars: GrammarCompiler | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined.
 
@@ -97,8 +97,10 @@ class ModelRunner:
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory that rows and graphs hold beside weights and cache; 0 where rows are on the host."""
-        return self._rows.num_bytes + (0 if self._graphs is None else self._graphs.num_bytes)
+        """Device memory that rows, and graphs once all are captured, hold beside weights and cache; 0 where rows are on
+        the host.
+        """
+        return self._rows.num_bytes + (0 if self._graphs is None else self._graphs.expected_bytes)
 
     @property
     def blocks(self) -> Tensor:
@@ -137,6 +139,16 @@ class ModelRunner:
         else:
             kernels += ", graphs"
         self.facts = msgspec.structs.replace(self.facts, kernels=kernels, fallback=fallback)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether there are graphs to be captured."""
+        return self._graphs is not None and self._graphs.has_more
+
+    def do_idle_work(self) -> None:
+        """Capture one of them, while nothing is launched."""
+        if self._graphs is not None:
+            self._graphs.capture_next()
 
     def use_profiler(self, profiler: StepProfiler) -> None:
         """From now on, report what the time of a step is spent on."""
@@ -250,7 +262,7 @@ class ModelRunner:
         chunks, sampling = step.plan.chunks, step.sampling
         if not chunks:
             return self._send_to_host(StepOutput())
-        if self._graphs is not None and sampling.chunks:
+        if self._graphs is not None:
             replayed = self._graphs.replay(chunks, sampling.kind)
             self._profiler.lap("replay")
             if isinstance(replayed, ReplayedIds):

@@ -51,6 +51,17 @@ def submit(name, prompt=(1, 2, 3), **sampling):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+def test_work_that_can_wait_is_done_between_requests_and_never_beside_them(depth):
+    runner = FakeRunner(model=ENDLESS, idle_work=4)
+    clients = FakeClients([[Hello()], [submit("a", max_tokens=3)], [], [], [submit("b", max_tokens=3)]])
+    engine(clients, runner=runner, depth=depth).run()
+    assert [event.finish_reason for event in clients.events() if event.finish_reason] == ["length", "length"]
+    assert runner.idle_work == 0
+    busy = [wait for wait in clients.waited if wait > 0]
+    assert len(busy) == 1, "it waits for clients only when nothing is left to do"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_is_answered_step_by_step(depth):
     clients = FakeClients([[Hello()], [submit("a", max_tokens=3)]])
     engine(clients, depth=depth).run()

@@ -1,4 +1,4 @@
-"""Captures the work of a CUDA stream as a graph that is launched in one call. Called by `decode_graphs` only."""
+"""Captures the work of a CUDA stream as a graph that is launched in one call. Called by `step_graphs` only."""
 
 from collections.abc import Callable
 from typing import Protocol

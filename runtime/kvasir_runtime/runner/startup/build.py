@@ -22,7 +22,7 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
-from kvasir_runtime.runner.graphs.decode_graphs import DecodeGraphs
+from kvasir_runtime.runner.graphs.step_graphs import StepGraphs
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup import (
     capacity,
@@ -218,7 +218,7 @@ def assemble(
 ) -> ModelRunner:
     """A runner with a KV cache of dtype and rows, of the sizes in facts. grammars: for requests that are guided.
 
-    device_stream: by default that of the device. new_capturer: None where decode steps are not captured. The cache is
+    device_stream: by default that of the device. new_capturer: None where steps are not captured. The cache is
     not initialized: the kernel allocates its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
@@ -236,8 +236,14 @@ def assemble(
     rows = _rows(facts, ops, device_stream)
     graphs = None
     if new_capturer is not None and isinstance(rows, DeviceRowState) and facts.head == "vocabulary":
-        graphs = DecodeGraphs(
-            model=model, ops=ops, cache=cache, rows=rows, stream=device_stream, capturer=new_capturer()
+        graphs = StepGraphs(
+            model=model,
+            ops=ops,
+            cache=cache,
+            rows=rows,
+            stream=device_stream,
+            capturer=new_capturer(),
+            max_tokens=min(facts.max_batch_tokens, facts.max_model_len),
         )
     return ModelRunner(
         model=model,

@@ -112,6 +112,18 @@ class DeviceRowState:
         attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
         return ModelInput(_batch(made, attn_metadata, None), AppendPositions(rows, made.kv_lens))
 
+    def captured_mixed_input(self, rows: Tensor, starts: Tensor, num_tokens: int) -> ModelInput:
+        """The input of a step in which rows compute any number of tokens; nothing is read from the host.
+
+        rows: (2, n) int64, those that compute, and those that the last token of each gives a sample for, padding_row
+        where it gives none; starts: (n + 1,) int32, from 0 to num_tokens: padding_row has the tokens that no other has.
+        """
+        made = self._step_inputs(rows[0], starts, num_tokens, num_tokens, self._tables)
+        attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, made.block_tables, longest_query=num_tokens)
+        last = (starts[1:] - 1).clamp_min(0).long()
+        ends = torch.where(rows[1] < self.padding_row, made.kv_lens, 1)
+        return ModelInput(_batch(made, attn_metadata, last), AppendPositions(rows[1], ends))
+
     def prepare_replay(self, chunks: Sequence[Chunk]) -> None:
         """Send what plans wrote before a captured step of these chunks is replayed, which no model_input precedes."""
         self._write_starts(chunks)

@@ -1,4 +1,4 @@
-"""Recorded decode steps say what launched ones say, whoever takes part, however they are drawn, padded as they are."""
+"""Recorded steps say what launched ones say, whoever takes part, however they are drawn, padded as they are."""
 
 import random
 from pathlib import Path
@@ -44,6 +44,8 @@ def made(folder: Path, recordings: Recordings | None = None, **sizes: int) -> Mo
         **{"max_sequences": 9, "num_blocks": 64, **sizes},
     )
     runner.capture_graphs()
+    while runner.has_idle_work:
+        runner.do_idle_work()
     return runner
 
 
@@ -78,11 +80,12 @@ def test_replays_of_any_size_say_what_launches_say(folder: Path, draw: str) -> N
     run(runner, replayed)
     assert [stream.answer for stream in replayed] == [stream.answer for stream in launched]
     assert runner._graphs is not None
-    # Six at a time and five take the size 8, three the size 4.
+    # Six at a time and five take the size 8, three the size 4; prompts beside them up to 64 tokens.
     assert {key for key in runner._graphs.replays if key.output != "hidden" or draw == "hidden"} >= {
         GraphKey(size, draw)  # type: ignore[arg-type]
         for size in (1, 2, 4, 8)
     }
+    assert {key.tokens for key in runner._graphs.replays} >= {0, 32}
     assert sum(runner._graphs.replays.values()) > 20
     assert runner.facts.kernels.endswith(", graphs")
 
@@ -98,6 +101,7 @@ def test_any_mixture_is_answered_as_without_recordings(folder: Path) -> None:
         }
         assert runner._graphs is not None
         assert "hidden" in {key.output for key in runner._graphs.replays}
+        assert {32, 64} <= {key.tokens for key in runner._graphs.replays}, "prompts beside answers are replayed"
     assert len({key.output for key in runner._graphs.replays}) > 2
 
 
@@ -176,16 +180,58 @@ def test_what_cannot_be_recorded_is_launched_and_the_reason_is_told(
     assert "not permitted when stream is capturing" in read_back.facts.fallback
 
 
-def test_the_largest_is_recorded_first_and_others_when_wanted(folder: Path) -> None:
+def test_nothing_is_recorded_while_requests_are_served(folder: Path) -> None:
+    """Whatever size a step has: what is not recorded yet is padded further, or launched."""
     recordings = Recordings()
-    runner = made(folder, recordings, max_sequences=20, num_blocks=200)
+    runner = runner_of(
+        folder, ops=OPS, device_stream=Overlapping(), new_capturer=lambda: recordings, max_sequences=13, num_blocks=64
+    )
+    runner.capture_graphs()
+    at_start = len(recordings.captured)
+    assert runner._graphs is not None
+    served(runner, mixed(), depth=2)
+    assert len(recordings.captured) == at_start
+    assert {key.output for key in runner._graphs.replays} == {"greedy", "filtered", "hidden"}
+    runner.do_idle_work()  # one at a time
+    assert len(recordings.captured) == at_start + 1
+    while runner.has_idle_work:
+        runner.do_idle_work()
+    Hand(runner).run(streams(2, "plain"), 4)
+    assert "plain" in {key.output for key in runner._graphs.replays}
+
+
+def test_what_is_recorded_later_is_in_the_budget_at_the_start(folder: Path) -> None:
+    recordings = Recordings()
+    runner = runner_of(
+        folder, ops=OPS, device_stream=Overlapping(), new_capturer=lambda: recordings, max_sequences=20, num_blocks=200
+    )
+    runner.capture_graphs()
     sizes = [len(one.outputs[0]) for one in recordings.captured]
-    assert sizes[:3] == [20, 20, 20]
-    assert sizes == sorted(sizes, reverse=True)
-    assert 16 not in sizes
+    assert sizes[:18] == [size for size in (20, 16, 8, 4, 2, 1) for _ in range(3)]
+    assert sizes[18:] == [21] * 9, "128, 64 and 32 tokens of 20 sequences and the padding's"
+    expected = runner.graph_bytes
+    assert expected > recordings.num_bytes + runner._rows.num_bytes
+    while runner.has_idle_work:
+        runner.do_idle_work()
+        assert runner.graph_bytes <= expected
     assert runner.graph_bytes == recordings.num_bytes + runner._rows.num_bytes
-    Hand(runner).run(streams(12, "greedy"), 3)
-    assert len(recordings.captured[-1].outputs[0]) == 16
+
+
+def test_graphs_that_there_are_go_on_when_memory_for_others_runs_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recordings = Recordings()
+    runner = runner_of(
+        folder, ops=OPS, device_stream=Overlapping(), new_capturer=lambda: recordings, max_sequences=9, num_blocks=64
+    )
+    runner.capture_graphs()
+    recordings.refuses = "CUDA out of memory"
+    runner.do_idle_work()
+    assert not runner.has_idle_work
+    assert "CUDA out of memory" in caplog.text
+    Hand(runner).run(streams(3, "greedy"), 4)
+    assert runner._graphs is not None
+    assert runner._graphs.replays
 
 
 @pytest.mark.skipif(library() is None, reason="torch's operations read lengths where the recorder does not see it")
@@ -220,5 +266,5 @@ def test_the_cache_is_sized_after_what_rows_and_recordings_will_hold(folder: Pat
         )
 
     measured = warmup.measured(scratch, runner.facts, torch.device("cpu"))
-    assert measured.graph_bytes == runner.graph_bytes > runner._rows.num_bytes
+    assert measured.graph_bytes >= runner.graph_bytes > runner._rows.num_bytes
     assert (scratches[-1].num_blocks, scratches[-1].max_sequences) == (1, 9)
