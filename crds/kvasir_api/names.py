@@ -102,7 +102,7 @@ REASONS: Final = {
     "BadPatch": "An operation in podPatches of the service's AcceleratorClass does not apply, or changes a field that the operator owns; the message names it.",
     "NameConflict": "Another service already serves the same model name.",
     "KeysMissing": "The Secret of spec.auth does not exist or holds no key, so that every request is rejected.",
-    "NoDevice": "A replica finds no CUDA device, although the service asks for one; the message says what is missing.",
+    "NoDevice": "A replica finds no CUDA device, although the service requests one; the message says what is missing.",
     "DriverTooOld": "The NVIDIA driver of a node is too old for the CUDA of the runtime; the message has both versions.",
     "OutOfDeviceMemory": "A device had too little free memory for a replica to start; the message has the numbers. Other programs hold it, or a step needs more than was forecast.",
     "RollingOut": "Replicas of a new revision replace those of the old one.",
