@@ -9,7 +9,7 @@ import click
 
 from kvasir_api import forecast, hf_config, inspection
 from kvasir_api.command import click_options
-from kvasir_api.options import RuntimeOptions
+from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime import gguf, source
 from kvasir_runtime.commands import host_resources, sizes
 from kvasir_runtime.errors import ModelError
@@ -151,18 +151,18 @@ def verdict(report: FitReport) -> str:
     )
 
 
-def read_config(model: str) -> dict[str, Any]:
+def read_config(model: str, revision: str = "") -> dict[str, Any]:
     """config.json of a directory, of that file itself, of a GGUF file, or of a hub name (only this file is fetched).
 
     Raises ValueError with one line.
     """
-    path = _local(model)
+    path = _local(model, revision)
     if gguf.is_gguf(path):
         return gguf_config(path)
     if path.is_dir():
         path /= "config.json"
     elif not path.is_file():
-        path = _from_hub(model)
+        path = _from_hub(model, revision)
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -180,22 +180,22 @@ def gguf_config(path: Path) -> dict[str, Any]:
         raise ValueError(str(error)) from error
 
 
-def _local(model: str) -> Path:
+def _local(model: str, revision: str) -> Path:
     """A path, with the one GGUF file of a directory that holds nothing else for the directory."""
     path = Path(model).expanduser()
     try:
-        return source.resolve(model) if path.is_dir() else path
+        return source.resolve(model, revision) if path.exists() and (revision or path.is_dir()) else path
     except ModelError as error:
         raise ValueError(str(error)) from error
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, revision: str) -> Path:
     if not source.is_hub_name(model):
         raise ValueError(f"model directory {model} does not exist")
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(model, "config.json"))
+        return Path(hf_hub_download(model, "config.json", revision=revision or None))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
         raise ValueError(f"config.json of {model} cannot be had: {str(error).splitlines()[0]}") from error
 
@@ -253,7 +253,7 @@ def _plan(
       kvasir plan ./model --max-model-len 8192 --json
     """
     try:
-        document = read_config(model)
+        document = read_config(model, values.pop("revision"))
         config = hf_config.overridden(document, hf_config.parsed_overrides(values["hf_overrides"]))
         if facts_to:
             _write(inspection.encode(facts(config, values["hf_overrides"])), facts_to)
@@ -307,6 +307,7 @@ plan = click.Command(
             help="Where it would run; default: cuda if there is a driver.",
         ),
         *click_options(RuntimeOptions, skip=frozenset(RuntimeOptions.model_fields) - TAKEN),
+        *click_options(ServeOptions, skip=frozenset(ServeOptions.model_fields) - {"revision"}),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the numbers as JSON."),
         click.Option(
             ["--facts", "facts_to"],

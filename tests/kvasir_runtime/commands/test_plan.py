@@ -94,6 +94,7 @@ def test_the_same_as_json(model):
         (["{model}", "--memory", "lots"], "'lots' is not a size such as 24Gi or 80GB"),
         (["{model}", "--device", "cuda"], "set --memory to the memory of the device"),
         (["{model}", "--memory", "0"], "'0' is not a size"),
+        (["{model}", "--revision", "v1"], "--revision v1 is for models on the hub"),
         (["{model}", "--memory", "1Gi", "--max-batch-tokens", "8"], "maxBatchTokens 8 is less than blockSize 16"),
     ],
 )

@@ -1,5 +1,6 @@
 """The offline API over real engine processes: the demo's model for what is said, a fake runner for load and faults."""
 
+import json
 import os
 import signal
 import subprocess
@@ -305,3 +306,34 @@ def test_a_seed_of_the_class_repeats_what_was_drawn():
             texts.append([one.text for one in made.generate(["A", "A"], SamplingParams(max_tokens=12))])
     assert texts[0] == texts[1]
     assert texts[0][0] != texts[0][1]
+
+
+def test_chatml_fine_tunes_end_their_answers(tmp_path):
+    """A bias makes the model write <|im_end|>, which config.json does not name."""
+    folder = checkpoints.write(tmp_path / "tiny")
+    end = checkpoints.SPECIAL_TOKENS.index("<|im_end|>")
+    params = SamplingParams(temperature=0, max_tokens=4, logit_bias={str(end): 100})
+
+    def reasons():
+        with LLM(str(folder), kv_cache_tokens=512, device="cpu") as made:
+            chat, text = made.chat(QUESTION, params), made.generate("The engine", params)
+            return [found[0].outputs[0].finish_reason for found in (chat, text)]
+
+    assert reasons() == ["stop", "length"], "the chat template ends a message with it"
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": "<|im_end|>"}))
+    assert reasons() == ["stop", "stop"], "the tokenizer names it"
+
+
+def test_a_longer_context_by_a_model_card_and_a_template_by_option(tmp_path):
+    folder = checkpoints.write(tmp_path / "tiny", checkpoints.Shape(max_position_embeddings=64))
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    options = {"kv_cache_tokens": 1024, "device": "cpu", "chat_template": "{{ messages[0].content }} so:"}
+    with LLM(str(folder), hf_overrides={"rope_scaling": yarn}, **options) as made:
+        assert made.facts.max_model_len == 256
+        (output,) = made.generate([list(range(3, 203))], SamplingParams(max_tokens=8, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 8
+        (chat,) = made.chat(QUESTION, SamplingParams(max_tokens=1))
+        assert chat.prompt == "What is Kvasir? so:"
+    with pytest.raises(EngineError, match=r"max_model_len 128 is more than the model's 64 positions.*--hf-overrides"):
+        LLM(str(folder), max_model_len=128, **options)
