@@ -5,7 +5,7 @@ A package that is not installed brings no subcommand, so the runtime image has `
 
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar, get_args, get_origin
 
@@ -57,11 +57,19 @@ def error_line(error: click.ClickException) -> str:
         said = said[0].lower() + said[1:]
     if isinstance(error, _UNKNOWN):
         given = getattr(error, "option_name", "") or getattr(error, "command_name", "")
-        near = difflib.get_close_matches(given, error.possibilities or (), n=1, cutoff=NEAR)
+        near = difflib.get_close_matches(given, _others(error), n=1, cutoff=NEAR)
         said += f"; did you mean {near[0]}?" if near else ""
     if isinstance(error, (*_UNKNOWN, click.MissingParameter)) and error.ctx is not None:
         said += f" ({error.ctx.command_path} --help lists what there is)"
     return names.REFUSAL_PREFIX + said
+
+
+def _others(error: click.UsageError) -> Iterable[str]:
+    """Names that exist. A group that imports its commands when they are used lists them without."""
+    command = error.ctx.command if error.ctx is not None else None
+    if error.ctx is not None and isinstance(command, click.Group):
+        return command.list_commands(error.ctx)
+    return getattr(error, "possibilities", None) or ()
 
 
 class Commands(PlainGroup):

@@ -81,6 +81,11 @@ def test_errors_of_all_commands_have_one_style(arguments, code, line):
     assert (result.exit_code, result.stderr, result.stdout) == (code, line + "\n", "")
 
 
+def test_a_command_that_is_not_imported_yet_is_suggested():
+    result = CliRunner().invoke(command.main, ["serv"])
+    assert result.stderr.startswith("kvasir: no such command 'serv'; did you mean serve?")
+
+
 class Numbers(OptionsBase):
     """Options of each number that a command may have."""
 
