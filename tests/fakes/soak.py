@@ -110,7 +110,7 @@ class SoakEngine:
 def damage(folder: Path, chance: random.Random, count: int) -> None:
     """Turn some bits of the file that engines share, in its header, its table or its blocks."""
     path = folder / f"{NAME}{SUFFIX}"
-    size = path.stat().st_size
+    size = path.stat().st_size or 8192  # empty for a moment while it is made
     with path.open("r+b", buffering=0) as file:
         for _ in range(count):
             place = chance.choice([chance.randrange(120), chance.randrange(8192), *[chance.randrange(size)] * 8])
