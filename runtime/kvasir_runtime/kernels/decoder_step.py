@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.linear import Linear
+from kvasir_runtime.kernels.row_sampler import RowChunk, RowSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,8 @@ class DecoderParts:
 class RowSteps(Protocol):
     """Steps whose inputs are made from rows of known ids, and whose sampled ids are appended to them."""
 
-    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor, *, greedy: bool) -> bool:
-        """Start a step: of each sequence its row, the first position to compute, and how many.
+    def begin(self, chunks: Sequence[RowChunk], cache: Tensor, *, greedy: bool) -> bool:
+        """Start a step of these chunks.
 
         greedy: all take the largest logit, whatever their rows say. False where the step is too large. A step that was
         begun and not finished is lost.
@@ -91,7 +92,7 @@ class RowSteps(Protocol):
         ...
 
     def finish(self) -> list[int]:
-        """Complete the step; `kernels.sample` of each sequence, which is appended to its row by then."""
+        """Complete the step; `kernels.sample` of each sequence that samples, which is appended to its row by then."""
         ...
 
 
@@ -123,13 +124,10 @@ class DecoderStep(Protocol):
         """Complete the step. Raises ValueError where none was begun."""
         ...
 
-    def row_steps(
-        self, tokens: NDArray[np.int32], tables: NDArray[np.int64], draws: NDArray[np.void], max_tokens: int
-    ) -> RowSteps | None:
-        """Steps over rows that stay where they are, or None where the step does not compute logits itself.
+    def row_steps(self, tables: NDArray[np.int64], sampler: RowSampler, max_tokens: int) -> RowSteps | None:
+        """Steps over the rows of a sampler of the same table, or None where the step does not compute logits itself.
 
-        tokens: (rows, positions), known ids of every row. tables: (rows, blocks). draws: (rows,) `sample.DRAW`, whose
-        positions are not read. max_tokens: of a step.
+        tables: (rows, blocks), which stay where they are. max_tokens: of a step.
         """
         ...
 

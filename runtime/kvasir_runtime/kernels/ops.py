@@ -15,6 +15,7 @@ from kvasir_runtime.kernels import act_and_mul, attention, moe, sample, step_inp
 from kvasir_runtime.kernels.decoder_step import BuildDecoderStep
 from kvasir_runtime.kernels.linear import Build
 from kvasir_runtime.kernels.quantize import Quantize
+from kvasir_runtime.kernels.row_sampler import BuildRowSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Ops:
 
     fallback: why this table serves and not the faster one that the device has, empty when it is the one.
     decoder_step: a whole forward pass as one operation, None where the backend has none.
+    row_sampler: sampling with all that requests change in their logits, for rows on the host; None as above.
     set_threads: compute with so many threads of the host from now on.
     invariant_dtypes: compute types in which a token's result has the same bits whatever else its step computes.
     """
@@ -48,5 +50,6 @@ class Ops:
     append_ids: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     quantize: Quantize
     decoder_step: BuildDecoderStep | None = None
+    row_sampler: BuildRowSampler | None = None
     set_threads: Callable[[int], None] = torch.set_num_threads
     invariant_dtypes: tuple[torch.dtype, ...] = ()

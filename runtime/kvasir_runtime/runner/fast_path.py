@@ -1,7 +1,7 @@
-"""Steps in which all rows on the host sample, and nothing is wanted beside temperature and filters.
+"""Steps of rows on the host that sample, and report no logprobs and have no grammar.
 
-Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step, samples and appends the ids in one call;
-the ids are those of the general path.
+Owned by the runner. `Ops.decoder_step` makes the inputs, computes the step, changes logits, samples and appends the ids
+in one call; the ids are those of the general path.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 from kvasir_runtime.core.plan import Chunk, StepPlan, StepResults
 from kvasir_runtime.kernels.decoder_step import RowSteps
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.runner.sampling.host_sampler import HostSampler, row_chunk
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.runner.state.row_state import RowState
 from kvasir_runtime.runner.step_output import sampled_tokens
@@ -25,21 +26,25 @@ class FastPath:
     def begin(self, chunks: Sequence[Chunk], *, greedy: bool) -> bool:
         """Start a step. False, with nothing done, where it needs the general path. greedy: of all chunks."""
         for chunk in chunks:
-            if not chunk.samples or chunk.scores[0] < chunk.scores[1] or chunk.pools[0] < chunk.pools[1]:
+            if chunk.scores[0] < chunk.scores[1] or chunk.pools[0] < chunk.pools[1]:
                 return False
-        rows = [(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks]
-        return self._steps.begin(rows, self._cache, greedy=greedy)
+        return self._steps.begin([row_chunk(chunk) for chunk in chunks], self._cache, greedy=greedy)
 
     def finish(self, plan: StepPlan) -> StepResults:
         """Take part in the step; returns its results."""
+        rows = [chunk.row for chunk in plan.chunks if chunk.samples]
         ids = self._steps.finish()
-        sampled = tuple(sampled_tokens(chunk.row, token) for chunk, token in zip(plan.chunks, ids, strict=True))
+        sampled = tuple(sampled_tokens(row, token) for row, token in zip(rows, ids, strict=True))
         return StepResults(step=plan.step, sampled=sampled)
 
 
-def fast_path_of(model: Decoder, rows: RowState, cache: Tensor, max_tokens: int) -> FastPath | None:
+def fast_path_of(
+    model: Decoder, rows: RowState, host_sampler: HostSampler | None, cache: Tensor, max_tokens: int
+) -> FastPath | None:
     """None on other devices, and with layers or a head that the backend does not compute as one operation."""
-    if not isinstance(rows, HostRowState) or model.step is None or not model.begins(cache):
+    if not isinstance(rows, HostRowState) or host_sampler is None or model.step is None or not model.begins(cache):
         return None
-    steps = model.step.row_steps(*rows.arrays, max_tokens) if model.spec.head == "vocabulary" else None
+    _, tables, _ = rows.arrays
+    vocabulary = model.spec.head == "vocabulary"
+    steps = model.step.row_steps(tables, host_sampler.row_sampler, max_tokens) if vocabulary else None
     return None if steps is None else FastPath(steps, cache)

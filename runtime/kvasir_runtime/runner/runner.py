@@ -38,6 +38,7 @@ from kvasir_runtime.runner.launched_step import (
 from kvasir_runtime.runner.pooling import Pooler
 from kvasir_runtime.runner.sampling import logprobs
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
+from kvasir_runtime.runner.sampling.host_sampler import host_sampler_of
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs
 from kvasir_runtime.runner.sampling.sampler import Sampler, SamplingBatch
@@ -80,6 +81,9 @@ class ModelRunner:
         )
         self._requested_logprobs = RequestedLogprobs()
         self._pooler = Pooler(model.logits, stream)
+        self._other_cores = not stream.overlaps and model.begins(cache)
+        self._host_sampler = host_sampler_of(ops, rows, facts.eos_token_ids)
+        self._fast_path = fast_path_of(model, rows, self._host_sampler, cache, facts.max_batch_tokens)
         self._sampler = Sampler(
             model=model,
             ops=ops,
@@ -88,10 +92,9 @@ class ModelRunner:
             requested_logprobs=self._requested_logprobs,
             grammar_masks=self._grammar_masks,
             stream=stream,
+            host_sampler=self._host_sampler,
         )
         self._in_flight: deque[LaunchedStep] = deque()
-        self._other_cores = not stream.overlaps and model.begins(cache)
-        self._fast_path = fast_path_of(model, rows, cache, facts.max_batch_tokens)
         self._profiler = StepProfiler()
         self._transfers: BlockTransfers | None = None
 
@@ -229,7 +232,7 @@ class ModelRunner:
         """Apply the plan: rows, sampling parameters of requests, copied blocks; and start the masks that can be."""
         plan, sampling = step.plan, step.sampling
         self._rows.apply(plan)
-        self._logits_processors.apply(plan)
+        (self._host_sampler or self._logits_processors).apply(plan)
         self._requested_logprobs.apply(plan)
         self._pooler.apply(plan)
         self._grammar_masks.apply(plan)

@@ -26,8 +26,9 @@ from kvasir_runtime.kernels.sample import Draws
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPP = cpu_ops()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Quantizing and whole steps have tests of their own: cpu/test_quantize.py, runner/test_whole_step.py.
-NOT_COMPARED = ("name", "fallback", "quantize", "decoder_step", "set_threads", "invariant_dtypes")
+# Quantizing, whole steps and sampling of rows have tests of their own: cpu/test_quantize.py, runner/test_whole_step.py,
+# runner/sampling/test_host_sampler.py.
+NOT_COMPARED = ("name", "fallback", "quantize", "decoder_step", "row_sampler", "set_threads", "invariant_dtypes")
 OPERATIONS = [field.name for field in fields(Ops) if field.name not in NOT_COMPARED]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
 IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask", "append_ids"}

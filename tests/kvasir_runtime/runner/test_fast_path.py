@@ -26,6 +26,14 @@ WARM = SamplingConfig(max_tokens=50, temperature=1.0, seed=3)
 NUCLEUS = SamplingConfig(max_tokens=50, temperature=0.8, top_p=0.9, seed=4)
 TOP_K = SamplingConfig(max_tokens=50, temperature=0.7, top_k=5, min_p=0.02, seed=5)
 BIASED = SamplingConfig(max_tokens=50, temperature=0.0, logit_bias=((7, 100.0),))
+PENALISED = SamplingConfig(max_tokens=50, temperature=0.9, top_p=0.9, seed=6, repetition_penalty=1.2)
+EDITED = (
+    PENALISED,
+    replace(PLAIN, frequency_penalty=0.7, presence_penalty=-0.3, logit_bias=((9, 1.5), (40, -100.0))),
+    replace(NUCLEUS, bad_words=((7,), (11, 12))),
+    replace(TOP_K, allowed_token_ids=(5, 300, 17, 4, 250, 90)),
+    WARM,
+)
 
 
 class Laps(StepProfiler):
@@ -56,7 +64,7 @@ def streams(*samplings: SamplingConfig) -> list[Stream]:
 
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("ways", [(PLAIN,), (WARM, NUCLEUS, PLAIN, TOP_K)], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("ways", [(PLAIN,), (WARM, NUCLEUS, PLAIN, TOP_K), EDITED], ids=["greedy", "mixed", "edited"])
 def test_both_paths_give_the_same_answers(
     folder: Path, ways: tuple[SamplingConfig, ...], cache_dtype: torch.dtype, scattered: bool
 ) -> None:
@@ -78,28 +86,33 @@ def test_one_who_asks_for_more_takes_the_others_along_and_back(folder: Path) -> 
     hand, (alone, other, *_) = Hand(runner), streams(PLAIN)
     hand.run([alone], 3)
     assert laps.names == ["batch", "forward"] * 3
-    for sampling in (WARM, NUCLEUS):
+    for sampling in (WARM, NUCLEUS, BIASED, PENALISED):
         guest = Stream(prompt=other.prompt, sampling=sampling)
         laps.names.clear()
         hand.run([alone, guest], len(alone.answer) + 2)
         assert laps.names == ["batch", "forward"] * (len(laps.names) // 2)
         hand.release(guest)
-    for sampling in (TOLD, BIASED):
-        guest = Stream(prompt=other.prompt, sampling=sampling)
-        laps.names.clear()
-        hand.run([alone, guest], len(alone.answer) + 2)
-        assert laps.names[:3] == ["batch", "forward", "head+draw"]
-        hand.release(guest)
-        laps.names.clear()
-        hand.run([alone], len(alone.answer) + 2)
-        assert laps.names[-2:] == ["batch", "forward"]
+    guest = Stream(prompt=other.prompt, sampling=TOLD)
+    laps.names.clear()
+    hand.run([alone, guest], len(alone.answer) + 2)
+    assert laps.names[:3] == ["batch", "forward", "head+draw"]
+    hand.release(guest)
+    laps.names.clear()
+    hand.run([alone], len(alone.answer) + 2)
+    assert laps.names[-2:] == ["batch", "forward"]
     quiet = Stream(prompt=alone.prompt)
     Hand(made(folder)).run([quiet], len(alone.answer))
     assert alone.answer == quiet.answer
 
 
-def test_an_answer_that_may_not_end_yet_takes_the_long_way(folder: Path) -> None:
+def test_an_answer_that_may_not_end_yet_does_not(folder: Path) -> None:
     runner, laps = made(folder), Laps()
     runner.use_profiler(laps)
-    Hand(runner).run([Stream(prompt=(5, 6, 7), min_tokens=2)], 4)
-    assert laps.names == ["batch", "forward", "head+draw"] * 2 + ["batch", "forward"] * 2
+    stream = Stream(prompt=(5, 6, 7))
+    Hand(runner).run([stream], 1)
+    end = replace(PLAIN, stop_token_ids=(stream.answer[0],))
+    free, held = Stream(prompt=(5, 6, 7), sampling=end), Stream(prompt=(5, 6, 7), sampling=end, min_tokens=2)
+    Hand(runner).run([free, held], 4)
+    assert free.answer[0] == stream.answer[0]
+    assert stream.answer[0] not in held.answer[:2]
+    assert laps.names == ["batch", "forward"] * 5

@@ -32,6 +32,7 @@ from kvasir_runtime.kernels.cpu import experts, library
 from kvasir_runtime.kernels.cpu import linear as packing
 from kvasir_runtime.kernels.cpu import quantize as cpu_quantize
 from kvasir_runtime.kernels.cpu.bindings import cpu_kernels
+from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
 from kvasir_runtime.kernels.cpu.step import decoder_step
 from kvasir_runtime.kernels.ops import Ops
 
@@ -87,6 +88,7 @@ def cpu_ops(*, batch_invariant: bool = False) -> Ops:
         argmax=made.argmax,
         quantize=cpu_quantize.in_cpp(found),
         decoder_step=partial(decoder_step, found),
+        row_sampler=partial(CppRowSampler, found),
         set_threads=partial(_set_threads, found),
         invariant_dtypes=(torch.float32, torch.bfloat16) if one_path else (torch.float32,),
     )

@@ -16,15 +16,24 @@ struct Drawn {
   float logit = -INFINITE;
 };
 
-// ids: ascending, or null where a value's place is its id.
+// ids: null where a value's place is its id. bits: where they are 0 a value counts as -infinity; null for none.
 template <class T>
 struct Values {
   const T* values;
   const int32_t* ids;
   int64_t count;
+  const uint32_t* bits = nullptr;
 
-  // kLanes of them; behind the last one -infinity, which is never drawn.
+  // kLanes of them from a multiple of kLanes on; behind the last one -infinity, which is never drawn.
   KVASIR_INLINE Floats at(int64_t i) const {
+    return kept(all_at(i), i);
+  }
+
+  KVASIR_INLINE Floats kept(Floats logits, int64_t i) const {
+    return bits ? chosen(logits, bits[i / 32] >> i % 32, splat(-INFINITE)) : logits;
+  }
+
+  KVASIR_INLINE Floats all_at(int64_t i) const {
     if (i + kLanes <= count) return load(values + i);
     float rest[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < count ? widen(values[i + lane]) : -INFINITE;
@@ -57,7 +66,9 @@ struct Range {
   }
 
   // False where it holds none of them, whatever their ids.
-  KVASIR_INLINE bool may_hold(Floats logits) const { return ~greater_bits(splat(all < some ? all : some), logits) & LANES; }
+  KVASIR_INLINE bool may_hold(Floats logits) const {
+    return ~greater_bits(splat(all < some ? all : some), logits) & LANES;
+  }
 };
 
 KVASIR_INLINE float next_up(float x) {

@@ -179,6 +179,17 @@ KVASIR_INLINE Floats log(Floats x) {
   return multiply_add(e, splat(0x1.62e4p-1f), f + low);
 }
 
+// Of each lane a where its bit is set, else b.
+KVASIR_INLINE Floats chosen(Floats a, uint32_t bits, Floats b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_mask_blend_ps(static_cast<__mmask16>(bits), reinterpret_cast<__m512>(b),
+                                                       reinterpret_cast<__m512>(a)));
+#else
+  const Ints lanes = {1, 2, 4, 8, 16, 32, 64, 128};
+  return (static_cast<int32_t>(bits) & lanes) != 0 ? a : b;
+#endif
+}
+
 // A bit for each lane in which a > b.
 KVASIR_INLINE uint32_t greater_bits(Floats a, Floats b) {
 #if defined(__AVX512F__)

@@ -33,7 +33,7 @@ enum StepKind { EMBEDDING, NORM, QKV, SPLIT, ATTENTION, OUTPUT, GATE_UP, DOWN, H
 
 // rows: (num_rows) indices of the tokens whose hidden states are wanted. out: (num_rows, hidden)
 // logits: (num_rows, outputs of the head), or null where they are not wanted. sampled: (num_rows) ids, or null
-// draws: (num_rows) how they are drawn, or null where all are of the largest logits
+// draws: (num_rows) how they are drawn, or null where all are of the largest logits. edits: as in SampleArgs
 // ticks: (STEP_KINDS) time stamps that each kind took on the calling thread, waiting for the others included; or null
 struct StepBatch {
   int64_t tokens, num_rows;
@@ -42,15 +42,20 @@ struct StepBatch {
   void *out, *logits;
   int64_t* sampled;
   const Draw* draws;
+  const Edits* const* edits;
   int64_t* ticks;
 };
 
-// A step made of rows that the host keeps, in which every sequence samples.
-// chunks: (count, 3) of each sequence its row, the first position that is computed, and how many. All positions up to
-// there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks; params: (rows)
-// how they are drawn, whose positions are not read, or null where all are of the largest logits.
-// Workspace: token_ids, positions, slots of all positions that are computed, wanted, sampled and draws of all sequences,
-// lens (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
+// Of a chunk: it samples; and the answer is below its min_tokens.
+enum ChunkFlags { SAMPLES = 1, BELOW_MIN_TOKENS = 2 };
+
+// A step made of rows that the host keeps.
+// chunks: (count, 4) of each sequence its row, the first position that is computed, how many, and flags. All positions up
+// to there are known to the row. tokens: (rows, token_stride) ids; tables: (rows, table_stride) ids of blocks.
+// params, edits: (rows) how they are drawn and what changes their logits; what is of a step is written here. Null where
+// all are of the largest logits, and where no row changes them.
+// Workspace: token_ids, positions, slots of all positions that are computed; wanted, sampled, draws, edited of those that
+// sample; lens (2, count), blocks (count, blocks of the longest); out, logits, ticks as in StepBatch.
 struct StepRows {
   int64_t count;
   const int64_t* chunks;
@@ -59,8 +64,10 @@ struct StepRows {
   const int64_t* tables;
   int64_t table_stride;
   const Draw* params;
+  Edits* edits;
   int64_t *token_ids, *positions, *slots, *wanted, *sampled;
   Draw* draws;
+  const Edits** edited;
   int32_t* lens;
   int64_t* blocks;
   void *out, *logits;

@@ -82,7 +82,7 @@ kvasir::SplitArgs split_args(const Step& s, const Buffers& b, int64_t layer) {
 
 kvasir::SampleArgs sample_args(const Step& s) {
   const StepBatch& b = s.batch;
-  return {b.logits, b.draws, b.sampled, b.num_rows, s.model.head->outputs, s.model.type};
+  return {b.logits, b.draws, b.edits, b.sampled, b.num_rows, s.model.head->outputs, s.model.type};
 }
 
 KVASIR_INLINE bool all_in_order(const StepBatch& batch) {
@@ -212,40 +212,63 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
 
 KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::StepRows* rows) {
   const kvasir::StepRows& r = *rows;
-  int64_t tokens = 0, longest = 0;
+  int64_t tokens = 0, longest = 0, sampled = 0;
   for (int64_t s = 0; s < r.count; ++s) {
-    const int64_t end = r.chunks[3 * s + 1] + r.chunks[3 * s + 2];
+    const int64_t end = r.chunks[4 * s + 1] + r.chunks[4 * s + 2];
     longest = KVASIR_ISA::most(longest, (end + model->block_size - 1) / model->block_size);
   }
   for (int64_t s = 0; s < r.count; ++s) {
-    const int64_t row = r.chunks[3 * s], start = r.chunks[3 * s + 1], count = r.chunks[3 * s + 2];
+    const int64_t row = r.chunks[4 * s], start = r.chunks[4 * s + 1], count = r.chunks[4 * s + 2];
+    const int64_t flags = r.chunks[4 * s + 3];
     const int64_t* table = r.tables + row * r.table_stride;
     for (int64_t at = start; at < start + count; ++at, ++tokens) {
       r.token_ids[tokens] = r.tokens[row * r.token_stride + at];
       r.positions[tokens] = at;
       r.slots[tokens] = table[at / model->block_size] * model->block_size + at % model->block_size;
     }
-    r.wanted[s] = tokens - 1;
     r.lens[s] = static_cast<int32_t>(count);
     r.lens[r.count + s] = static_cast<int32_t>(start + count);
     __builtin_memcpy(r.blocks + s * longest, table, longest * sizeof(int64_t));
-    if (!r.params) continue;
-    r.draws[s] = r.params[row];
-    r.draws[s].position = start + count;
+    if (!(flags & kvasir::SAMPLES)) continue;
+    if (r.params) {
+      r.draws[sampled] = r.params[row];
+      r.draws[sampled].position = start + count;
+    }
+    if (r.edits) {
+      kvasir::Edits& e = r.edits[row];
+      e.tokens = r.tokens + row * r.token_stride;
+      e.num_tokens = start + count;
+      e.below_min_tokens = (flags & kvasir::BELOW_MIN_TOKENS) != 0;
+      r.edited[sampled] = e.active || e.below_min_tokens ? &e : nullptr;
+    }
+    r.wanted[sampled++] = tokens - 1;
   }
   const kvasir::Sequences sequences{r.count, r.lens, r.lens + r.count, r.blocks, longest};
-  const kvasir::Draw* draws = r.params ? r.draws : nullptr;
-  const kvasir::StepBatch batch{tokens,    r.count, r.token_ids, r.positions, r.slots, r.wanted,
-                                sequences, r.out,   r.logits,    r.sampled,   draws,   r.ticks};
+  const kvasir::StepBatch batch{tokens,
+                                sampled,
+                                r.token_ids,
+                                r.positions,
+                                r.slots,
+                                r.wanted,
+                                sequences,
+                                r.out,
+                                r.logits,
+                                r.sampled,
+                                r.params ? r.draws : nullptr,
+                                r.edits ? r.edited : nullptr,
+                                r.ticks};
   KVASIR_JOIN(kvasir_step, KVASIR_ISA)(model, &batch);
 }
 
 // Takes part in it until it is computed, and puts what was drawn behind the tokens of the rows.
 KVASIR_EXPORT(kvasir_step_rows_finish)(const kvasir::StepRows* rows) {
   kvasir::finish();
+  const int64_t* sampled = rows->sampled;
   for (int64_t s = 0; s < rows->count; ++s) {
-    const int64_t* chunk = rows->chunks + 3 * s;
-    const int64_t id = rows->sampled[s] < 0 ? 0 : rows->sampled[s];  // an invalid row's must be one to look up
+    const int64_t* chunk = rows->chunks + 4 * s;
+    if (!(chunk[3] & kvasir::SAMPLES)) continue;
+    const int64_t id = *sampled < 0 ? 0 : *sampled;  // an invalid row's must be one to look up
+    ++sampled;
     rows->tokens[chunk[0] * rows->token_stride + chunk[1] + chunk[2]] = static_cast<int32_t>(id);
   }
 }

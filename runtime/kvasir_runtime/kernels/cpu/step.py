@@ -17,9 +17,11 @@ from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.bindings import takes_heads
 from kvasir_runtime.kernels.cpu.library import Library
 from kvasir_runtime.kernels.cpu.linear import Packed
+from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
 from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, ModelStruct, RowsStruct
 from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.gated import FeedForward
+from kvasir_runtime.kernels.row_sampler import ChunkFlag, RowChunk, RowSampler
 
 KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head", "sampling")
 _WORK: Final = ("token_ids", "positions", "slots")
@@ -72,6 +74,7 @@ class CppDecoderStep:
             logits=None if logits is None else logits.data_ptr(),
             sampled=None if greedy_ids is None else greedy_ids.data_ptr(),
             draws=None,
+            edits=None,
             ticks=self.ticks,
         )
         self._begun = (
@@ -100,11 +103,10 @@ class CppDecoderStep:
         hidden = torch.empty((count, self._model.hidden), dtype=torch.bfloat16)
         return hidden, torch.empty((count, self.head_rows), dtype=torch.bfloat16)
 
-    def row_steps(
-        self, tokens: NDArray[np.int32], tables: NDArray[np.int64], draws: NDArray[np.void], max_tokens: int
-    ) -> "CppRowSteps | None":
-        """Steps over these rows, or None where the head is not packed."""
-        return CppRowSteps(self, (tokens, tables, draws), max_tokens) if self.head_rows else None
+    def row_steps(self, tables: NDArray[np.int64], sampler: RowSampler, max_tokens: int) -> "CppRowSteps | None":
+        """Steps over the sampler's rows, or None where the head is not packed."""
+        assert isinstance(sampler, CppRowSampler)
+        return CppRowSteps(self, tables, sampler, max_tokens) if self.head_rows else None
 
     @property
     def ticks(self) -> int | None:
@@ -136,30 +138,27 @@ class CppDecoderStep:
 
 
 class CppRowSteps:
-    """rows: of every row its known ids, (rows, positions) int32, its blocks, (rows, blocks) int64, and how it is drawn,
-    (rows,) DRAW. They stay where they are. max_tokens: of a step.
-    """
+    """tables: (rows, blocks) int64, which stay where they are. sampler: of the same rows. max_tokens: of a step."""
 
     def __init__(
-        self,
-        step: CppDecoderStep,
-        rows: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.void]],
-        max_tokens: int,
+        self, step: CppDecoderStep, tables: NDArray[np.int64], sampler: CppRowSampler, max_tokens: int
     ) -> None:
-        tokens, tables, params = rows
+        tokens, draws = sampler.tokens, sampler.draws
         self._step = step
-        self._params = params.ctypes.data
+        self._sampler = sampler
+        self._num_sampled = 0
         self._max_tokens = max_tokens
         pointer = ctypes.POINTER(RowsStruct)
         self._begin = step.library.function("step_rows", ctypes.c_void_p, pointer)
         self._finish = step.library.function("step_rows_finish", pointer)
         num_rows = len(tokens)
-        self._chunks = np.empty((num_rows, 3), dtype=np.int64)
+        self._chunks = np.empty((num_rows, 4), dtype=np.int64)
         self._sampled = np.empty(num_rows, dtype=np.int64)
         work = {name: np.empty(max_tokens, dtype=np.int64) for name in _WORK}
-        each = {"wanted": np.empty(num_rows, dtype=np.int64), "sampled": self._sampled, "draws": np.empty_like(params)}
+        each = {"wanted": np.empty(num_rows, dtype=np.int64), "sampled": self._sampled, "draws": np.empty_like(draws)}
+        each["edited"] = np.empty(num_rows, dtype=np.uintp)
         lens, blocks = np.empty((2, num_rows), dtype=np.int32), np.empty(tables.shape, dtype=np.int64)
-        self._kept = (rows, work, each, lens, blocks)
+        self._kept = (tables, work, each, lens, blocks)
         self._results: tuple[Tensor, ...] = ()
         self._room = 0
         self._struct = RowsStruct(
@@ -174,8 +173,8 @@ class CppRowSteps:
         )
         self._pointer = ctypes.byref(self._struct)
 
-    def begin(self, chunks: Sequence[tuple[int, int, int]], cache: Tensor, *, greedy: bool) -> bool:
-        """Start the other threads. chunks: of each sequence its row, the first position to compute, and how many.
+    def begin(self, chunks: Sequence[RowChunk], cache: Tensor, *, greedy: bool) -> bool:
+        """Start the other threads on these chunks.
 
         greedy: all take the largest logit. False where that is more than max_tokens. A step that was begun and not
         finished is lost.
@@ -190,15 +189,17 @@ class CppRowSteps:
             self._results = self._step.room(count)
             self._struct.out, self._struct.logits = (one.data_ptr() for one in self._results)
         self._struct.count = count
-        self._struct.params = None if greedy else self._params
+        self._struct.params = None if greedy else self._sampler.draws.ctypes.data
+        self._struct.edits = None if greedy else ctypes.addressof(self._sampler.structs)
+        self._num_sampled = sum(chunk[3] & ChunkFlag.SAMPLES for chunk in chunks)
         self._struct.ticks = self._step.ticks
         self._begin(self._step.model, self._pointer)
         return True
 
     def finish(self) -> list[int]:
-        """Take part until it is computed; the sampled id of each sequence, which is appended to its row by then."""
+        """Take part until it is computed; the id of each sequence that samples, which its row has by then."""
         self._finish(self._pointer)
-        ids: list[int] = self._sampled[: self._struct.count].tolist()
+        ids: list[int] = self._sampled[: self._num_sampled].tolist()
         return ids
 
 

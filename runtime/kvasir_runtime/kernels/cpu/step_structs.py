@@ -67,6 +67,7 @@ class BatchStruct(ctypes.Structure):
         ("logits", _POINTER),
         ("sampled", _POINTER),
         ("draws", _POINTER),
+        ("edits", _POINTER),
         ("ticks", _POINTER),
     )
 
@@ -82,12 +83,14 @@ class RowsStruct(ctypes.Structure):
         ("tables", _POINTER),
         ("table_stride", _COUNT),
         ("params", _POINTER),
+        ("edits", _POINTER),
         ("token_ids", _POINTER),
         ("positions", _POINTER),
         ("slots", _POINTER),
         ("wanted", _POINTER),
         ("sampled", _POINTER),
         ("draws", _POINTER),
+        ("edited", _POINTER),
         ("lens", _POINTER),
         ("blocks", _POINTER),
         ("out", _POINTER),

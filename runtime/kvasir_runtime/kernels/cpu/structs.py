@@ -120,6 +120,7 @@ class SampleArgs(ctypes.Structure):
     _fields_ = (
         ("logits", _POINTER),
         ("draws", _POINTER),
+        ("edits", _POINTER),
         ("ids", _POINTER),
         ("rows", _COUNT),
         ("columns", _COUNT),

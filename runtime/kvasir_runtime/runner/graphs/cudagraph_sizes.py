@@ -11,8 +11,9 @@ from typing import Final, Literal
 
 from kvasir_runtime.core.plan import Chunk
 
-SamplingKind = Literal["greedy", "plain", "filtered", "special"]
-"""greedy: argmax; plain: temperature alone; filtered: top_k, top_p or min_p too; special: anything beyond that."""
+SamplingKind = Literal["greedy", "plain", "filtered", "edited", "special"]
+"""greedy: argmax; plain: temperature alone; filtered: top_k, top_p or min_p too; edited: logits that requests
+change; special: grammars and logprobs."""
 GraphOutput = Literal["greedy", "plain", "filtered", "hidden"]
 """What a graph gives: ids that were sampled so, or hidden states, where sampling is more than a graph can hold."""
 
@@ -25,6 +26,7 @@ OUTPUTS: Final[dict[SamplingKind, tuple[GraphOutput, ...]]] = {
     "greedy": ("greedy",),
     "plain": ("plain", "filtered"),
     "filtered": ("filtered",),
+    "edited": ("hidden",),
     "special": ("hidden",),
 }
 """The outputs that serve each kind of sampling, the one with the least work first."""

@@ -109,6 +109,12 @@ class GrammarMasks:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         batch.masks = self._thread.submit(self._fill, batch)
 
+    def by_chunk(self, batch: GrammarMaskBatch) -> dict[int, NDArray[np.int32]]:
+        """The masks by index of their chunk among those that sample; waits for them."""
+        assert batch.masks is not None, "the masks were not started"
+        filled = batch.masks.result()
+        return {chunk.index: filled[number] for number, chunk in enumerate(batch.guided)}
+
     def mask_logits(self, logits: Tensor, unprocessed: Mapping[int, Tensor], batch: GrammarMaskBatch) -> None:
         """Forbid what the grammars do not allow, in place. Where no token would be left, the mask alone decides.
 

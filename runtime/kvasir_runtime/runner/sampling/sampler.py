@@ -19,6 +19,7 @@ from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.graphs.cudagraph_sizes import SamplingKind
 from kvasir_runtime.runner.sampling import logprobs
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks
+from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.logprobs import PackedLogprobs, RequestedLogprobs
 from kvasir_runtime.runner.state.device_stream import DeviceStream
@@ -50,18 +51,22 @@ class Sampler:
         requested_logprobs: RequestedLogprobs,
         grammar_masks: GrammarMasks,
         stream: DeviceStream,
+        host_sampler: HostSampler | None = None,
     ) -> None:
+        """host_sampler: of rows on the host, where the backend has one; it takes the place of logits_processors."""
         self._model, self._ops, self._rows, self._stream = model, ops, rows, stream
         self._logits_processors, self._requested_logprobs = logits_processors, requested_logprobs
-        self._grammar_masks = grammar_masks
+        self._grammar_masks, self._host_sampler = grammar_masks, host_sampler
 
     def kind(self, batch: SamplingBatch) -> SamplingKind:
         """The least that sampling needs, from what the host knows."""
         chunks = batch.chunks
-        if batch.masks is not None or self._logits_processors.affect(chunks):
+        if batch.masks is not None or self._requested_logprobs.of_samples(chunks):
             return "special"
-        if self._requested_logprobs.of_samples(chunks) or any(chunk.min_tokens_left > 0 for chunk in chunks):
-            return "special"
+        if (self._host_sampler or self._logits_processors).affect(chunks) or any(
+            chunk.min_tokens_left > 0 for chunk in chunks
+        ):
+            return "edited"
         if self._rows.all_greedy(chunks):
             return "greedy"
         return "filtered" if self._rows.any_filtered(chunks) else "plain"
@@ -79,9 +84,11 @@ class Sampler:
             ids = self._model.greedy_ids_of(forward)
             self._rows.append(chunks, ids, positions)
             return ids, None
-        metadata = self._rows.sampling_metadata(chunks, positions)
         logits = self._model.logits_of(forward)
-        if batch.kind != "special":
+        if self._host_sampler is not None:
+            return self._sample_rows(self._host_sampler, logits, batch, positions)
+        metadata = self._rows.sampling_metadata(chunks, positions)
+        if batch.kind in ("plain", "filtered"):
             ids = self._ops.sample(logits, metadata.draws)
             self._rows.append(chunks, ids, positions)
             return ids, None
@@ -103,6 +110,18 @@ class Sampler:
         known = ids.clamp_min(0)
         self._logits_processors.count_sampled(chunks, known, dropped)
         return ids, logprobs.of_sampled_tokens(unprocessed, known[reported], owners) if owners else None
+
+    def _sample_rows(
+        self, host_sampler: HostSampler, logits: Tensor, batch: SamplingBatch, positions: AppendPositions | None
+    ) -> tuple[Tensor, PackedLogprobs | None]:
+        chunks, masks = batch.chunks, batch.masks
+        owners = self._requested_logprobs.of_samples(chunks)
+        ids = host_sampler.sample(logits, chunks, {} if masks is None else self._grammar_masks.by_chunk(masks))
+        self._rows.append(chunks, ids, positions, set() if masks is None else masks.dropped)
+        if not owners:
+            return ids, None
+        reported = torch.tensor([owner.chunk_index for owner in owners])
+        return ids, logprobs.of_sampled_tokens(logits[reported].float(), ids[reported].clamp_min(0), owners)
 
     def _recoverable(self, logits: Tensor, chunks: Sequence[Chunk], masks: GrammarMaskBatch) -> dict[int, Tensor]:
         """Logits, by number among the guided chunks, of rows in which all that the grammar allows may be forbidden."""
