@@ -1,9 +1,11 @@
 """Gathers everything that is known about one service; the only reader of the cluster besides the watches."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_api.state import ServedTotals
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import NotFoundError
 from kvasir_kube.kinds import (
@@ -26,6 +28,9 @@ from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.nodes import NodeReader
 from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
+from kvasir_operator.observed import served_baseline
+from kvasir_operator.observed.replica import Replica
+from kvasir_operator.observed.served_baseline import ServedBaseline
 from kvasir_operator.observed.service import Observed, observed, parsed_class
 
 CLAIM_KNOWN_S: Final = 60.0
@@ -39,6 +44,7 @@ class Observer:
         self._cluster, self._store, self._scraper, self._clock = cluster, store, scraper, clock
         self._nodes = NodeReader(cluster, clock=clock)
         self._claims: dict[Key, float] = {}
+        self._baselines: dict[Key, ServedBaseline] = {}
         self._classes: dict[str, tuple[Json, AcceleratorClassSpec]] = {}
 
     def service(self, name: Key) -> Json | None:
@@ -50,11 +56,12 @@ class Observer:
         """The service with its children, pods, readings and obstacles."""
         name = key(service)
         claim_found, claim_bound = await self._claim(service)
+        replicas = self._scraper.replicas(name)
         return observed(
             service,
             revisions=self._store.of(CONTROLLER_REVISION, name),
             deployments=self._store.of(DEPLOYMENT, name),
-            replicas=self._scraper.replicas(name),
+            replicas=replicas,
             quarantined=self._scraper.quarantined(name),
             svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
@@ -63,7 +70,18 @@ class Observer:
             holder=self._store.names.holder(service),
             inspections=[pod for pod in self._store.of(POD, name) if names.LABEL_INSPECTS in labels(pod)],
             classes=self._accelerators(),
+            served_before=self._served_before(name, service, replicas),
         )
+
+    def forget(self, name: Key) -> None:
+        """The service is gone."""
+        self._baselines.pop(name, None)
+
+    def _served_before(self, name: Key, service: Json, replicas: tuple[Replica, ...]) -> Mapping[str, ServedTotals]:
+        rollout = (service.get("status") or {}).get("rollout") or {}
+        step = (str(rollout.get("currentRevision") or ""), int(rollout.get("step") or 0))
+        self._baselines[name] = found = served_baseline.followed(self._baselines.get(name), step, replicas)
+        return found.totals
 
     async def with_nodes(self, seen: Observed, *, wanted: int) -> Observed:
         """The same with the state of its nodes, where one of its replicas must leave."""

@@ -66,7 +66,7 @@ class Reconciler:
 
     def _forget(self, name: Key) -> None:
         self._uids.pop(name, None)
-        for part in (self._scaler, self._inspector, self._writer, self._reporter):
+        for part in (self._observer, self._scaler, self._inspector, self._writer, self._reporter):
             part.forget(name)
 
     async def _reconcile(self, name: Key, service: Json) -> None:

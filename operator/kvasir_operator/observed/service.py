@@ -10,6 +10,7 @@ from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.served_names import NameClaim, served_name
 from kvasir_api.service import InferenceServiceSpec, ModelSpec
+from kvasir_api.state import ServedTotals
 from kvasir_api.status import InferenceServiceStatus, ModelStatus
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.inspection import Inspection, inspection
@@ -57,6 +58,7 @@ class Observed:
     quarantined: pods that are no replicas for now, since their device failed. inspections: pods that look at the model.
     model: what they read, as status has it until more is known. holder: the claim of another service to a name that
     this one is to serve, None where there is none. classes: the accelerator classes of the cluster by name.
+    served_before: what each replica had served when the step of the rollout began, by uid.
     """
 
     namespace: str
@@ -80,6 +82,7 @@ class Observed:
     inspections: tuple[Inspection, ...] = ()
     model: ModelStatus | None = None
     classes: Mapping[str, AcceleratorClassSpec] = field(default_factory=dict)
+    served_before: Mapping[str, ServedTotals] = field(default_factory=dict)
 
     @property
     def served_name(self) -> str:
@@ -117,6 +120,7 @@ def observed(
     holder: NameClaim | None = None,
     inspections: Iterable[Json] = (),
     classes: Mapping[str, AcceleratorClassSpec] | Iterable[Json] = (),
+    served_before: Mapping[str, ServedTotals] | None = None,
 ) -> Observed:
     """Parse the objects of one service. A spec that the API server accepted but the models do not sets
     invalid."""
@@ -150,6 +154,7 @@ def observed(
         inspections=tuple(inspection(pod) for pod in inspections if owned(pod, uid)),
         model=status.model,
         classes=classes if isinstance(classes, Mapping) else dict(map(parsed_class, classes)),
+        served_before=served_before or {},
     )
 
 

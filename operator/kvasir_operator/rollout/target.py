@@ -3,12 +3,14 @@
 Stateless but for what status holds: the step of a canary, since when it holds, and which revision was rolled back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_api.rollout import Analysis, CanaryStep
+from kvasir_api.state import ServedTotals
 from kvasir_operator.observed.replica import Replica, epoch
+from kvasir_operator.observed.served_baseline import since
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.rollout.surge_capacity import replacement_strategy
 from kvasir_operator.stages import RolloutTarget
@@ -19,7 +21,7 @@ MOVING: Final = ("Progressing", "Canary", "RolledBack")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionTraffic:
-    """What the replicas of one revision served since they started. ttft_s: mean time to the first token."""
+    """What the replicas of one revision served since the step began. ttft_s: mean time to the first token."""
 
     requests: int = 0
     failed: int = 0
@@ -56,7 +58,7 @@ def _heading(seen: Observed, current: str, wanted: int, now: float) -> RolloutTa
             revision=current, cap=mine, phase="Paused", step=_step(seen, current), why="spec.rollout.paused"
         )
     before = seen.status.rollout
-    verdict = judged(rules.analysis, of(seen.of(current)), of(r for r in seen.replicas if r.revision != current))
+    verdict = judged(rules.analysis, *_compared(seen, current))
     if verdict:
         # The numbers of the first verdict stay, or every tick would write the status.
         verdict = before.message if before.phase == "Held" and before.current_revision == current else verdict
@@ -90,7 +92,7 @@ def _broken(seen: Observed, current: str) -> str:
     late = next((c for c in seen.status.conditions if c.reason == "ProgressDeadlineExceeded"), None)
     if late is not None and late.type == "Stalled" and late.observed_generation == seen.generation:
         return late.message
-    return judged(seen.spec.rollout.analysis, of(mine), of(r for r in seen.replicas if r.revision != current))
+    return judged(seen.spec.rollout.analysis, *_compared(seen, current))
 
 
 def _canary(seen: Observed, current: str, steps: list[CanaryStep], wanted: int, now: float) -> RolloutTarget:
@@ -122,7 +124,7 @@ def _asked(current: str, steps: list[CanaryStep], number: int, wanted: int) -> R
 def _missing(seen: Observed, current: str) -> str:
     """What the analysis still waits for before a step may end; empty without one."""
     rules = seen.spec.rollout.analysis
-    if rules is None or of(seen.of(current)).requests >= rules.min_requests:
+    if rules is None or _compared(seen, current)[0].requests >= rules.min_requests:
         return ""
     return f"{rules.min_requests} answered requests"
 
@@ -148,9 +150,15 @@ def judged(rules: Analysis | None, new: RevisionTraffic, old: RevisionTraffic) -
     return ""
 
 
-def of(replicas: Iterable[Replica]) -> RevisionTraffic:
-    """What these replicas served, as far as they were read."""
-    said = [r.reading.served for r in replicas if r.reading is not None]
+def _compared(seen: Observed, current: str) -> tuple[RevisionTraffic, RevisionTraffic]:
+    """What the new revision and the others served since the step began."""
+    others = [r for r in seen.replicas if r.revision != current]
+    return of(seen.of(current), seen.served_before), of(others, seen.served_before)
+
+
+def of(replicas: Iterable[Replica], before: Mapping[str, ServedTotals]) -> RevisionTraffic:
+    """What these replicas served, as far as they were read, beyond what they had served before, by uid."""
+    said = [since(before, r) for r in replicas]
     first_tokens = sum(s.first_tokens for s in said)
     return RevisionTraffic(
         requests=sum(s.answered for s in said),

@@ -1,5 +1,7 @@
 """Where a rollout heads: steps, pauses, verdicts, the way back; each from what is observed and what status says."""
 
+from dataclasses import replace
+
 import pytest
 
 from fakes.manifests import service
@@ -166,4 +168,15 @@ def test_samples_add_up_over_the_pods_that_speak():
         Replica(name="b", reading=RuntimeState(served=ServedTotals(answered=1, ttft_s=4.0, first_tokens=1))),
         Replica(name="c"),
     ]
-    assert of(pods) == RevisionTraffic(requests=4, failed=1, ttft_s=2.0)
+    assert of(pods, {}) == RevisionTraffic(requests=4, failed=1, ttft_s=2.0)
+
+
+def test_an_old_incident_does_not_hide_errors_of_the_new_revision():
+    """The old revision lost half of its requests once; since the step began it has lost none."""
+    incident = ServedTotals(answered=1_000, failed=500)
+    seen = world(new=1, served=ServedTotals(answered=100, failed=30), analysis={})
+    old = [replace(r, uid=r.name, reading=RuntimeState(served=incident)) for r in seen.replicas if r.revision == "old"]
+    seen = replace(seen, replicas=(*old, *(r for r in seen.replicas if r.revision == "new")))
+    assert head(seen)[1] == "Progressing"
+    since_the_step = {r.uid: ServedTotals(answered=900, failed=500) for r in old}
+    assert head(replace(seen, served_before=since_the_step))[1] == "Held"

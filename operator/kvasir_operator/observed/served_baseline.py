@@ -1,0 +1,50 @@
+"""What replicas had served when the present step of a rollout began, so that older requests judge no step.
+
+Called by the loop when it observes, never by a decision. Kept in memory: after the operator's restart the new revision
+is judged by all that its replicas have served, and the others by what they serve from then on.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvasir_api.state import ServedTotals
+from kvasir_operator.observed.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedBaseline:
+    """step: revision and number of the step. totals: by uid, of the replicas that were there when it began."""
+
+    step: tuple[str, int]
+    totals: Mapping[str, ServedTotals] = field(default_factory=dict)
+
+
+def followed(before: ServedBaseline | None, step: tuple[str, int], replicas: Iterable[Replica]) -> ServedBaseline:
+    """The baseline of a step. before: of the last look, None at the first one."""
+    read = [(r, r.reading.served) for r in replicas if r.reading is not None]
+    if before is not None and before.step == step:
+        # A replica whose process was started again counts from zero.
+        kept = {r.uid: before.totals[r.uid] for r, now in read if _counts_on(before.totals.get(r.uid), now)}
+        silent = {uid: totals for uid, totals in before.totals.items() if uid not in {r.uid for r, _ in read}}
+        return ServedBaseline(step=step, totals={**silent, **kept})
+    return ServedBaseline(
+        step=step, totals={r.uid: now for r, now in read if before is not None or r.revision != step[0]}
+    )
+
+
+def since(baseline: Mapping[str, ServedTotals], replica: Replica) -> ServedTotals:
+    """What a replica has served since the step began; nothing while it is silent."""
+    now = replica.reading.served if replica.reading is not None else ServedTotals()
+    then = baseline.get(replica.uid)
+    if then is None or not _counts_on(then, now):
+        return now
+    return ServedTotals(
+        answered=now.answered - then.answered,
+        failed=max(0, now.failed - then.failed),
+        ttft_s=max(0.0, now.ttft_s - then.ttft_s),
+        first_tokens=max(0, now.first_tokens - then.first_tokens),
+    )
+
+
+def _counts_on(then: ServedTotals | None, now: ServedTotals) -> bool:
+    return then is not None and now.answered >= then.answered
