@@ -322,6 +322,30 @@ OPERATOR: Final[tuple[Metric, ...]] = (
         labels=(*_SERVICE, "signal"),
     ),
     Metric(
+        name="kvasir_service_required_replicas",
+        kind="gauge",
+        help="Replicas that the largest signal requires, before windows, rates and bounds.",
+        labels=_SERVICE,
+    ),
+    Metric(
+        name="kvasir_service_replica_bounds",
+        kind="gauge",
+        help="Bounds of the autoscaler now, those of schedules included; bound is min or max.",
+        labels=(*_SERVICE, "bound"),
+    ),
+    Metric(
+        name="kvasir_service_scaling_limited",
+        kind="gauge",
+        help="1 for what keeps the count from what is required, 0 for the rest: floor, ceiling, rate, window, readings, capacity, paused.",
+        labels=(*_SERVICE, "limited_by"),
+    ),
+    Metric(
+        name="kvasir_service_load",
+        kind="gauge",
+        help="What the signals are computed from: running, waiting, waiting_tokens, pinned_tokens, arrivals_per_second, prompt_tokens, output_tokens, kv_tokens, request_seconds, step_seconds, horizon_seconds.",
+        labels=(*_SERVICE, "input"),
+    ),
+    Metric(
         name="kvasir_service_decisions_total",
         kind="counter",
         help="Changes of the wanted replicas, by signal.",

@@ -86,6 +86,7 @@ CONDITION_CAPACITY_LIMITED: Final = "CapacityLimited"
 CONDITION_DEGRADED: Final = "Degraded"
 CONDITION_NAME_CONFLICT: Final = "NameConflict"
 CONDITION_SCALING_AT_MAX: Final = "ScalingAtMax"
+CONDITION_SCALING_ACTIVE: Final = "ScalingActive"
 
 REASONS: Final = {
     "AllReplicasReady": "Every wanted replica is ready and runs the current revision.",
@@ -118,7 +119,11 @@ REASONS: Final = {
     "Forbidden": "The API server does not allow an object, because a permission is missing or a policy of the namespace forbids it; the message is the API server's.",
     "Rejected": "The API server finds an object invalid, or a policy or webhook denies it; the message is the API server's.",
     "MaximumReached": "The load requires more replicas than spec.autoscaling.maxReplicas allows.",
-    "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held.",
+    "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held for two minutes. With ScalingActive no ready replica answers, and the count stays.",
+    "ReadingsImplausible": "The readings of a pod contradict themselves and are not used; the message names the pod and the number.",
+    "ModeAdvisory": "The autoscaler reports a count and does not set it: spec.replicas determines the count.",
+    "ModePaused": "The autoscaler leaves the count where it is.",
+    "ModeExternal": "Another autoscaler writes spec.replicas.",
     "ReplicasFailing": "Some replicas fail while others serve.",
     "DeviceFailed": "The device of a replica failed; the message has the Xid or the CUDA error, the node, and whether the pod is quarantined with its device.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",

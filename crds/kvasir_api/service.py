@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import StringConstraints
 
+from kvasir_api.autoscaling import MAX_REPLICAS, Autoscaling
 from kvasir_api.crd_types import (
     DNS_PATTERN,
     QUANTITY_PATTERN,
@@ -26,7 +27,6 @@ from kvasir_api.options import RuntimeOptions, option
 from kvasir_api.rollout import Rollout
 from kvasir_api.status import InferenceServiceStatus
 
-MAX_REPLICAS: Final = 1000
 OPTIONAL_NAME: Final = f"^({DNS_PATTERN.strip('^$')})?$"
 ClaimName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 
@@ -161,73 +161,6 @@ class Resources(CrdObject):
     memory: Quantity = option("4Gi", "Memory of one replica, as request and limit.", unit="bytes")
 
 
-class ScaleUp(CrdObject):
-    """How fast replicas may be added."""
-
-    percent: int = option(
-        100, "At most this share of the present replicas is added in one period.", unit="percent", ge=1, le=1000
-    )
-    pods: int = option(
-        4, "At least this many replicas may be added in one period.", unit="replicas", ge=1, le=MAX_REPLICAS
-    )
-    period_seconds: int = option(60, "Length of the period.", unit="seconds", ge=1, le=3600)
-
-
-class ScaleDown(CrdObject):
-    """How fast replicas may be removed."""
-
-    window_seconds: int = option(
-        300,
-        "The largest demand of this long counts, so that a short lull removes nothing.",
-        unit="seconds",
-        ge=0,
-        le=86_400,
-    )
-    percent: int = option(
-        25,
-        "At most this share of the present replicas is removed in one period, but always one.",
-        unit="percent",
-        ge=1,
-        le=100,
-    )
-    period_seconds: int = option(60, "Length of the period.", unit="seconds", ge=1, le=3600)
-
-
-class Autoscaling(CrdObject):
-    """Bounds and targets of the built-in autoscaler; without this block spec.replicas rules."""
-
-    model_config = validation_rules(
-        (
-            "self.?minReplicas.orValue(1) <= self.?maxReplicas.orValue(4)",
-            "autoscaling.minReplicas must not exceed autoscaling.maxReplicas",
-            ".minReplicas",
-        ),
-        (
-            "self.?kvReleasePercent.orValue(70) < self.?kvTargetPercent.orValue(85)",
-            "autoscaling.kvReleasePercent must be below autoscaling.kvTargetPercent: between them nothing is scaled",
-            ".kvReleasePercent",
-        ),
-    )
-
-    min_replicas: int = option(1, "Never fewer replicas than this.", unit="replicas", ge=1, le=MAX_REPLICAS)
-    max_replicas: int = option(4, "Never more replicas than this.", unit="replicas", ge=1, le=MAX_REPLICAS)
-    kv_target_percent: int = option(
-        85, "Replicas are added when pinned KV cache would exceed this share.", unit="percent", ge=10, le=95
-    )
-    kv_release_percent: int = option(
-        70, "A replica is removed only if the others stay below this share.", unit="percent", ge=5, le=90
-    )
-    backlog_horizon_seconds: int = option(
-        0,
-        "Waiting prompts shall be computed within this time; 0 takes the larger of 60 and half a cold start.",
-        unit="seconds",
-        ge=0,
-        le=3600,
-    )
-    scale_up: ScaleUp = option(ScaleUp(), "How fast replicas may be added.")
-    scale_down: ScaleDown = option(ScaleDown(), "How fast replicas may be removed.")
-
-
 class Drain(CrdObject):
     """How a replica leaves."""
 
@@ -350,8 +283,8 @@ class InferenceServiceSpec(CrdObject):
 
     model_config = validation_rules(
         (
-            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
-            "spec.replicas has no effect while spec.autoscaling is set: change autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling to scale by hand",
+            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.autoscaling.?mode.orValue('Active') in ['Advisory', 'External'] || self.replicas == oldSelf.replicas",
+            "spec.replicas has no effect while spec.autoscaling is set: change autoscaling.minReplicas and maxReplicas, or set autoscaling.mode to Advisory or External to scale by hand",
             ".replicas",
         ),
     )
@@ -359,7 +292,7 @@ class InferenceServiceSpec(CrdObject):
     model: ModelSpec = option(..., "Which model, and under which name clients request it.")
     replicas: int = option(
         1,
-        "Number of replicas while spec.autoscaling is absent; what kubectl scale writes.",
+        "Number of replicas while spec.autoscaling is absent or its mode is Advisory or External; what kubectl scale writes.",
         unit="replicas",
         ge=0,
         le=MAX_REPLICAS,

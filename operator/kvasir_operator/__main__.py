@@ -53,6 +53,7 @@ async def _run(options: OperatorOptions) -> None:
         namespace=options.namespace,
         interval_s=options.interval,
         resync_s=options.resync,
+        readings_dir=options.record_readings,
     )
     async with contextlib.AsyncExitStack() as stack:
         config = await configuration(options.kubeconfig)

@@ -50,5 +50,10 @@ class OperatorOptions(OptionsBase):
         "Namespace of the Lease by which one of several operators becomes the leader. Default: no election.",
         metavar="NAME",
     )
+    record_readings: str = option(
+        "",
+        "Directory into which the autoscaler's readings and decisions are written as JSON lines, for kvasir replay.",
+        metavar="DIR",
+    )
     kubeconfig: str = option("", "Default: $KUBECONFIG, or the pod's service account.", metavar="FILE")
     verbose: bool = option(False, "Log each reconcile.")

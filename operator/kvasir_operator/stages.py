@@ -85,14 +85,20 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerResult:
-    """The autoscaler's last result for a service. wanted: replicas. status: None while autoscaling is off.
+    """The autoscaler's last result for a service. wanted: replicas; most: its upper bound now, 0 where it did not
+    decide. status: None while autoscaling is off.
 
-    missing: pods and gateways that did not answer. decode_rates: by uid of the replica.
+    missing: pods and gateways that did not answer; lost: pods that have not for minutes; contradictions: pods whose
+    readings cannot be true, with the reason. unread: no ready replica was read. decode_rates: by uid of the replica.
     """
 
     wanted: int = 0
+    most: int = 0
     status: AutoscalingStatus | None = None
     missing: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    contradictions: tuple[tuple[str, str], ...] = ()
+    unread: bool = False
     decode_rates: Mapping[str, DecodeRate] = field(default_factory=dict)
 
 

@@ -65,7 +65,7 @@ def _shrinks(values: tuple[int, int], shows: tuple[int, int], *, replicas: int, 
     )
 
 
-def _scales(values: tuple[int, int], shows: tuple[int, int], *, replicas: int = 1, says: Json) -> Effect:
+def _scales(values: tuple[Any, Any], shows: tuple[int, int], *, replicas: int = 1, says: Json) -> Effect:
     # Longer than that over which pinned tokens are averaged, or what was before would count.
     down = {"scaleDown": {"windowSeconds": 6, "percent": 100, "periodSeconds": 1}}
     return Effect(values=values, look="desired", shows=shows, replicas=replicas, says=says, then={"autoscaling": down})
@@ -97,6 +97,11 @@ EFFECTS: Final[dict[str, Effect]] = {
     "autoscaling.kvTargetPercent": _scales((85, 75), (1, 2), says=pinned(700)),
     "autoscaling.kvReleasePercent": _scales((70, 40), (1, 2), replicas=2, says=pinned(500)),
     "autoscaling.backlogHorizonSeconds": _scales((100, 60), (2, 3), says=TWO_AND_A_HALF),
+    "autoscaling.mode": _scales(("Active", "Paused"), (3, 1), says=TWO_AND_A_HALF),
+    # 40,000 tokens are 40 s for one replica: it does them within the horizon, and not within ten seconds.
+    "autoscaling.ttftMilliseconds": _scales(
+        (0, 10_000), (1, 4), says={**TWO_AND_A_HALF, "waiting_uncached_tokens": 40_000}
+    ),
     "autoscaling.scaleUp.percent": _grows((100, 500), pods=1, periodSeconds=3600),
     "autoscaling.scaleUp.pods": _grows((1, 4), percent=1, periodSeconds=3600),
     "autoscaling.scaleUp.periodSeconds": _grows((3600, 1), pods=1, percent=1),
@@ -137,7 +142,13 @@ EFFECTS: Final[dict[str, Effect]] = {
         {**ON_GPU, "resources": {"accelerator": {"count": 1, "minMemory": "3Gi"}}},
     ),
 }
+MODES: Final = "tests/e2e/test_operator_modes.py::"
 ELSEWHERE: Final = {
+    "autoscaling.itlMilliseconds": f"{MODES}test_slow_steps_ask_for_smaller_batches",
+    **{
+        f"autoscaling.schedules[].{name}": f"{MODES}test_a_schedule_sets_other_bounds_while_it_is_in_force"
+        for name in ("start", "durationMinutes", "days", "timeZone", "minReplicas", "maxReplicas")
+    },
     "resources.accelerator.fallbackSeconds": "tests/e2e/test_operator_classes.py::test_a_full_class_is_passed_over",
     "rollout.inPlaceAfterSeconds": "tests/e2e/test_operator_rollout.py"
     "::test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_again",

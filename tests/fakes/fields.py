@@ -15,16 +15,29 @@ def _rollout_of(strategy: str, missing: int) -> dict[str, Any]:
     return {"strategy": strategy, "maxUnavailable": missing}
 
 
+ALWAYS = {"start": "00:00", "durationMinutes": 1440}
+SCHEDULE = {"start": "23:00", "durationMinutes": 120, "days": ["Wed"], "timeZone": "Etc/UTC", "minReplicas": 2}
+"""At the time of the tests' policy, the beginning of a Thursday in 1970, this one is in force."""
+
 CASES: dict[str, tuple[Any, Any]] = {
     "model.uri": ("pvc://models/a", "pvc://models/b"),
     "model.servedName": ("", "other"),
     "model.aliases": ([], ["another"]),
     "model.inspect": ("Auto", "Always"),
+    "autoscaling.mode": ("Active", "Paused"),
     "autoscaling.minReplicas": (1, 2),
     "autoscaling.maxReplicas": (4, 5),
     "autoscaling.kvTargetPercent": (85, 80),
     "autoscaling.kvReleasePercent": (70, 60),
     "autoscaling.backlogHorizonSeconds": (0, 90),
+    "autoscaling.ttftMilliseconds": (0, 500),
+    "autoscaling.itlMilliseconds": (0, 50),
+    "autoscaling.schedules[].start": ([SCHEDULE], [{**SCHEDULE, "start": "01:00"}]),
+    "autoscaling.schedules[].durationMinutes": ([SCHEDULE], [{**SCHEDULE, "durationMinutes": 30}]),
+    "autoscaling.schedules[].days": ([SCHEDULE], [{**SCHEDULE, "days": ["Fri"]}]),
+    "autoscaling.schedules[].timeZone": ([SCHEDULE], [{**SCHEDULE, "timeZone": "Asia/Tokyo"}]),
+    "autoscaling.schedules[].minReplicas": ([SCHEDULE], [{**SCHEDULE, "minReplicas": 3}]),
+    "autoscaling.schedules[].maxReplicas": ([SCHEDULE], [{**SCHEDULE, "maxReplicas": 3}]),
     "autoscaling.scaleUp.percent": (100, 50),
     "autoscaling.scaleUp.pods": (4, 1),
     "autoscaling.scaleUp.periodSeconds": (60, 30),

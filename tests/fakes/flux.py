@@ -6,6 +6,9 @@ from datetime import datetime
 from kvasir_api import names
 from kvasir_kube.kinds import Json
 
+MAY_BE_FALSE = ("Ready", "ScalingActive")
+"""ScalingActive is there only while it is False, as a HorizontalPodAutoscaler has it; no generic tool reads it."""
+
 
 def breaches(obj: Json) -> list[str]:
     """What of the status no tool could rely on; nothing for an object that has none yet."""
@@ -40,7 +43,7 @@ def _of(condition: Json, generation: int) -> list[str]:
     """Of one condition by itself."""
     kind = condition["type"]
     said = [
-        ("is there though it is not True", kind != "Ready" and condition["status"] != "True"),
+        ("is there though it is not True", kind not in MAY_BE_FALSE and condition["status"] != "True"),
         ("has a reason that is not published", condition["reason"] not in names.REASONS),
         ("is of a generation that is yet to come", condition["observedGeneration"] > generation),
         ("has no words", not condition.get("message")),

@@ -9,9 +9,10 @@ import yaml
 from pydantic import BaseModel
 
 from kvasir_api import crd, generate
+from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.rollout import Analysis, Rollout
 from kvasir_api.schema import structural
-from kvasir_api.service import Autoscaling, InferenceServiceSpec, ModelSpec
+from kvasir_api.service import InferenceServiceSpec, ModelSpec
 
 
 def _walk(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -29,6 +29,18 @@ def _contract(seen: Observed, _: Placement, __: OperatorSettings) -> Violation |
     return Violation(reason="InvalidSpec", message=seen.invalid) if seen.invalid else None
 
 
+def _time_zones(seen: Observed, _: Placement, __: OperatorSettings) -> Violation | None:
+    rules = seen.spec.autoscaling
+    for number, schedule in enumerate(rules.schedules if rules is not None else ()):
+        if schedule.zone is None:
+            message = (
+                f"spec.autoscaling.schedules[{number}].timeZone: {schedule.time_zone} is not in the tz database, "
+                "where zones have names like Europe/Berlin"
+            )
+            return Violation(reason="InvalidSpec", message=message)
+    return None
+
+
 def _directory(seen: Observed, _: Placement, settings: OperatorSettings) -> Violation | None:
     where = model_source(seen.spec.model.uri)
     if where.kind != "file" or allowed(where.volume, settings.model_dirs):
@@ -85,6 +97,7 @@ def _served_name(seen: Observed, _: Placement, __: OperatorSettings) -> Violatio
 
 CHECKS: Final[tuple[Callable[[Observed, Placement, OperatorSettings], Violation | None], ...]] = (
     _contract,
+    _time_zones,
     _directory,
     _claim,
     _served_name,

@@ -6,7 +6,7 @@ Its result is read by the reconcile; after a restart it goes on from what status
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvasir_api.service import InferenceServiceSpec
@@ -14,6 +14,7 @@ from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceService
 from kvasir_api.status import ScalingChange as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.reading_log import ReadingLog
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.scraper import Scraper
 from kvasir_operator.loop.store import Store
@@ -23,13 +24,18 @@ from kvasir_operator.observed.decode_rate import DecodeRate, followed
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, parsed_spec, parsed_status
 from kvasir_operator.observed.settings import OperatorSettings
-from kvasir_operator.scaling.decide import ScalingDecision, ScalingState, decide
-from kvasir_operator.scaling.policy import policy
-from kvasir_operator.scaling.window import EMPTY, LoadWindow, extended
+from kvasir_operator.scaling import sentence
+from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
+from kvasir_operator.scaling.schedule import bounds
+from kvasir_operator.scaling.tick import TickInputs, tick
+from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
 from kvasir_operator.stages import ScalerResult
 
 LOG: Final = logging.getLogger(__name__)
 KEPT_DECISIONS: Final = 10
+MOST_REASON: Final = 1024
+BY_HAND: Final = ("Advisory", "External")
+"""Modes in which spec.replicas determines the count."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +50,7 @@ class ScalerMemory:
     decisions: list[Entry] = field(default_factory=list)
     digest: tuple[object, ...] = ()
     held: bool = False
+    mode: str = ""
 
 
 class Scaler:
@@ -65,7 +72,7 @@ class Scaler:
         self.ticked_at = clock.steady()
         self._store, self._scraper, self._workqueue, self._recorder = store, scraper, workqueue, recorder
         self._telemetry, self._clock, self._interval_s = telemetry, clock, settings.interval_s
-        self._speed_window_s = settings.speed_window_s
+        self._speed_window_s, self._log = settings.speed_window_s, ReadingLog(settings.readings_dir)
         self._memory: dict[Key, ScalerMemory] = {}
 
     async def run(self) -> None:
@@ -104,17 +111,24 @@ class Scaler:
         last = memory.window.last if memory else None
         return ScalerResult(
             wanted=wanted,
+            most=memory.decision.policy.max_replicas if memory and memory.decision else 0,
             status=status,
             missing=last.missing if last else (),
+            lost=last.lost if last else (),
+            contradictions=last.contradictions if last else (),
+            unread=bool(last and last.serving and not last.fresh),
             decode_rates=memory.decode_rates if memory else {},
         )
 
     def _wanted(self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
         """What was decided last, or spec.replicas without autoscaling."""
-        if spec.autoscaling is None:
+        if spec.autoscaling is None or spec.autoscaling.mode in BY_HAND:
             return spec.replicas
         wanted = self._remembered(name, uid, spec, status).state.wanted
-        return min(max(wanted, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
+        if spec.autoscaling.mode == "Paused":
+            return wanted
+        least, most = bounds(spec.autoscaling, self._clock.wall())
+        return min(max(wanted, least), most)
 
     def _status(
         self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
@@ -128,7 +142,7 @@ class Scaler:
             before = status.autoscaling or AutoscalingStatus()
             return before.model_copy(update={"desired_replicas": self._wanted(name, uid, spec, status)})
         return AutoscalingStatus(
-            desired_replicas=decision.replicas,
+            desired_replicas=spec.replicas if spec.autoscaling.mode == "External" else decision.replicas,
             raw_replicas=min(decision.raw, MOST_REPLICAS),
             binding_signal=decision.demand.signal if decision.demand.known else "",
             limited_by=decision.limited_by,
@@ -151,51 +165,58 @@ class Scaler:
         if invalid:
             return
         replicas = self._scraper.replicas(name)
-        memory = self._remembered(name, service["metadata"]["uid"], spec, parsed_status(service))
-        now = self._clock.steady()
-        memory.window = extended(
-            memory.window,
-            self._scraper.members(replicas),
-            self._scraper.demands(name),
-            missing_gateways=self._scraper.missing_gateways,
-            now=now,
+        status = parsed_status(service)
+        memory = self._remembered(name, service["metadata"]["uid"], spec, status)
+        inputs = self._inputs(name, replicas, revision=status.rollout.current_revision)
+        if spec.autoscaling is not None and spec.autoscaling.mode == "Paused" and memory.mode == "Advisory":
+            memory.state = replace(memory.state, wanted=spec.replicas)  # the count that there is, not the advice
+        memory.mode = spec.autoscaling.mode if spec.autoscaling is not None else ""
+        result = tick(spec.autoscaling, memory.window, memory.state, inputs, by_hand=spec.replicas)
+        self._log.write(
+            name, memory.uid, spec.autoscaling, before=memory.state, inputs=inputs, by_hand=spec.replicas, result=result
         )
-        memory.decode_rates = followed(memory.decode_rates, replicas, now=now, window_s=self._speed_window_s)
-        if spec.autoscaling is not None:
-            await self._decide(name, service, spec, replicas, memory)
-        else:
-            memory.decision = None
+        memory.window, memory.state, memory.decision = result.window, result.state, result.decision
+        memory.decode_rates = followed(memory.decode_rates, replicas, now=inputs.at, window_s=self._speed_window_s)
+        if result.decision is not None:
+            self._telemetry.decided(name, result.decision)
+            await self._tell(service, result.decision, memory)
         digest = _digest(replicas, memory)
         if digest != memory.digest:
             memory.digest = digest
             self._workqueue.mark(name, 0.0)
 
-    async def _decide(
-        self, name: Key, service: Json, spec: InferenceServiceSpec, replicas: tuple[Replica, ...], memory: ScalerMemory
-    ) -> None:
-        assert spec.autoscaling is not None
+    def _inputs(self, name: Key, replicas: tuple[Replica, ...], *, revision: str) -> TickInputs:
+        """What a tick reads. revision: of the next replica."""
         wall = self._clock.wall()
-        cold = [r.ready_at - r.created for r in replicas if r.phase == "ready" and r.ready_at is not None]
+        ready = [r for r in replicas if r.phase == "ready"]
         waits = [wall - r.created for r in replicas if r.live and r.phase == "unschedulable"]
-        rules = policy(spec.autoscaling, cold)
-        decision, memory.state = decide(
-            rules, memory.window, unplaced_s=max(waits, default=0.0), state=memory.state, now=self._clock.steady()
+        return TickInputs(
+            at=self._clock.steady(),
+            wall=wall,
+            pods=tuple(self._scraper.members(replicas, revision=revision)),
+            gateways=tuple(self._scraper.demands(name)),
+            missing_gateways=self._scraper.missing_gateways(name),
+            unplaced_s=max(waits, default=0.0),
+            cold_starts_s=tuple(at - r.created for r in ready if (at := r.first_ready_at) is not None),
         )
-        memory.decision = decision
-        self._telemetry.decided(name, decision)
-        if decision.changed:
+
+    async def _tell(self, service: Json, decision: ScalingDecision, memory: ScalerMemory) -> None:
+        """A change becomes an entry of status and one event. In mode External the other autoscaler changes the
+        count."""
+        if decision.changed and memory.mode != "External":
             entry = Entry.model_validate(
                 {
-                    "time": rfc3339(wall),
+                    "time": rfc3339(self._clock.wall()),
                     "from": decision.before,
                     "to": decision.replicas,
                     "signal": decision.signal,
-                    "reason": decision.reason,
+                    "reason": f"{decision.reason} ({decision.arithmetic})"[:MOST_REASON],
                 }
             )
             memory.decisions = [entry, *memory.decisions][:KEPT_DECISIONS]
+        if decision.changed and memory.mode not in BY_HAND:
             up = decision.replicas > decision.before
-            note = f"{decision.before} → {decision.reason}"
+            note = f"{decision.before} → {sentence.replicas(decision.replicas)}: {decision.reason}"
             await self._recorder.event(service, "ScaledUp" if up else "ScaledDown", note)
         await self._say_held(service, decision, memory)
 
@@ -204,7 +225,7 @@ class Scaler:
         last = memory.window.last
         held = decision.limited_by == "readings" and bool(last and last.missing)
         if held and not memory.held and last:
-            note = f"{decision.reason}; no answer from {', '.join(last.missing)}"
+            note = f"{decision.message}; no answer from {', '.join(last.missing)}"
             await self._recorder.event(service, "ScalingHeld", note, kind="Warning")
         memory.held = held
 
@@ -220,7 +241,7 @@ class Scaler:
         wanted, decisions = spec.replicas, []
         if spec.autoscaling is not None:
             before = status.autoscaling.desired_replicas if status.autoscaling else status.desired_replicas
-            wanted = max(before, spec.autoscaling.min_replicas)
+            wanted = before if spec.autoscaling.mode == "Paused" else max(before, spec.autoscaling.min_replicas)
             decisions = list(status.autoscaling.decisions) if status.autoscaling else []
         memory = ScalerMemory(
             uid=uid, state=ScalingState(wanted=wanted, since=self._clock.steady()), decisions=decisions
@@ -237,8 +258,14 @@ def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object
         tuple((r.uid, r.phase, _serving(r)) for r in replicas),
         tuple((uid, rate.evidence) for uid, rate in memory.decode_rates.items() if rate.evidence),
         (decision.replicas, decision.raw, decision.demand.signal, decision.limited_by) if decision else None,
-        (last.capacity_tokens, f"{last.prefill_rate:.2g}", last.missing) if last else None,
+        _digest_of(last) if last else None,
     )
+
+
+def _digest_of(last: LoadSample) -> tuple[object, ...]:
+    each = last.typical
+    rate, silent = f"{each.prefill_tokens_per_s:.2g}", (last.missing, last.lost, bool(last.fresh))
+    return each.kv_tokens, rate, silent, tuple(name for name, _ in last.contradictions)
 
 
 def _serving(r: Replica) -> tuple[str, ...]:

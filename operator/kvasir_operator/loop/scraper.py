@@ -15,7 +15,7 @@ from kvasir_kube.state_reader import StateReader, url
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
 from kvasir_operator.observed.replica import Replica, replica
-from kvasir_operator.scaling.window import ScaledReplica
+from kvasir_operator.scaling.window import KEPT_S, LOST_S, ScaledReplica
 
 DEADLINE_S: Final = 1.0
 STALE_S: Final = 6.0
@@ -58,7 +58,6 @@ class Scraper:
         self._gateways: dict[str, LastDemand] = {}
         self._demands: dict[Key, list[ServiceDemand]] = {}
         self._began = math.inf
-        self.missing_gateways: tuple[str, ...] = ()
 
     async def scrape(self) -> None:
         """One round. What does not answer within the deadline keeps its last reading, which grows stale."""
@@ -77,7 +76,6 @@ class Scraper:
         # A gateway that has just become ready counts as read, without demand.
         self._gateways = {name: self._gateways.get(name, LastDemand(at=now)) for name in gateways}
         self._gateways.update({name: LastDemand(services=s.services, at=now) for name, s in demands.items()})
-        self.missing_gateways = tuple(sorted(n for n, demand in self._gateways.items() if now - demand.at > STALE_S))
         self._demands = {}
         for gateway in self._gateways.values():
             for demand in gateway.services:
@@ -115,15 +113,24 @@ class Scraper:
         last = self._readings.get(uid_)
         return last.state if last and self._clock.steady() - last.at <= STALE_S else None
 
-    def members(self, replicas: tuple[Replica, ...]) -> list[ScaledReplica]:
-        """Replicas as the autoscaler counts them. One that has just become ready may not have been read yet."""
-        return [self._member(r) for r in replicas if r.phase in ("ready", "draining") and not self._new(r)]
+    def members(self, replicas: tuple[Replica, ...], *, revision: str = "") -> list[ScaledReplica]:
+        """Replicas as the autoscaler counts them. One that has just become ready may not have been read yet. revision:
+        of the next replica, empty for any."""
+        counted = [r for r in replicas if r.phase in ("ready", "draining") and not self._new(r)]
+        return [self._member(r, current=revision in ("", r.revision)) for r in counted]
+
+    def missing_gateways(self, service: Key) -> tuple[str, ...]:
+        """Gateways that do not answer and may hold requests for a service: those that had some of it when they were
+        read last. After LOST_S one is not waited for."""
+        now = self._clock.steady()
+        silent = [(name, g.services) for name, g in self._gateways.items() if STALE_S < now - g.at <= LOST_S]
+        return tuple(sorted(name for name, had in silent if any(_has_traffic(d, service) for d in had)))
 
     def demands(self, service: Key) -> list[ServiceDemand]:
         """Requests that gateways hold for a service."""
         return self._demands.get(service, [])
 
-    def _member(self, r: Replica) -> ScaledReplica:
+    def _member(self, r: Replica, *, current: bool) -> ScaledReplica:
         last = self._readings.get(r.uid)
         return ScaledReplica(
             uid=r.uid,
@@ -131,6 +138,7 @@ class Scraper:
             serving=r.phase == "ready",
             reading=last.state if last else None,
             fresh=r.reading is not None,
+            current=current,
         )
 
     def _ops_url(self, pod: Json) -> str:
@@ -142,6 +150,13 @@ class Scraper:
 
     def _new(self, r: Replica) -> bool:
         return r.uid not in self._readings and r.ready_at is not None and self._clock.wall() - r.ready_at < STALE_S
+
+
+def _has_traffic(demand: ServiceDemand, service: Key) -> bool:
+    if (demand.namespace, demand.name) != service:
+        return False
+    recent = 0 <= demand.last_request_age_s <= KEPT_S
+    return bool(demand.held or demand.inflight) or recent
 
 
 def _gateway_url(pod: Json) -> str:

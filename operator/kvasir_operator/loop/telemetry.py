@@ -7,9 +7,33 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from kvasir_api import metrics
 from kvasir_kube.kinds import Key
-from kvasir_operator.scaling.decide import ScalingDecision
+from kvasir_operator.scaling.decide import LIMITS, ScalingDecision
+from kvasir_operator.scaling.demand import SIGNALS
 
-SIGNALS: Final = ("kv", "backlog", "prefill")
+BOUNDS: Final = ("min", "max")
+INPUTS: Final = (
+    "running",
+    "waiting",
+    "waiting_tokens",
+    "pinned_tokens",
+    "arrivals_per_second",
+    "prompt_tokens",
+    "output_tokens",
+    "kv_tokens",
+    "request_seconds",
+    "step_seconds",
+    "horizon_seconds",
+)
+OF_A_SERVICE: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "kvasir_service_wanted_replicas": ((),),
+    "kvasir_service_ready_replicas": ((),),
+    "kvasir_service_required_replicas": ((),),
+    "kvasir_service_demand_replicas": tuple((signal,) for signal in SIGNALS),
+    "kvasir_service_replica_bounds": tuple((bound,) for bound in BOUNDS),
+    "kvasir_service_scaling_limited": tuple((limit,) for limit in LIMITS),
+    "kvasir_service_load": tuple((name,) for name in INPUTS),
+}
+"""Series of each service, by metric, with the labels beside namespace and service."""
 
 
 class Telemetry:
@@ -48,19 +72,25 @@ class Telemetry:
 
     def decided(self, service: Key, decision: ScalingDecision) -> None:
         """Replicas required by each signal, and whether the number changed."""
-        required = (decision.demand.kv, decision.demand.backlog, decision.demand.prefill)
-        for signal, replicas in zip(SIGNALS, required, strict=True):
-            self._families["kvasir_service_demand_replicas"].labels(*service, signal).set(replicas)
+        for signal in SIGNALS:
+            required = decision.demand.levels.get(signal, 0.0)
+            self._families["kvasir_service_demand_replicas"].labels(*service, signal).set(required)
+        self._families["kvasir_service_required_replicas"].labels(*service).set(decision.raw)
+        for bound, count in zip(BOUNDS, (decision.policy.min_replicas, decision.policy.max_replicas), strict=True):
+            self._families["kvasir_service_replica_bounds"].labels(*service, bound).set(count)
+        for limit in LIMITS:
+            self._families["kvasir_service_scaling_limited"].labels(*service, limit).set(limit == decision.limited_by)
+        for name, value in zip(INPUTS, _inputs(decision), strict=True):
+            self._families["kvasir_service_load"].labels(*service, name).set(value)
         if decision.changed:
             self._families["kvasir_service_decisions_total"].labels(*service, decision.signal).inc()
             self._signals.setdefault(service, set()).add(decision.signal)
 
     def forget(self, service: Key) -> None:
         """The service is gone: so are its series."""
-        for name in ("kvasir_service_wanted_replicas", "kvasir_service_ready_replicas"):
-            self._remove(name, *service)
-        for signal in SIGNALS:
-            self._remove("kvasir_service_demand_replicas", *service, signal)
+        for name, values in OF_A_SERVICE.items():
+            for value in values:
+                self._remove(name, *service, *value)
         for signal in self._signals.pop(service, ()):
             self._remove("kvasir_service_decisions_total", *service, signal)
 
@@ -73,6 +103,24 @@ class Telemetry:
             self._families[name].remove(*values)
         except KeyError:
             return
+
+
+def _inputs(decision: ScalingDecision) -> tuple[float, ...]:
+    """In the order of INPUTS."""
+    load = decision.demand.load
+    return (
+        load.running,
+        load.waiting,
+        load.waiting_tokens,
+        load.pinned_tokens,
+        load.arrivals_per_s,
+        load.prompt_tokens,
+        load.output_tokens,
+        load.kv_tokens,
+        load.seconds,
+        load.step.mean_s,
+        decision.policy.horizon_s,
+    )
 
 
 def _family(metric: metrics.Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

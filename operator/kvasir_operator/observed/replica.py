@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from kvasir_api import names
-from kvasir_api.state import RuntimeState
+from kvasir_api.state import RuntimeState, StartupSeconds
 from kvasir_kube.kinds import Json
 
 Phase = Literal["unschedulable", "starting", "loading", "ready", "draining", "failed"]
@@ -28,6 +28,8 @@ FAILED_WAITS: Final = frozenset(
 )
 """Reasons for which a container waits that do not pass by waiting alone."""
 OUT_OF_MEMORY: Final = "OOMKilled"
+LATE_S: Final = 60.0
+"""Processes, tokenizer and probes take no longer than this beside what the runtime measures of its start."""
 RESTARTS_OF_A_FAILURE: Final = 2
 """A container that died this often and is not ready is failing; one death is an accident."""
 
@@ -78,6 +80,22 @@ class Replica:
     def idle(self) -> bool:
         """Whether its reading has no request. A silent pod is not known to be idle."""
         return self.reading is not None and self.reading.running == 0 and self.reading.waiting == 0
+
+    @property
+    def first_ready_at(self) -> float | None:
+        """When it became ready for the first time, epoch seconds; None where that is not known.
+
+        A readiness probe that failed meanwhile moves ready_at to the end of the failure, and a container that was
+        started again was ready before: then what the runtime measured of its start counts.
+        """
+        if self.ready_at is None or self.restarts:
+            return None
+        start = self.reading.start if self.reading is not None else StartupSeconds()
+        measured_s = start.weights_s + start.load_s + start.warm_s
+        began = self.started_at or self.scheduled_at or self.created
+        if not measured_s or self.ready_at <= began + measured_s + LATE_S:
+            return self.ready_at
+        return began + measured_s
 
     @property
     def live(self) -> bool:

@@ -1,18 +1,22 @@
 """From demand to a number of replicas: windows, rates, bounds, and holding still where too little is known.
 
-Up at once, limited in rate. Down to the largest demand of the window, computed at the release edge, limited in rate;
-never while a reading is missing, and never before a whole window was watched, so that an operator's restart removes
-nothing.
+Up at once, limited in rate. Down to the largest demand of the window, computed at the release edge, so that one replica
+fewer would still serve it by every signal; limited in rate; never while a reading is missing, and never before a whole
+window was watched, so that an operator's restart removes nothing.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Final
 
-from kvasir_operator.scaling.demand import Demand, demand
+from kvasir_operator.scaling import sentence
+from kvasir_operator.scaling.demand import Demand, demand, release_edge, target_edge
+from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import ScalingPolicy
 from kvasir_operator.scaling.window import LoadWindow
+from kvasir_operator.scaling.workload import workload
 
+LIMITS: Final = ("floor", "ceiling", "rate", "window", "readings", "capacity", "paused")
 UNPLACED_S: Final = 60.0
 """After so long without a node for some replica, more are not asked for."""
 
@@ -28,11 +32,11 @@ class ReplicaChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingState:
-    """What is remembered between ticks. since: when watching began. levels: (time, replicas at the release edge)."""
+    """What is remembered between ticks. since: when watching began. levels: replicas at the release edge."""
 
     wanted: int
     since: float
-    levels: tuple[tuple[float, int], ...] = ()
+    levels: LevelWindow = field(default_factory=LevelWindow)
     changes: tuple[ReplicaChange, ...] = ()
 
 
@@ -40,8 +44,9 @@ class ScalingState:
 class ScalingDecision:
     """replicas: wanted from now on. raw: what the signals require. signal: which of them, or the bound, decided.
 
-    limited_by: what kept replicas from raw: floor, ceiling, rate, window, readings, capacity, or nothing.
-    message: why there are so many replicas, without a number that changes while the decision stays the same.
+    limited_by: what kept replicas from raw: floor, ceiling, rate, window, readings, capacity, paused, or nothing.
+    message: why there are so many replicas, without a number that changes while the decision stays the same. demand: at
+    the edge above which replicas are added; release: at the edge below which one is removed. policy: as it was then.
     """
 
     replicas: int
@@ -51,6 +56,8 @@ class ScalingDecision:
     limited_by: str
     message: str
     demand: Demand
+    release: Demand
+    policy: ScalingPolicy
 
     @property
     def changed(self) -> bool:
@@ -59,12 +66,14 @@ class ScalingDecision:
 
     @property
     def reason(self) -> str:
-        """The message with the numbers behind it."""
-        asked = self.demand
-        if not asked.known:
-            return self.message
-        signals = f"KV {asked.kv:.2f} + backlog {asked.backlog:.2f}, prefill {asked.prefill:.2f} replicas"
-        return f"{self.message} ({signals}; {asked.sentence})"
+        """Why the number changed, for a person: what needs how many replicas, and what limits them."""
+        ruling = self.demand if self.replicas >= self.before else self.release
+        return sentence.reason(ruling, self.limited_by)
+
+    @property
+    def arithmetic(self) -> str:
+        """The numbers behind the reason."""
+        return sentence.arithmetic(self.demand)
 
 
 def decide(
@@ -72,13 +81,16 @@ def decide(
 ) -> tuple[ScalingDecision, ScalingState]:
     """One tick for one service. unplaced_s: how long the longest unschedulable replica has found no node, 0 for
     none."""
-    upper = demand(window, edge_fraction=policy.target_fraction, horizon_s=policy.horizon_s, now=now)
-    lower = demand(window, edge_fraction=policy.release_fraction, horizon_s=policy.horizon_s, now=now)
+    load = workload(window, now=now)
+    upper = demand(window.last, load, policy, target_edge(policy))
+    lower = demand(window.last, load, policy, release_edge(policy))
     state = _remembered(state, lower, policy, now)
     goal, limit = _goal(policy, window, upper, lower, unplaced_s=unplaced_s, state=state, now=now)
     bounded = min(max(goal, policy.min_replicas), policy.max_replicas)
-    signal, limited_by = upper.signal, limit
-    if bounded != goal:
+    signal, limited_by = str(upper.signal), limit
+    if policy.paused:
+        bounded, limited_by = state.wanted, "paused"
+    elif bounded != goal:
         signal = limited_by = "floor" if bounded > goal else "ceiling"
     decision = ScalingDecision(
         replicas=bounded,
@@ -86,8 +98,10 @@ def decide(
         raw=upper.replicas if upper.known else state.wanted,
         signal=signal,
         limited_by=limited_by,
-        message=_message(bounded, upper, limited_by, policy),
+        message=sentence.message(bounded, upper, limited_by, down_window_s=policy.down_window_s),
         demand=upper,
+        release=lower,
+        policy=policy,
     )
     if decision.changed:
         change = ReplicaChange(at=now, before=state.wanted, after=bounded)
@@ -106,21 +120,22 @@ def _goal(
     now: float,
 ) -> tuple[int, str]:
     """The number before bounds, and what limits it."""
-    if not upper.known:
+    if window.last is None or not upper.known:
         return state.wanted, "readings"
     if upper.replicas > state.wanted:
         if unplaced_s > UNPLACED_S:
             return state.wanted, "capacity"
-        most = _most(policy, state, now)
+        # Where a pod's reading contradicts itself the others' may be wrong as well: one step, then another look.
+        most = _most(policy, state, now, pods=1 if window.last.contradictions else policy.up_pods)
         return (upper.replicas, "") if upper.replicas <= most else (max(most, state.wanted), "rate")
     if state.wanted <= policy.min_replicas:
         # None may leave, however long is waited: the bound says why, from the first tick on.
         return min(state.wanted, lower.replicas), ""
-    level = max((replicas for _, replicas in state.levels), default=lower.replicas)
+    level = lower.replicas if state.levels.largest is None else state.levels.largest
     if level >= state.wanted:
         # Above the release edge nothing is released; only a lower present demand makes that a matter of waiting.
         return state.wanted, "window" if lower.replicas < state.wanted else ""
-    if window.last is None or window.last.missing:
+    if window.last.missing:
         return state.wanted, "readings"
     if now - state.since < policy.down_window_s:
         return state.wanted, "window"
@@ -130,17 +145,19 @@ def _goal(
 
 def _remembered(state: ScalingState, lower: Demand, policy: ScalingPolicy, now: float) -> ScalingState:
     """State with the present level, and without what is too old to matter."""
-    kept = tuple((at, level) for at, level in state.levels if at > now - policy.down_window_s)
-    levels = (*kept, (now, lower.replicas)) if lower.known else kept
+    levels = state.levels.since(now - policy.down_window_s)
+    if lower.known:
+        # Above the bound all levels are alike, which bounds how many there are.
+        levels = levels.extended(now, min(lower.replicas, policy.max_replicas))
     horizon = now - max(policy.up_period_s, policy.down_period_s)
     return replace(state, levels=levels, changes=tuple(c for c in state.changes if c.at > horizon))
 
 
-def _most(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
+def _most(policy: ScalingPolicy, state: ScalingState, now: float, *, pods: int) -> int:
     """Highest number that the rate of growth allows now: a share or a number of pods above the period's beginning."""
     recent = [c for c in state.changes if c.at > now - policy.up_period_s and c.after > c.before]
     start = state.wanted - sum(c.after - c.before for c in recent)
-    return start + max(policy.up_pods, floor(start * policy.up_fraction))
+    return start + max(pods, floor(start * policy.up_fraction) if pods == policy.up_pods else 0)
 
 
 def _least(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
@@ -148,21 +165,3 @@ def _least(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
     recent = [c for c in state.changes if c.at > now - policy.down_period_s and c.after < c.before]
     start = state.wanted + sum(c.before - c.after for c in recent)
     return start - max(1, floor(start * policy.down_fraction))
-
-
-def _message(replicas: int, upper: Demand, limited_by: str, policy: ScalingPolicy) -> str:
-    """Names what determines the count, and beside a limit what the load requires."""
-    number = "1 replica" if replicas == 1 else f"{replicas} replicas"
-    if limited_by == "":
-        return f"{number}: the {upper.name} signal determines the count"
-    required = f"the {upper.name} signal requires {upper.replicas}" if upper.known else upper.sentence
-    side = "scaleUp" if upper.replicas > replicas else "scaleDown"
-    why = {
-        "floor": "spec.autoscaling.minReplicas determines the count",
-        "ceiling": "spec.autoscaling.maxReplicas limits the count",
-        "rate": f"spec.autoscaling.{side} limits how fast the count changes",
-        "window": f"the largest demand of the last {policy.down_window_s:.0f} s determines the count",
-        "readings": "the count stays while readings are missing",
-        "capacity": "the count stays while a replica finds no node",
-    }[limited_by]
-    return f"{number}: {why}; {required}"

@@ -1,116 +1,193 @@
-"""The signals: how many replicas the present demand needs, each as an absolute number, never as a factor on what runs.
+"""The signals: how many replicas the load needs, each as an absolute number, never as a factor on what runs.
 
-kv       arrivals/s × KV token-seconds of a request (Little's law), at least what is pinned now, over what a replica may
-         hold: its capacity, less a tenth that a full allocator cannot use, times the edge
-backlog  work that waits, to be done within the horizon: uncached prompt tokens over the prefill rate, or KV
-         token-seconds over what a replica may hold, whichever needs more
-prefill  uncached prompt tokens arriving per second over four fifths of the prefill rate
-The result is the larger of kv + backlog and prefill. Splitting what waits from what arrives keeps a short queue from
-being taken for a steady demand.
+kv, slots, itl   tokens to be decoded per second over what a replica decodes with as many sequences as its KV cache, its
+                 slots, or the objective between two tokens allow, beside the prompts that it computes; and no fewer
+                 replicas than what runs now occupies. Fewer replicas have larger batches and slower steps: what a
+                 replica decodes in a full batch is known from the steps, so that this is no guess.
+prefill          prompt tokens to be computed per second over the rate of a replica, at the utilization that the
+                 objective for the first token leaves, four fifths without one
+ttft             waiting prompt tokens that have to be computed within the objective for the first token
+backlog          what arrives, with full replicas, and what waits or is held by gateways, within the horizon
+The largest determines the count. A request enters a signal once: as a part of the rate, or as one that runs or waits.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import ceil
-from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
-from kvasir_operator.scaling.window import LoadSample, LoadWindow
+from kvasir_operator.scaling.capacity import ReplicaCapacity, replicas
+from kvasir_operator.scaling.policy import ScalingPolicy
+from kvasir_operator.scaling.window import LoadSample
+from kvasir_operator.scaling.workload import Workload
 
-FAST_S: Final = 10.0
-PINNED_S: Final = 4.0
-"""Pinned tokens are averaged over so long: a spike of one step is no demand, ten seconds of waiting are too many."""
-SLOW_S: Final = 60.0
+Signal = Literal["kv", "slots", "prefill", "itl", "ttft", "backlog"]
+SIGNALS: Final[tuple[Signal, ...]] = ("kv", "slots", "prefill", "itl", "ttft", "backlog")
 ALLOCATOR_FRACTION: Final = 0.90
 PREFILL_FRACTION: Final = 0.80
-BYTES_PER_TOKEN: Final = 4
+LEAST_PREFILL_FRACTION: Final = 0.30
+LEAST_WAIT_S: Final = 0.25
 EPSILON: Final = 1e-6
+Part = Callable[[ReplicaCapacity], float]
+"""A part of a replica's capacity, in the unit of a load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemandEdge:
+    """How much of a replica may be used. fraction: of its cache and slots now. target: the same of a batch whose rate
+    is known, of which rate may be used; rate, too, of the prefill rate and of the objectives."""
+
+    fraction: float
+    target: float
+    rate: float = 1.0
+
+
+def target_edge(policy: ScalingPolicy) -> DemandEdge:
+    """Above it replicas are added."""
+    return DemandEdge(fraction=policy.target_fraction, target=policy.target_fraction)
+
+
+def release_edge(policy: ScalingPolicy) -> DemandEdge:
+    """Below it, with one fewer, a replica is removed: further down by the ratio of the two edges of the cache."""
+    ratio = policy.release_fraction / policy.target_fraction
+    return DemandEdge(fraction=policy.release_fraction, target=policy.target_fraction, rate=ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Replicas by signal, as fractions. known: whether the capacity of any replica was read. sentence: the numbers."""
+    """Replicas by signal, as fractions. known: whether the capacity of any replica was read. load: of what was read;
+    each: the capacity of the next replica. lost: ready replicas that have been silent for long, of which nothing is
+    expected."""
 
     known: bool
-    kv: float = 0.0
-    backlog: float = 0.0
-    prefill: float = 0.0
-    sentence: str = "no replica has reported its capacity yet"
+    levels: dict[Signal, float] = field(default_factory=dict)
+    load: Workload = field(default_factory=Workload)
+    each: ReplicaCapacity = field(default_factory=ReplicaCapacity)
+    edge: float = 0.0
+    lost: int = 0
 
     @property
     def replicas(self) -> int:
         """Whole replicas that the signals require."""
-        return ceil(max(self.kv + self.backlog, self.prefill) - EPSILON)
+        return ceil(max(self.levels.values(), default=0.0) - EPSILON) + self.lost
 
     @property
-    def signal(self) -> str:
-        """The signal that requires most."""
-        if self.prefill > self.kv + self.backlog:
-            return "prefill"
-        return "backlog" if self.backlog > self.kv else "kv"
+    def signal(self) -> Signal:
+        """The signal that requires most; of equal ones the first."""
+        return max(SIGNALS, key=lambda signal: self.levels.get(signal, 0.0))
 
     @property
-    def name(self) -> str:
-        """The signal as a sentence names it."""
-        return "KV" if self.signal == "kv" else self.signal
+    def level(self) -> float:
+        """What that signal requires."""
+        return self.levels.get(self.signal, 0.0)
 
 
-def demand(window: LoadWindow, *, edge_fraction: float, horizon_s: float, now: float) -> Demand:
-    """Demand at one edge: the target when asking whether to add, the release when asking whether to remove."""
-    last = window.last
-    if last is None or not last.capacity_tokens:
+def demand(last: LoadSample | None, load: Workload, policy: ScalingPolicy, edge: DemandEdge) -> Demand:
+    """Demand at one edge: the target when asking whether to add, the release when asking whether to remove.
+
+    last: the newest sample; load: of the window that ends with it.
+    """
+    if last is None or not last.typical.kv_tokens:
         return Demand(known=False)
-    usable = ALLOCATOR_FRACTION * last.capacity_tokens
-    if last.limit_tokens:
-        usable = min(usable, last.limit_tokens)
-    held_tokens = edge_fraction * usable
-    arriving = _rate(window, now, "arrivals")
-    each = _kv_of_a_request(window)
-    steady = arriving * each
-    pinned = _pinned(window, now)
-    needed = max(steady, pinned)
-    waiting = last.waiting + last.held
-    waiting_tokens = last.waiting_tokens + last.held_bytes / BYTES_PER_TOKEN * (1 - _hit_fraction(window))
-    prompt_rate = _rate(window, now, "new_tokens")
-    rate = last.prefill_rate
-    prompt_backlog = waiting_tokens / (rate * horizon_s) if rate else 0.0
-    return Demand(
-        known=True,
-        kv=needed / held_tokens,
-        backlog=max(prompt_backlog, waiting * each / (horizon_s * held_tokens)),
-        prefill=prompt_rate / (rate * PREFILL_FRACTION) if rate else 0.0,
-        sentence=(
-            f"{arriving:.1f} requests/s × {each:,.0f} KV token·s = {steady:,.0f} tokens, {pinned:,.0f} pinned, "
-            f"a replica holds {held_tokens:,.0f} at {edge_fraction:.0%}; "
-            f"{waiting:,} waiting with {waiting_tokens:,.0f} tokens; "
-            f"{prompt_rate:,.0f} new prompt tokens/s where a replica computes {rate:,.0f}"
+    # While a queue is drained replicas are meant to be full, which is no reason for more.
+    present = 1.0 if load.queued else edge.fraction
+    levels: dict[Signal, float] = {
+        "kv": max(
+            _needed(last, load.running_kv, lambda c: present * _usable(c)),
+            _flow(last, load, lambda c: edge.target * _kv_batch(load, c)) / edge.rate,
         ),
-    )
+        "slots": max(
+            _needed(last, load.running, lambda c: present * c.slots),
+            _flow(last, load, lambda c: edge.target * c.slots) / edge.rate,
+        ),
+        "prefill": _prefill(last, load, policy, edge),
+    }
+    if policy.itl_s:
+        levels["itl"] = _itl(last, load, policy.itl_s * edge.rate)
+    if policy.ttft_s:
+        levels["ttft"] = _ttft(last, load, policy, edge)
+    if load.waiting:
+        levels["backlog"] = _backlog(last, load, policy)
+    return Demand(known=True, levels=levels, load=load, each=last.typical, edge=edge.fraction, lost=len(last.lost))
 
 
-def _rate(window: LoadWindow, now: float, counter: str) -> float:
-    """Per second: the larger of a fast and a slow mean, so that a rise is seen at once and a fall only slowly."""
-    return max(_mean_rate(window, now, counter, FAST_S), _mean_rate(window, now, counter, SLOW_S))
+def _needed(last: LoadSample, amount: float, part: Part) -> float:
+    return replicas(amount, last.supply, last.typical, part)
 
 
-def _mean_rate(window: LoadWindow, now: float, counter: str, span_s: float) -> float:
-    first = window.samples[0].at
-    samples = window.since(max(first, now - span_s))
-    # Before a whole span was seen, a few arrivals in the first second must not look like many per second.
-    seen_s = max(min(span_s, now - first), FAST_S)
-    return float(sum(getattr(sample, counter) for sample in samples)) / seen_s
+def _usable(c: ReplicaCapacity) -> float:
+    """Tokens of the cache that a full allocator can use."""
+    return ALLOCATOR_FRACTION * c.kv_tokens
 
 
-def _kv_of_a_request(window: LoadWindow) -> float:
-    """Mean KV token-seconds of a request over the whole window; 0 before the first one ended."""
-    ended = sum(sample.ended for sample in window.samples)
-    return sum(sample.kv_token_seconds for sample in window.samples) / ended if ended else 0.0
+def _kv_batch(load: Workload, c: ReplicaCapacity) -> float:
+    """Requests that the cache holds; 0 where it is not known how much one pins."""
+    return _usable(c) / load.kv_tokens if load.kv_tokens else 0.0
 
 
-def _pinned(window: LoadWindow, now: float) -> float:
-    recent: tuple[LoadSample, ...] = window.since(now - PINNED_S) or window.samples[-1:]
-    return fmean(sample.pinned_tokens for sample in recent)
+def _flow(last: LoadSample, load: Workload, batch: Part) -> float:
+    """Replicas for the rate of arrivals, where each has so many requests at once and computes their prompts beside."""
+    return _decoding(last, load, load.arrivals_per_s, batch) + _computing(last, load.prompt_rate)
 
 
-def _hit_fraction(window: LoadWindow) -> float:
-    asked = sum(sample.query_tokens for sample in window.samples)
-    return sum(sample.hit_tokens for sample in window.samples) / asked if asked else 0.0
+def _decoding(last: LoadSample, load: Workload, requests: float, batch: Part) -> float:
+    """Replicas that decode so many requests per second in such batches."""
+
+    def served_per_s(c: ReplicaCapacity) -> float:
+        most = batch(c)
+        # Where no step was measured a request is taken to stay as long as it does now, whatever the batch.
+        each_s = load.output_tokens * load.step.step_s(most) or load.seconds
+        return most / each_s if each_s else 0.0
+
+    return _needed(last, requests, served_per_s)
+
+
+def _computing(last: LoadSample, tokens: float) -> float:
+    """Replicas that compute so many prompt tokens per second and nothing else."""
+    return _needed(last, tokens, lambda c: c.prefill_tokens_per_s)
+
+
+def _prefill(last: LoadSample, load: Workload, policy: ScalingPolicy, edge: DemandEdge) -> float:
+    """At a utilization at which a prompt waits as long as the objective allows: ρ/(1−ρ) prompts, as in an M/M/1
+    queue."""
+
+    def tokens_per_s(c: ReplicaCapacity) -> float:
+        rate, used = c.prefill_tokens_per_s, PREFILL_FRACTION
+        if policy.ttft_s and rate and load.prompt_tokens:
+            service_s = load.prompt_tokens / rate
+            slack_s = max(LEAST_WAIT_S, policy.ttft_s - service_s)
+            used = min(PREFILL_FRACTION, max(LEAST_PREFILL_FRACTION, slack_s / (slack_s + service_s)))
+        return used * edge.rate * rate
+
+    return _needed(last, load.prompt_rate, tokens_per_s)
+
+
+def _itl(last: LoadSample, load: Workload, step_s: float) -> float:
+    """Replicas whose steps are short enough. Prompts take their share of the time, which makes steps so much longer."""
+    supply = max(1, len(last.supply))
+    share = 1 - min(PREFILL_FRACTION, _computing(last, load.prompt_rate) / supply)
+    most = load.step.batch_within(step_s * share)
+    if not most:
+        return 0.0
+    if not load.step.slope_s:
+        return load.running / most
+    return _flow(last, load, lambda _: most)
+
+
+def _ttft(last: LoadSample, load: Workload, policy: ScalingPolicy, edge: DemandEdge) -> float:
+    """Replicas that compute what waits within the objective, or within a cold start where that is longer: before, no
+    new one helps. 0 where the present ones are done by then."""
+    rate = last.typical.prefill_tokens_per_s
+    if not rate:
+        return 0.0
+    slack_s = max(LEAST_WAIT_S, policy.ttft_s * edge.rate - load.prompt_tokens / rate)
+    needed = load.waiting_tokens / (rate * max(slack_s, policy.cold_start_s))
+    return needed if needed > len(last.supply) else 0.0
+
+
+def _backlog(last: LoadSample, load: Workload, policy: ScalingPolicy) -> float:
+    """Full replicas for what arrives and, within the horizon, for what waits; or for the prompts that wait alone."""
+    rate = load.arrivals_per_s + load.waiting / policy.horizon_s
+    prompts = _computing(last, load.prompt_rate + load.waiting_tokens / policy.horizon_s)
+    batches: tuple[Part, ...] = (lambda c: _kv_batch(load, c), lambda c: c.slots)
+    return max(prompts + _decoding(last, load, rate, batch) for batch in batches)

@@ -1,66 +1,115 @@
-"""Readings of a service's pods and gateways over the last minutes, one sample per tick.
+"""Readings of a service's pods and gateways over the last minutes, one sample per tick; older ones are joined.
 
-Counters become differences here, so that a restarted pod counts from zero and a removed one counts no more. A pod that
-is ready and silent is named as missing and keeps its last gauges; it is never read as zero.
+Counters become differences here, so that a restarted pod counts from zero and a removed one counts no more. What was
+counted over a gap enters a tick at the gap's mean rate. A pod that is ready and silent is named as missing; it is never
+read as zero, and its last load counts only as far as the load of the others has not risen since. A reading that
+contradicts itself is treated as silence.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field, fields, replace
+from typing import Final
 
 from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand
+from kvasir_operator.scaling.capacity import ReplicaCapacity, capacity_of, of_next
+from kvasir_operator.scaling.plausibility import contradiction
+from kvasir_operator.scaling.step_model import StepModel
 
-KEPT_S = 600.0
+KEPT_S: Final = 600.0
+RECENT_S: Final = 60.0
+"""So long every tick keeps its own sample; before, ticks are joined into samples of at least JOINED_S."""
+JOINED_S: Final = 10.0
+LOST_S: Final = 120.0
+"""A ready pod that was silent for so long is lost: it holds nothing back, and nothing is expected of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledReplica:
     """A replica that takes requests or finishes them. reading: its last document; fresh: within the last few
-    seconds."""
+    seconds. current: of the revision that the next replica will have."""
 
     uid: str
     name: str
     serving: bool = True
     reading: RuntimeState | None = None
     fresh: bool = True
+    current: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCounts:
+    """What happened within span_s seconds. Counts are fractions after a gap.
+
+    arrivals; ended, with aborts; prompt_tokens that had to be computed; output_tokens; query_tokens and hit_tokens of
+    the prefix cache; running_s, pinned_s: running requests and pinned tokens, integrated over time, so that aborted
+    requests count for as long as they were there.
+    """
+
+    span_s: float = 0.0
+    arrivals: float = 0.0
+    ended: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    query_tokens: float = 0.0
+    hit_tokens: float = 0.0
+    running_s: float = 0.0
+    pinned_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadGauges:
+    """The load at one moment, summed over serving replicas."""
+
+    pinned_tokens: float = 0.0
+    running: float = 0.0
+    waiting: float = 0.0
+    waiting_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSample:
-    """One tick. at: seconds of a steady clock.
+    """One tick, or several joined ones. at: seconds of a steady clock, of the last tick.
 
-    Gauges over serving replicas: capacity_tokens (median of one replica), limit_tokens (median KV in use of those at
-    their sequence limit with a queue, 0 for none), pinned_tokens, waiting, waiting_tokens, prefill_rate (median
-    tokens/s, 0 for unknown). held, held_bytes: requests at gateways. Differences since the tick before: arrivals,
-    ended, new_tokens (uncached prompt tokens), kv_token_seconds, query_tokens and hit_tokens of the prefix cache.
-    missing: who was silent.
+    serving: replicas that take requests; fresh: those of them that were read now. supply: capacity of each that was
+    read; typical: of the next one. held, held_bytes: requests at gateways. missing: pods and gateways that were silent
+    lately; lost: pods that have been silent for LOST_S; contradictions: pods whose readings cannot be true, with the
+    reason.
     """
 
     at: float
     serving: int = 0
-    capacity_tokens: float = 0.0
-    limit_tokens: float = 0.0
-    pinned_tokens: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    prefill_rate: float = 0.0
+    fresh: int = 0
+    supply: tuple[ReplicaCapacity, ...] = ()
+    typical: ReplicaCapacity = field(default_factory=ReplicaCapacity)
+    gauges: LoadGauges = field(default_factory=LoadGauges)
     held: int = 0
     held_bytes: int = 0
-    arrivals: int = 0
-    ended: int = 0
-    new_tokens: int = 0
-    kv_token_seconds: float = 0.0
-    query_tokens: int = 0
-    hit_tokens: int = 0
+    counts: LoadCounts = field(default_factory=LoadCounts)
     missing: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    contradictions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """The last good reading of one replica, and when it was taken. read: False before the first one."""
+
+    at: float
+    reading: RuntimeState = field(default_factory=RuntimeState)
+    read: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWindow:
-    """Samples from the oldest to the newest, and the counters from which the next differences are taken, by uid."""
+    """Samples from the oldest to the newest, and the last good reading of each replica by uid.
+
+    complete: the load when no replica was silent last; None before such a tick. step: what is known of steps.
+    """
 
     samples: tuple[LoadSample, ...] = ()
-    counters: Mapping[str, RequestTotals]
+    records: Mapping[str, PodRecord] = field(default_factory=dict)
+    complete: LoadGauges | None = None
+    step: StepModel = field(default_factory=StepModel)
 
     @property
     def last(self) -> LoadSample | None:
@@ -72,7 +121,7 @@ class LoadWindow:
         return tuple(sample for sample in self.samples if sample.at > at)
 
 
-EMPTY = LoadWindow(samples=(), counters={})
+EMPTY = LoadWindow()
 
 
 def extended(
@@ -83,55 +132,141 @@ def extended(
     missing_gateways: Sequence[str] = (),
     now: float,
 ) -> LoadWindow:
-    """The window with one more sample and without those older than KEPT_S."""
-    heard = [m for m in members if m.reading is not None]
-    serving = [m.reading for m in heard if m.serving and m.reading is not None]
-    fresh = {m.uid: m.reading.totals for m in heard if m.fresh and m.reading is not None}
-    steps = [_difference(window.counters.get(uid), totals) for uid, totals in fresh.items()]
+    """The window with one more sample and without those older than KEPT_S. now: seconds of a steady clock."""
+    wrong = {m.uid: (m.name, said) for m in members if m.reading and m.fresh and (said := contradiction(m.reading))}
+    fresh = {m.uid: m.reading for m in members if m.fresh and m.reading is not None and m.uid not in wrong}
+    serving = [m for m in members if m.serving]
+    records = _records(window, members, fresh, now)
+    lost = {m.uid for m in serving if now - records[m.uid].at > LOST_S}
+    silent = [m for m in serving if m.uid not in fresh and m.uid not in lost]
+    read = [m for m in serving if m.uid not in lost and records[m.uid].read]
+    now_read = _sum(fresh[m.uid] for m in serving if m.uid in fresh)
+    gauges = _with_silent(now_read, _sum(records[m.uid].reading for m in silent), window.complete)
+    span_s = now - window.samples[-1].at if window.samples else 0.0
     held = list(gateways)
+    supply = tuple(capacity_of(records[m.uid].reading) for m in read)
     sample = LoadSample(
         at=now,
-        serving=sum(m.serving for m in members),
-        capacity_tokens=_median(r.kv.capacity_tokens for r in serving),
-        limit_tokens=_median(r.kv.pinned_tokens for r in serving if r.waiting and 0 < r.max_sequences <= r.running),
-        pinned_tokens=sum(r.kv.pinned_tokens for r in serving),
-        waiting=sum(r.waiting for r in serving),
-        waiting_tokens=sum(r.waiting_uncached_tokens for r in serving),
-        prefill_rate=_median(r.rates.prefill_tokens_per_s for r in serving),
+        serving=len(serving),
+        fresh=sum(m.uid in fresh for m in serving),
+        supply=supply,
+        typical=of_next(supply, tuple(m.current for m in read)),
+        gauges=gauges,
         held=sum(g.held for g in held),
         held_bytes=sum(g.held_bytes for g in held),
-        arrivals=sum(s.arrivals for s in steps),
-        ended=sum(s.completions + s.aborts for s in steps),
-        new_tokens=sum(s.uncached_prompt_tokens for s in steps),
-        kv_token_seconds=sum(s.kv_token_seconds for s in steps),
-        query_tokens=sum(s.prefix_query_tokens for s in steps),
-        hit_tokens=sum(s.prefix_hit_tokens for s in steps),
-        missing=(*sorted(m.name for m in members if m.serving and not (m.fresh and m.reading)), *missing_gateways),
+        counts=_counts(window.records, fresh, gauges, span_s=span_s, now=now),
+        missing=(*sorted(m.name for m in silent), *missing_gateways),
+        lost=tuple(sorted(m.name for m in serving if m.uid in lost)),
+        contradictions=tuple(sorted(wrong.values())),
     )
-    here = {m.uid for m in members}
-    counters = {uid: totals for uid, totals in {**window.counters, **fresh}.items() if uid in here}
-    kept = tuple(s for s in window.samples if s.at > now - KEPT_S)
-    return LoadWindow(samples=(*kept, sample), counters=counters)
-
-
-def _difference(before: RequestTotals | None, after: RequestTotals) -> RequestTotals:
-    """What was counted between two readings. Nothing on first sight; all of it when the process restarted."""
-    if before is None:
-        return RequestTotals()
-    if after.arrivals < before.arrivals or after.completions < before.completions:
-        before = RequestTotals()
-    return RequestTotals(
-        arrivals=after.arrivals - before.arrivals,
-        completions=after.completions - before.completions,
-        aborts=max(0, after.aborts - before.aborts),
-        uncached_prompt_tokens=max(0, after.uncached_prompt_tokens - before.uncached_prompt_tokens),
-        prefix_query_tokens=max(0, after.prefix_query_tokens - before.prefix_query_tokens),
-        prefix_hit_tokens=max(0, after.prefix_hit_tokens - before.prefix_hit_tokens),
-        kv_token_seconds=max(0.0, after.kv_token_seconds - before.kv_token_seconds),
+    return LoadWindow(
+        samples=(*_joined(window.samples, now), sample),
+        records=records,
+        complete=window.complete if silent else gauges,
+        step=_step(window, fresh, span_s),
     )
 
 
-def _median(values: Iterable[float]) -> float:
-    """Median of those above zero, since zero means unmeasured; 0 for none."""
-    known = [value for value in values if value > 0]
-    return float(median(known)) if known else 0.0
+def _records(
+    window: LoadWindow, members: Sequence[ScaledReplica], fresh: Mapping[str, RuntimeState], now: float
+) -> dict[str, PodRecord]:
+    """Of the replicas that there are. One that was never read counts as silent from its first tick on."""
+    found = {}
+    for m in members:
+        if m.uid in fresh:
+            found[m.uid] = PodRecord(at=now, reading=fresh[m.uid])
+        else:
+            found[m.uid] = window.records.get(m.uid) or _first(m, now)
+    return found
+
+
+def _first(m: ScaledReplica, now: float) -> PodRecord:
+    if m.reading is not None and not contradiction(m.reading):
+        return PodRecord(at=now, reading=m.reading)
+    return PodRecord(at=now, read=False)
+
+
+def _sum(readings: Iterable[RuntimeState]) -> LoadGauges:
+    pinned = running = waiting = tokens = 0
+    for r in readings:
+        pinned, running = pinned + r.kv.pinned_tokens, running + r.running
+        waiting, tokens = waiting + r.waiting, tokens + r.waiting_uncached_tokens
+    return LoadGauges(pinned_tokens=pinned, running=running, waiting=waiting, waiting_tokens=tokens)
+
+
+def _with_silent(read: LoadGauges, silent: LoadGauges, complete: LoadGauges | None) -> LoadGauges:
+    """The load with the last load of silent pods, but not above what there was when all were read: load that a silent
+    pod no longer has may be at another one by now."""
+    if complete is None:
+        return LoadGauges(**{f.name: getattr(read, f.name) + getattr(silent, f.name) for f in fields(LoadGauges)})
+    merged = {}
+    for f in fields(LoadGauges):
+        seen, frozen, before = (getattr(load, f.name) for load in (read, silent, complete))
+        merged[f.name] = max(seen, min(seen + frozen, before))
+    return LoadGauges(**merged)
+
+
+def _counts(
+    before: Mapping[str, PodRecord],
+    fresh: Mapping[str, RuntimeState],
+    gauges: LoadGauges,
+    *,
+    span_s: float,
+    now: float,
+) -> LoadCounts:
+    total = LoadCounts(span_s=span_s, running_s=gauges.running * span_s, pinned_s=gauges.pinned_tokens * span_s)
+    for uid, reading in fresh.items():
+        known = before.get(uid)
+        if known is None or not known.read:
+            continue
+        gap_s = now - known.at
+        share = min(1.0, span_s / gap_s) if gap_s > 0 else 0.0
+        total = _added(total, _difference(known.reading, reading), share)
+    return total
+
+
+def _added(one: LoadCounts, other: LoadCounts, share: float = 1.0) -> LoadCounts:
+    return LoadCounts(**{f.name: getattr(one, f.name) + share * getattr(other, f.name) for f in _COUNTED})
+
+
+_COUNTED: Final = fields(LoadCounts)
+
+
+def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
+    """What was counted between two readings; all of it when the process restarted."""
+    old, new = before.totals, after.totals
+    if new.arrivals < old.arrivals or new.completions < old.completions:
+        old = RequestTotals()
+    return LoadCounts(
+        arrivals=new.arrivals - old.arrivals,
+        ended=new.completions - old.completions + max(0, new.aborts - old.aborts),
+        prompt_tokens=max(0, new.uncached_prompt_tokens - old.uncached_prompt_tokens),
+        output_tokens=max(0, new.generation_tokens - old.generation_tokens),
+        query_tokens=max(0, new.prefix_query_tokens - old.prefix_query_tokens),
+        hit_tokens=max(0, new.prefix_hit_tokens - old.prefix_hit_tokens),
+    )
+
+
+def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float) -> StepModel:
+    """The model with the steps of each replica since it was read last; a process that restarted is left out once."""
+    model = window.step
+    for number, (uid, reading) in enumerate(fresh.items()):
+        known = window.records.get(uid)
+        old, new = known.reading.decoded if known else reading.decoded, reading.decoded
+        model = model.extended(
+            steps=new.steps - old.steps,
+            rows=max(0, new.rows - old.rows),
+            seconds=max(0.0, new.seconds - old.seconds),
+            span_s=0.0 if number else span_s,
+        )
+    return model
+
+
+def _joined(samples: tuple[LoadSample, ...], now: float) -> tuple[LoadSample, ...]:
+    """Without those older than KEPT_S; at most one sample older than RECENT_S is joined with the one before it."""
+    kept = samples[next((i for i, s in enumerate(samples) if s.at > now - KEPT_S), len(samples)) :]
+    old = next((i for i, s in enumerate(kept) if s.at > now - RECENT_S), len(kept)) - 1
+    if old < 1 or kept[old - 1].counts.span_s + kept[old].counts.span_s > JOINED_S:
+        return kept
+    joined = replace(kept[old], counts=_added(kept[old - 1].counts, kept[old].counts))
+    return (*kept[: old - 1], joined, *kept[old + 1 :])

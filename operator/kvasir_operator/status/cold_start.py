@@ -12,15 +12,15 @@ def cold_start(found: StatusInputs) -> ColdStart | None:
     The parts sum up to the whole, but where rounding of what the runtime measured adds a second or two to it:
     Kubernetes counts whole seconds.
     """
-    fresh = [r for r in found.seen.replicas if r.phase == "ready" and r.ready_at is not None and not r.restarts]
+    fresh = [r for r in found.seen.replicas if r.phase == "ready" and r.first_ready_at is not None]
     fresh = [r for r in fresh if r.reading is not None]
     if not fresh:
         return found.seen.status.cold_start
-    return _of(max(fresh, key=lambda r: (r.ready_at or 0.0, r.name)))
+    return _of(max(fresh, key=lambda r: (r.first_ready_at or 0.0, r.name)))
 
 
 def _of(r: Replica) -> ColdStart:
-    ready_at = r.ready_at or r.created
+    ready_at = r.first_ready_at or r.created
     scheduled_at = r.scheduled_at or r.created
     started_at = r.started_at or scheduled_at
     mounted_at = min(max(scheduled_at, r.mounted_at or 0.0), started_at)

@@ -1,11 +1,13 @@
 """Conditions from a summary and the faults beside it.
 
 Ready is always present. It is also True beside Reconciling or Stalled while a rollout goes on and a replica serves.
-Reconciling, Stalled and faults are present only while True, since generic tools take any False for an illness. A
-transition time changes only with the status of its condition.
+Reconciling, Stalled and faults are present only while True, since generic tools take any False for an illness.
+ScalingActive, which people know from a HorizontalPodAutoscaler, is present only while False. A transition time changes
+only with the status of its condition.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from kvasir_api import names
 from kvasir_api.status import Condition
@@ -13,6 +15,9 @@ from kvasir_operator.status import decode_speed
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
+
+MODES: Final = {"Advisory": "ModeAdvisory", "Paused": "ModePaused", "External": "ModeExternal"}
+"""Reasons of modes in which the autoscaler does not set the count."""
 
 
 def conditions(found: StatusInputs, answer: Summary) -> list[Condition]:
@@ -24,7 +29,21 @@ def conditions(found: StatusInputs, answer: Summary) -> list[Condition]:
     if answer.mode == "stalled":
         made.append(_condition(found, names.CONDITION_STALLED, answer.reason, answer.message))
     made += [_condition(found, kind, reason, message) for kind, reason, message in _faults(found)]
+    if inactive := _inactive(found):
+        made.append(_condition(found, names.CONDITION_SCALING_ACTIVE, *inactive, true=False))
     return made
+
+
+def _inactive(found: StatusInputs) -> tuple[str, str] | None:
+    """Reason and message while the autoscaler does not set the count, though the spec has one; None otherwise."""
+    rules = found.seen.spec.autoscaling
+    if rules is None:
+        return None
+    if rules.mode != "Active":
+        return MODES[rules.mode], f"spec.autoscaling.mode is {rules.mode}"
+    if found.scaler.unread:
+        return "ReadingsMissing", "no ready replica answers, so that the count stays as it is"
+    return None
 
 
 def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
@@ -44,20 +63,24 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
             "raise maxReplicas to serve it"
         )
         yield names.CONDITION_SCALING_AT_MAX, "MaximumReached", message
-    if missing := found.scaler.missing:
+    if wrong := found.scaler.contradictions:
+        said = "; ".join(f"{pod} reports {what}" for pod, what in wrong)
+        yield names.CONDITION_METRICS_STALE, "ReadingsImplausible", f"{said}: its readings are not used"
+    elif missing := found.scaler.missing or found.scaler.lost:
         yield names.CONDITION_METRICS_STALE, "ReadingsMissing", f"no answer from {', '.join(missing)}"
 
 
 def _at_max(found: StatusInputs) -> int:
-    """maxReplicas while it keeps replicas from being added; 0 otherwise.
+    """maxReplicas, or that of a schedule, while it keeps replicas from being added; 0 otherwise.
 
     Once set it holds until less than the maximum would do, or a load at the edge would write with every reading.
     """
     rules, now = found.seen.spec.autoscaling, found.scaler.status
-    if rules is None or now is None or now.desired_replicas < rules.max_replicas:
+    most = found.scaler.most or (rules.max_replicas if rules is not None else 0)
+    if rules is None or rules.mode != "Active" or now is None or now.desired_replicas < most:
         return 0
     said = any(c.type == names.CONDITION_SCALING_AT_MAX for c in found.seen.status.conditions)
-    return rules.max_replicas if now.raw_replicas > rules.max_replicas - said else 0
+    return most if now.raw_replicas > most - said else 0
 
 
 def _worse(found: StatusInputs) -> list[tuple[str, str]]:

@@ -20,15 +20,15 @@ async def test_the_message_is_about_now_and_not_about_the_last_change(bench):
     for _ in range(6):
         await bench.turn()
     told = bench.status()["autoscaling"]
-    assert (told["desiredReplicas"], told["message"]) == (2, "2 replicas: the KV signal determines the count")
+    assert (told["desiredReplicas"], told["message"]) == (2, "2 replicas: KV cache determines the count")
     await bench.put_pods(2, pinned=0)
     for _ in range(6):
         await bench.turn()
     told = bench.status()["autoscaling"]
     assert told["message"] == (
-        "2 replicas: the largest demand of the last 60 s determines the count; the KV signal requires 0"
+        "2 replicas: the largest demand of the last 60 s determines the count; KV cache requires 0"
     )
-    assert told["decisions"][0]["reason"].startswith("2 replicas: the KV signal determines the count (KV 1.24 + ")
+    assert told["decisions"][0]["reason"].startswith("KV cache needs 1.2 replicas at 85 % (kv 1.24, slots 0.00, ")
 
 
 async def test_an_event_that_scales_names_its_cause(bench):
@@ -42,6 +42,6 @@ async def test_an_event_that_scales_names_its_cause(bench):
     await bench.turn()
     assert bench.events("ScaledUp") == [
         "1 → 3 replicas: spec.replicas is 3",
-        "3 → 4 replicas: spec.autoscaling.minReplicas determines the count; no replica has reported its capacity yet",
+        "3 → 4 replicas: no replica has reported its capacity yet; spec.autoscaling.minReplicas determines the count",
     ]
     assert bench.events("ScaledDown") == ["4 → 1 replica: spec.autoscaling was removed, spec.replicas is 1"]

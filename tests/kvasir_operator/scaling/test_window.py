@@ -1,7 +1,9 @@
 """Samples from readings: differences of counters, missing pods, pods that restart or leave."""
 
+import pytest
+
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
-from kvasir_operator.scaling.window import EMPTY, ScaledReplica, extended
+from kvasir_operator.scaling.window import EMPTY, LOST_S, ScaledReplica, extended
 
 
 def member(uid, *, arrivals=0, pinned=0, **fields):
@@ -23,45 +25,94 @@ def run(*ticks):
 
 def test_first_sight_counts_nothing_and_then_differences():
     window = run([member("a", arrivals=100)], [member("a", arrivals=103)])
-    assert [s.arrivals for s in window.samples] == [0, 3]
-    assert [s.kv_token_seconds for s in window.samples] == [0.0, 30.0]
+    assert [s.counts.arrivals for s in window.samples] == [0, 3]
+    assert [s.counts.ended for s in window.samples] == [0, 3]
 
 
 def test_a_restarted_pod_counts_from_zero():
     window = run([member("a", arrivals=100)], [member("a", arrivals=4)])
-    assert window.samples[-1].arrivals == 4
+    assert window.samples[-1].counts.arrivals == 4
 
 
 def test_a_pod_that_left_counts_no_more():
     window = run([member("a", pinned=500), member("b", pinned=300)], [member("a", pinned=500)])
-    assert (window.samples[-1].pinned_tokens, window.samples[-1].missing, set(window.counters)) == (500, (), {"a"})
+    assert (window.samples[-1].gauges.pinned_tokens, window.samples[-1].missing, set(window.records)) == (
+        500,
+        (),
+        {"a"},
+    )
 
 
 def test_a_silent_pod_is_missing_and_keeps_its_last_gauges():
     window = run([member("a", pinned=500), member("b", pinned=300, fresh=False)])
-    assert (window.samples[-1].pinned_tokens, window.samples[-1].missing) == (800, ("b",))
+    assert (window.samples[-1].gauges.pinned_tokens, window.samples[-1].missing) == (800, ("b",))
 
 
 def test_a_pod_that_never_spoke_is_missing():
     window = run([ScaledReplica(uid="a", name="a")])
-    assert (window.samples[-1].missing, window.samples[-1].capacity_tokens) == (("a",), 0.0)
+    assert (window.samples[-1].missing, window.samples[-1].supply) == (("a",), ())
 
 
 def test_draining_pods_add_counters_but_no_gauges():
     window = run([member("a", arrivals=1, serving=False)], [member("a", arrivals=2, pinned=500, serving=False)])
     last = window.samples[-1]
-    assert (last.arrivals, last.pinned_tokens, last.serving, last.missing) == (1, 0, 0, ())
+    assert (last.counts.arrivals, last.gauges.pinned_tokens, last.serving, last.missing) == (1, 0, 0, ())
 
 
-def test_sequence_limit_with_a_queue_tells_what_a_replica_can_hold():
-    full = RuntimeState(
-        phase="ready", kv=KvState(capacity_tokens=1000, pinned_tokens=240), running=8, waiting=3, max_sequences=8
-    )
-    room = RuntimeState(
-        phase="ready", kv=KvState(capacity_tokens=1000, pinned_tokens=90), running=2, waiting=3, max_sequences=8
-    )
-    window = run([ScaledReplica(uid="a", name="a", reading=full), ScaledReplica(uid="b", name="b", reading=room)])
-    assert window.samples[-1].limit_tokens == 240.0
+def gap(silent_s, *, pinned_before, pinned_meanwhile, arrivals=0):
+    """Pods a, b and c; c is silent for so long, then speaks again with the arrivals of all that time."""
+    window, now = EMPTY, 0.0
+    for _ in range(30):
+        window = extended(window, [member(uid, pinned=pinned_before) for uid in "abc"], (), now=now)
+        now += 2
+    while now <= 60 + silent_s:
+        others = [member(uid, pinned=pinned_meanwhile) for uid in "ab"]
+        window = extended(window, [*others, member("c", pinned=pinned_before, fresh=False)], (), now=now)
+        now += 2
+    silent = window
+    window = extended(window, [*others, member("c", pinned=pinned_before, arrivals=arrivals)], (), now=now)
+    return silent, window
+
+
+def test_load_that_moved_from_a_silent_pod_counts_once():
+    silent, _ = gap(60, pinned_before=200, pinned_meanwhile=300)
+    assert (silent.samples[-1].gauges.pinned_tokens, silent.samples[-1].missing) == (600, ("c",))
+
+
+def test_load_of_a_silent_pod_counts_while_it_has_not_moved():
+    silent, _ = gap(60, pinned_before=200, pinned_meanwhile=200)
+    assert silent.samples[-1].gauges.pinned_tokens == 600
+
+
+def test_what_was_counted_over_a_gap_enters_at_its_mean_rate():
+    _, window = gap(60, pinned_before=200, pinned_meanwhile=200, arrivals=64)
+    assert window.samples[-1].counts.arrivals == 2
+
+
+def test_a_pod_that_is_silent_for_long_is_lost_and_holds_nothing_back():
+    silent, returned = gap(LOST_S + 10, pinned_before=200, pinned_meanwhile=300)
+    last = silent.samples[-1]
+    assert (last.missing, last.lost, last.gauges.pinned_tokens, len(last.supply)) == ((), ("c",), 600, 2)
+    assert (returned.samples[-1].lost, returned.samples[-1].gauges.pinned_tokens) == ((), 800)
+
+
+def test_a_reading_that_cannot_be_is_silence_with_a_name():
+    window = run([member("a", pinned=500), member("b", pinned=300)])
+    wild = member("b", pinned=10**9)
+    window = extended(window, [member("a", pinned=500), wild], (), now=2.0)
+    last = window.samples[-1]
+    assert (last.gauges.pinned_tokens, last.missing) == (800, ("b",))
+    assert last.contradictions == (("b", "1000000000 pinned tokens of 1000"),)
+
+
+def test_old_ticks_are_joined_and_nothing_of_them_is_lost():
+    window = EMPTY
+    for tick in range(301):
+        window = extended(window, [member("a", arrivals=tick, pinned=7)], (), now=2.0 * tick)
+    assert len(window.samples) <= 95
+    assert sum(s.counts.arrivals for s in window.samples) == pytest.approx(299, abs=5)
+    assert sum(s.counts.span_s for s in window.samples) == pytest.approx(600, abs=12)
+    assert sum(s.counts.pinned_s for s in window.samples) == pytest.approx(7 * 600, rel=0.02)
 
 
 def test_gateways_add_what_they_hold():

@@ -1,5 +1,6 @@
 """The last start of a replica with its parts."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,8 +34,16 @@ def test_the_last_start_is_told_with_its_parts():
     assert "coldStart" not in document(compose(findings(replica("loading")))[0])
 
 
-@given(st.lists(st.floats(0, 4000), min_size=7, max_size=7))
-def test_the_parts_of_a_start_sum_up_to_the_whole(parts):
+@pytest.mark.parametrize(("unready_s", "seconds"), [(0.0, 40), (50.0, 90), (7_200.0, 40), (86_400.0, 40)])
+def test_a_replica_that_was_unready_meanwhile_did_not_start_later(unready_s, seconds):
+    """Ready 30 s after its container ran, and again when its probe succeeded hours later."""
+    cold = compose(findings(started("a", 140.0 + unready_s)))[0].cold_start
+    assert cold.seconds == seconds
+
+
+@given(st.lists(st.floats(0, 4000), min_size=6, max_size=6), st.floats(0, 59))
+def test_the_parts_of_a_start_sum_up_to_the_whole(first, rest):
+    parts = [*first, rest]
     fetch, load, warm = parts[3:6]  # after schedule, volumes and image; the rest is told by nobody
     times = [100.0, *(round(100 + sum(parts[:n])) for n in (1, 2, 3, 7))]
     reading = RuntimeState(start=StartupSeconds(weights_s=fetch, load_s=load, warm_s=warm))

@@ -1,0 +1,48 @@
+"""Writes the autoscaler's readings and decisions as JSON lines, where the operator was started with
+--record-readings."""
+
+from pathlib import Path
+from typing import Final
+
+from kvasir_api.autoscaling import Autoscaling
+from kvasir_kube.kinds import Key
+from kvasir_operator.scaling import recording
+from kvasir_operator.scaling.decide import ScalingState
+from kvasir_operator.scaling.tick import TickInputs, TickResult, as_json
+
+MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+class ReadingLog:
+    """NAMESPACE.NAME.readings.jsonl and NAMESPACE.NAME.decisions.jsonl in a directory; nothing with an empty one.
+
+    A service whose readings have reached MOST_BYTES is recorded no further, so that no disk fills.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory) if directory else None
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def write(
+        self,
+        service: Key,
+        uid: str,
+        spec: Autoscaling | None,
+        *,
+        before: ScalingState,
+        inputs: TickInputs,
+        by_hand: int,
+        result: TickResult,
+    ) -> None:
+        """One tick. before: the state at its beginning."""
+        if self._directory is None:
+            return
+        readings = self._directory / f"{'.'.join(service)}.readings.jsonl"
+        if readings.exists() and readings.stat().st_size >= MOST_BYTES:
+            return
+        with readings.open("ab") as file:
+            file.write(recording.encoded("/".join(service), uid, spec, before, inputs, by_hand=by_hand))
+        if result.decision is not None:
+            with (self._directory / f"{'.'.join(service)}.decisions.jsonl").open("ab") as file:
+                file.write(recording.decision_line(as_json("/".join(service), inputs.at, result.decision)))

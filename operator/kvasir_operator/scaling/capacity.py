@@ -1,0 +1,62 @@
+"""What one replica can take, and how many replicas a load needs where they are not alike. Called by `window.py` and
+`signals.py`; it knows nothing of time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from kvasir_api.state import RuntimeState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCapacity:
+    """kv_tokens: of its cache. slots: sequences at once. prefill_tokens_per_s: measured. 0 where it is not known."""
+
+    kv_tokens: float = 0.0
+    slots: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+
+
+def capacity_of(reading: RuntimeState) -> ReplicaCapacity:
+    """The capacity that a replica reports."""
+    return ReplicaCapacity(
+        kv_tokens=reading.kv.capacity_tokens,
+        slots=reading.max_sequences,
+        prefill_tokens_per_s=reading.rates.prefill_tokens_per_s,
+    )
+
+
+def of_next(supply: Sequence[ReplicaCapacity], current: Sequence[bool]) -> ReplicaCapacity:
+    """The capacity of the next replica: the median of those of the current revision, which has its class and options;
+    of all where none of these is known."""
+    like = [c for c, mine in zip(supply, current, strict=True) if mine and c.kv_tokens]
+    return ReplicaCapacity(
+        kv_tokens=_known_median([c.kv_tokens for c in like or supply]),
+        slots=_known_median([c.slots for c in like or supply]),
+        prefill_tokens_per_s=_known_median([c.prefill_tokens_per_s for c in like])
+        or _known_median([c.prefill_tokens_per_s for c in supply]),
+    )
+
+
+def replicas(
+    load: float, supply: Sequence[ReplicaCapacity], typical: ReplicaCapacity, part: Callable[[ReplicaCapacity], float]
+) -> float:
+    """Replicas that a load needs, as a fraction: the smallest of those that there are first, then such as the next.
+
+    part: which capacity, in the load's unit, with the share of it that may be used. 0 where no capacity is known. The
+    smallest come first, since any of them may be the one that leaves.
+    """
+    each = part(typical)
+    if each <= 0:
+        return 0.0
+    count, left = 0.0, load
+    for own in sorted(part(c) or each for c in supply):
+        if left <= own:
+            return count + left / own
+        count, left = count + 1, left - own
+    return count + left / each
+
+
+def _known_median(values: Sequence[float]) -> float:
+    known = [value for value in values if value > 0]
+    return float(median(known)) if known else 0.0

@@ -1,0 +1,84 @@
+"""Whether a reading can be true of any pod: a document that contradicts itself is no reading, as if the pod was silent.
+
+Called by `window.py` for each reading of a tick. It knows the contract of `/state` and nothing of the service.
+"""
+
+from collections.abc import Iterable
+from math import isfinite
+from typing import Final
+
+from kvasir_api.state import RequestTotals, RuntimeState
+
+MOST_WAITING: Final = 1_000_000
+"""Requests: far beyond the queue that any runtime keeps."""
+MOST_TOKENS_PER_S: Final = 1e8
+MOST_STEP_S: Final = 3_600.0
+
+
+def contradiction(reading: RuntimeState) -> str:
+    """What in a reading cannot be true, for a person; empty when it may be. Zeros and absent fields always may be."""
+    kv, totals = reading.kv, reading.totals
+    parts = kv.pinned_tokens + kv.cached_tokens + kv.free_tokens
+    whole = bool(kv.cached_tokens or kv.free_tokens)
+    longest = reading.max_model_len
+    return next(
+        (
+            said
+            for said, wrong in (
+                *_ranges(reading),
+                (
+                    f"{kv.pinned_tokens} pinned tokens of {kv.capacity_tokens}",
+                    parts > kv.capacity_tokens + kv.block_size,
+                ),
+                (
+                    f"{kv.capacity_tokens} tokens of KV cache, of which {parts} are accounted for",
+                    whole and parts < kv.capacity_tokens - kv.block_size,
+                ),
+                (
+                    f"{reading.running} running requests, at most {reading.max_sequences} sequences",
+                    0 < reading.max_sequences < reading.running,
+                ),
+                (f"{reading.waiting} waiting requests", reading.waiting > MOST_WAITING),
+                (
+                    f"{reading.waiting_uncached_tokens} tokens of {reading.waiting} waiting prompts",
+                    longest > 0 and reading.waiting_uncached_tokens > reading.waiting * longest,
+                ),
+                *_ended(totals, longest),
+            )
+            if wrong
+        ),
+        "",
+    )
+
+
+def _ranges(reading: RuntimeState) -> Iterable[tuple[str, bool]]:
+    """Each number with whether it is negative or not finite; speeds beyond any device."""
+    rates, decoded, totals = reading.rates, reading.decoded, reading.totals
+    for where in (reading.kv, totals, rates, decoded):
+        for name in where.__struct_fields__:
+            value = getattr(where, name)
+            yield f"{name} is {value}", not isfinite(value) or value < 0
+    for name in ("running", "waiting", "waiting_uncached_tokens", "max_sequences"):
+        value = getattr(reading, name)
+        yield f"{name} is {value}", not isfinite(value) or value < 0
+    speed, step = rates.prefill_tokens_per_s, rates.decode_step_s
+    yield f"prefill_tokens_per_s is {speed:g}", speed > MOST_TOKENS_PER_S
+    yield f"decode_step_s is {step:g}", step > MOST_STEP_S
+
+
+def _ended(totals: RequestTotals, longest: int) -> Iterable[tuple[str, bool]]:
+    """Counters against one another. Without any arrival the pod does not count them."""
+    if not totals.arrivals and not totals.completions:
+        return
+    yield (
+        f"{totals.completions + totals.aborts} ended of {totals.arrivals} accepted requests",
+        totals.completions + totals.aborts > totals.arrivals,
+    )
+    yield (
+        f"{totals.arrivals} accepted requests, {totals.completions + totals.aborts} ended",
+        totals.arrivals - totals.completions - totals.aborts > MOST_WAITING,
+    )
+    yield (
+        f"{totals.uncached_prompt_tokens} prompt tokens of {totals.arrivals} requests",
+        longest > 0 and totals.uncached_prompt_tokens > totals.arrivals * longest,
+    )

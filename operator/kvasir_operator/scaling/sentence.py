@@ -1,0 +1,81 @@
+"""What people read of a decision: why there are so many replicas, and the numbers behind it. Called by `decide.py`."""
+
+from typing import Final
+
+from kvasir_operator.scaling.demand import SIGNALS, Demand, Signal
+
+NAMES: Final[dict[Signal, str]] = {
+    "kv": "KV cache",
+    "slots": "sequence slots",
+    "prefill": "prefill rate",
+    "itl": "time between tokens",
+    "ttft": "time to first token",
+    "backlog": "backlog",
+}
+UNKNOWN: Final = "no replica has reported its capacity yet"
+
+
+def replicas(number: int) -> str:
+    """A number of replicas in words."""
+    return "1 replica" if number == 1 else f"{number} replicas"
+
+
+def message(number: int, asked: Demand, limited_by: str, *, down_window_s: float) -> str:
+    """Names what determines the count, and beside a limit what the load requires."""
+    name = NAMES[asked.signal]
+    if limited_by == "":
+        return f"{replicas(number)}: {name} determines the count"
+    required = f"{name} requires {asked.replicas}" if asked.known else UNKNOWN
+    return (
+        f"{replicas(number)}: {_limit(limited_by, up=asked.replicas > number, down_window_s=down_window_s)}; {required}"
+    )
+
+
+def _limit(limited_by: str, *, up: bool, down_window_s: float) -> str:
+    side = "scaleUp" if up else "scaleDown"
+    return {
+        "floor": "spec.autoscaling.minReplicas determines the count",
+        "ceiling": "spec.autoscaling.maxReplicas limits the count",
+        "rate": f"spec.autoscaling.{side} limits how fast the count changes",
+        "window": f"the largest demand of the last {down_window_s:.0f} s determines the count",
+        "readings": "the count stays while readings are missing",
+        "capacity": "the count stays while a replica finds no node",
+        "paused": "spec.autoscaling.mode is Paused",
+    }[limited_by]
+
+
+def reason(asked: Demand, limited_by: str) -> str:
+    """What needs how many replicas, for an event: 'KV cache needs 2.2 replicas at 85 %'."""
+    if not asked.known:
+        needs = UNKNOWN
+    else:
+        edge = f" at {asked.edge:.0%}" if asked.signal in ("kv", "slots") else ""
+        needs = f"{NAMES[asked.signal]} needs {asked.level:.1f} replicas{edge.replace('%', ' %')}"
+    lost = f"; {replicas(asked.lost)} did not answer for minutes" if asked.lost else ""
+    bound = {
+        "floor": "; spec.autoscaling.minReplicas determines the count",
+        "ceiling": "; spec.autoscaling.maxReplicas limits the count",
+        "rate": "; the rate of change is limited",
+    }
+    return f"{needs}{lost}{bound.get(limited_by, '')}"
+
+
+def arithmetic(asked: Demand) -> str:
+    """Every signal with its replicas, and the load and capacity that they are computed from."""
+    if not asked.known:
+        return UNKNOWN
+    load, each = asked.load, asked.each
+    levels = ", ".join(f"{signal} {asked.levels[signal]:.2f}" for signal in SIGNALS if signal in asked.levels)
+    parts = [
+        f"{load.running:,.0f} running with {load.pinned_tokens:,.0f} pinned tokens",
+        f"{load.waiting:,.0f} waiting with {load.waiting_tokens:,.0f} tokens",
+        f"{load.arrivals_per_s:.2f} requests/s",
+        f"one has {load.prompt_tokens:,.0f} prompt tokens to compute and {load.output_tokens:,.0f} output tokens",
+        f"it runs {load.seconds:.1f} s and pins {load.kv_tokens:,.0f} tokens",
+        f"a replica has {each.kv_tokens:,.0f} tokens and {each.slots:,.0f} slots",
+        f"and computes {each.prefill_tokens_per_s:,.0f} prompt tokens/s",
+    ]
+    if load.step.mean_s:
+        base_ms, slope_ms = 1000 * load.step.base_s, 1000 * load.step.slope_s
+        parts.append(f"a step takes {base_ms:.1f} ms and {slope_ms:.2f} ms for each sequence")
+    return f"{levels} replicas; {'; '.join(parts)}"

@@ -1,0 +1,77 @@
+"""How long a step of decode takes by the number of its sequences: a line through what was measured, older samples less.
+
+Called by `window.py`, which adds each tick, and by `demand.py`, which asks what a batch would take. Sums of a weighted
+least-squares fit, so that its memory is constant.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+HALF_LIFE_S: Final = 1_800.0
+LEAST_STEPS: Final = 10
+"""Steps of a tick that say how long one takes."""
+LEAST_SPREAD: Final = 0.05
+"""Standard deviation of the batches over their mean, below which they are alike and tell no slope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """Weighted sums over steps: their number, sequences, seconds, sequences squared, and sequences times seconds."""
+
+    weight: float = 0.0
+    rows: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+
+    def extended(self, *, steps: float, rows: float, seconds: float, span_s: float) -> "StepModel":
+        """With the steps of one tick of span_s seconds: how many, of how many sequences and seconds together."""
+        kept = 0.5 ** (span_s / HALF_LIFE_S)
+        counts = steps >= LEAST_STEPS
+        batch = rows / steps if counts else 0.0
+        added = (steps, rows, seconds, rows * batch, seconds * batch) if counts else (0.0,) * 5
+        sums = (self.weight, self.rows, self.seconds, self.squares, self.products)
+        names = ("weight", "rows", "seconds", "squares", "products")
+        return StepModel(**{n: kept * s + a for n, s, a in zip(names, sums, added, strict=True)})
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of a step on the mean; 0 before one."""
+        return self.seconds / self.weight if self.weight else 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        """Sequences of a step on the mean."""
+        return self.rows / self.weight if self.weight else 0.0
+
+    @property
+    def slope_s(self) -> float:
+        """Seconds that each sequence adds; 0 where batches were alike, or larger ones no slower."""
+        if not self.weight:
+            return 0.0
+        spread = self.squares / self.weight - self.mean_batch**2
+        if spread <= (LEAST_SPREAD * self.mean_batch) ** 2:
+            return 0.0
+        slope = (self.products / self.weight - self.mean_batch * self.mean_s) / spread
+        return min(max(0.0, slope), self.mean_s / self.mean_batch)
+
+    @property
+    def base_s(self) -> float:
+        """Seconds of a step beside what its sequences add."""
+        return self.mean_s - self.slope_s * self.mean_batch
+
+    def step_s(self, batch: float) -> float:
+        """Seconds of a step with so many sequences; the mean where no slope is known."""
+        return self.base_s + self.slope_s * batch
+
+    def batch_within(self, step_s: float) -> float:
+        """Sequences with which a step takes so long, at least 1; 0 before a step was measured.
+
+        Without a slope the whole step is taken to grow with its sequences: that asks for too few of them rather than
+        too many, and another size of batch corrects it.
+        """
+        if not self.mean_s:
+            return 0.0
+        if self.slope_s:
+            return max(1.0, (step_s - self.base_s) / self.slope_s)
+        return max(1.0, self.mean_batch * step_s / self.mean_s)

@@ -1,0 +1,73 @@
+"""One tick for one service, from its readings to a decision: what the operator's loop, a replay and a simulation run.
+
+Called by `loop/scaler.py`, `recording.py` and `simulation/kvasir_rule.py`, so that all three decide by the same code.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvasir_api.autoscaling import Autoscaling
+from kvasir_api.state import ServiceDemand
+from kvasir_operator.scaling.decide import ScalingDecision, ScalingState, decide
+from kvasir_operator.scaling.policy import policy
+from kvasir_operator.scaling.window import LoadWindow, ScaledReplica, extended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickInputs:
+    """at: seconds of a steady clock; wall: epoch seconds. pods: that serve or finish. gateways: what each holds for the
+    service; missing_gateways: those that may hold something and do not answer. unplaced_s: how long the longest
+    unschedulable replica has found no node. cold_starts_s: first starts of the ready pods."""
+
+    at: float
+    wall: float = 0.0
+    pods: tuple[ScaledReplica, ...] = ()
+    gateways: tuple[ServiceDemand, ...] = ()
+    missing_gateways: tuple[str, ...] = ()
+    unplaced_s: float = 0.0
+    cold_starts_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickResult:
+    """What is remembered for the next tick. decision: None without autoscaling."""
+
+    window: LoadWindow
+    state: ScalingState
+    decision: ScalingDecision | None = None
+
+
+def tick(
+    spec: Autoscaling | None, window: LoadWindow, state: ScalingState, inputs: TickInputs, *, by_hand: int
+) -> TickResult:
+    """Extend the window and decide. by_hand: spec.replicas, which counts without autoscaling and in mode External: then
+    demand is watched, and what is decided starts from there."""
+    window = extended(window, inputs.pods, inputs.gateways, missing_gateways=inputs.missing_gateways, now=inputs.at)
+    if spec is None or spec.mode == "External":
+        state = ScalingState(wanted=by_hand, since=inputs.at)
+    if spec is None:
+        return TickResult(window=window, state=state)
+    rules = policy(spec, inputs.cold_starts_s, wall=inputs.wall)
+    decision, state = decide(rules, window, unplaced_s=inputs.unplaced_s, state=state, now=inputs.at)
+    return TickResult(window=window, state=state, decision=decision)
+
+
+REPORTED: Final = 3
+"""Digits of a demand after the point, where decisions are written down."""
+
+
+def as_json(service: str, at: float, decision: ScalingDecision) -> dict[str, object]:
+    """A decision with its inputs as a JSON document, the same for the same decision."""
+    return {
+        "service": service,
+        "at": at,
+        "replicas": decision.replicas,
+        "before": decision.before,
+        "raw": decision.raw,
+        "signal": decision.signal,
+        "limitedBy": decision.limited_by,
+        "levels": {name: round(level, REPORTED) for name, level in decision.demand.levels.items()},
+        "message": decision.message,
+        "reason": decision.reason,
+        "arithmetic": decision.arithmetic,
+    }

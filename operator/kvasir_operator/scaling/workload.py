@@ -1,0 +1,109 @@
+"""What the load of a service is: how many requests there are, how fast they come, and what one of them takes.
+
+Called by `decide.py`. It measures; how many replicas that needs is decided in `demand.py`.
+"""
+
+from dataclasses import dataclass, field, fields
+from math import sqrt
+from statistics import fmean
+from typing import Final
+
+from kvasir_operator.scaling.step_model import StepModel
+from kvasir_operator.scaling.window import KEPT_S, RECENT_S, LoadCounts, LoadSample, LoadWindow
+
+PRESENT_S: Final = 4.0
+"""Gauges are averaged over so long: a spike of one step is no demand, ten seconds of waiting are too many."""
+FAST_S: Final = 10.0
+LEAST_ARRIVALS: Final = 20
+CHANCE: Final = 2.0
+"""Standard errors of a Poisson count by which a rate must differ to be another one."""
+BYTES_PER_TOKEN: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """running, waiting: requests; held ones wait. queued: whether any waited within the last minute. waiting_tokens:
+    prompt tokens that wait; pinned_tokens: of the KV cache, as they are; running_kv: those of the running requests once
+    they are of mean age. arrivals_per_s: requests, at most as fast as what is in flight can have come.
+
+    Of one request on the mean: prompt_tokens to be computed, output_tokens, kv_tokens that it pins while it runs,
+    seconds that it runs. step: of decode.
+    """
+
+    running: float = 0.0
+    waiting: float = 0.0
+    queued: bool = False
+    waiting_tokens: float = 0.0
+    pinned_tokens: float = 0.0
+    running_kv: float = 0.0
+    arrivals_per_s: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    kv_tokens: float = 0.0
+    seconds: float = 0.0
+    step: StepModel = field(default_factory=StepModel)
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens to be computed per second."""
+        return self.arrivals_per_s * self.prompt_tokens
+
+
+def workload(window: LoadWindow, *, now: float) -> Workload:
+    """Measured over a window; nothing of an empty one. now: seconds of a steady clock."""
+    last = window.last
+    if last is None:
+        return Workload()
+    present = [s.gauges for s in window.since(now - PRESENT_S)] or [last.gauges]
+    minute = window.since(now - RECENT_S)
+    whole, recent = _total(window.samples), _total(minute)
+    pinned, running = fmean(g.pinned_tokens for g in present), fmean(g.running for g in present)
+    waiting = last.gauges.waiting + last.held
+    # Half-way between those that came and those that ended: requests that still run have on the mean half of it behind.
+    passed = (whole.arrivals + whole.ended) / 2
+    seconds = whole.running_s / passed if passed else 0.0
+    each = recent if recent.running_s else whole
+    kv_tokens = each.pinned_s / each.running_s if each.running_s else 0.0
+    arrivals = _rate(window, now, residence_s=seconds)
+    return Workload(
+        running=running,
+        waiting=waiting,
+        queued=any(s.gauges.waiting or s.held for s in minute),
+        waiting_tokens=last.gauges.waiting_tokens + last.held_bytes / BYTES_PER_TOKEN * (1 - _hit_fraction(whole)),
+        pinned_tokens=pinned,
+        running_kv=max(pinned, running * kv_tokens),
+        arrivals_per_s=min(arrivals, (running + waiting) / seconds) if seconds else arrivals,
+        prompt_tokens=whole.prompt_tokens / whole.arrivals if whole.arrivals else 0.0,
+        output_tokens=whole.output_tokens / passed if passed else 0.0,
+        kv_tokens=kv_tokens,
+        seconds=seconds,
+        step=window.step,
+    )
+
+
+def _rate(window: LoadWindow, now: float, *, residence_s: float) -> float:
+    """Arrivals per second: the mean of a minute, or of a shorter stretch that is as long as a request stays, where that
+    is larger by more than chance. So a rise is seen at once, noise is not, and a burst is not taken for a stream."""
+    least_s, slow_s = max(FAST_S, residence_s), max(RECENT_S, min(residence_s, KEPT_S))
+    arrivals = span_s = fast = error = slow = 0.0
+    for sample in reversed(window.samples):
+        if sample.at <= now - slow_s:
+            break
+        arrivals += sample.counts.arrivals
+        span_s += sample.counts.span_s
+        # A few arrivals in the first second must not look like many per second.
+        slow = arrivals / max(span_s, FAST_S)
+        if not fast and span_s >= least_s and arrivals >= LEAST_ARRIVALS:
+            fast, error = slow, sqrt(arrivals) / span_s
+    return fast if fast > slow + CHANCE * error else slow
+
+
+_COUNTED: Final = tuple(f.name for f in fields(LoadCounts))
+
+
+def _total(samples: tuple[LoadSample, ...]) -> LoadCounts:
+    return LoadCounts(**{name: sum(getattr(s.counts, name) for s in samples) for name in _COUNTED})
+
+
+def _hit_fraction(whole: LoadCounts) -> float:
+    return min(1.0, whole.hit_tokens / whole.query_tokens) if whole.query_tokens else 0.0

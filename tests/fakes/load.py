@@ -1,0 +1,41 @@
+"""Windows of equal samples, for tests of what the autoscaler makes of them."""
+
+from typing import Any
+
+from kvasir_operator.scaling.capacity import ReplicaCapacity
+from kvasir_operator.scaling.window import LoadCounts, LoadGauges, LoadSample, LoadWindow
+
+NOW = 1000.0
+GAUGES = set(LoadGauges.__dataclass_fields__)
+COUNTS = set(LoadCounts.__dataclass_fields__)
+
+
+def steady(
+    *,
+    seconds: int = 600,
+    replicas: int = 1,
+    kv: float = 1000.0,
+    slots: float = 0.0,
+    rate: float = 1000.0,
+    **fields: Any,
+) -> LoadWindow:
+    """A sample every two seconds up to NOW. Of each replica: KV tokens, slots, prompt tokens/s. fields: of the sample,
+    of its gauges, or counted within each two seconds; what runs and is pinned is integrated over time."""
+    each = ReplicaCapacity(kv_tokens=kv, slots=slots, prefill_tokens_per_s=rate)
+    gauges = LoadGauges(**{name: value for name, value in fields.items() if name in GAUGES})
+    counts = {name: value for name, value in fields.items() if name in COUNTS}
+    spans = {"span_s": 2.0, "running_s": 2 * gauges.running, "pinned_s": 2 * gauges.pinned_tokens}
+    rest = {name: value for name, value in fields.items() if name not in GAUGES | COUNTS}
+    samples = [
+        LoadSample(
+            at=NOW - seconds + 2 * i,
+            serving=replicas,
+            supply=(each,) * replicas,
+            typical=each,
+            gauges=gauges,
+            counts=LoadCounts(**{**spans, **counts}),
+            **rest,
+        )
+        for i in range(seconds // 2 + 1)
+    ]
+    return LoadWindow(samples=tuple(samples))

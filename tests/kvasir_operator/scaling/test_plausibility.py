@@ -1,0 +1,49 @@
+"""A reading that no pod can have is none."""
+
+import msgspec
+import pytest
+
+from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState
+from kvasir_operator.scaling.plausibility import contradiction
+
+GOOD = RuntimeState(
+    phase="ready",
+    kv=KvState(capacity_tokens=1000, pinned_tokens=300, cached_tokens=200, free_tokens=500),
+    running=3,
+    waiting=2,
+    waiting_uncached_tokens=500,
+    max_sequences=8,
+    max_model_len=400,
+    totals=RequestTotals(arrivals=20, completions=14, aborts=1, uncached_prompt_tokens=5_000),
+    rates=MeasuredRates(prefill_tokens_per_s=900.0, decode_step_s=0.05),
+    decoded=DecodeTotals(steps=5, seconds=0.2, rows=9),
+)
+NUMBERS = [
+    *(("kv", name) for name in ("capacity_tokens", "pinned_tokens", "cached_tokens", "free_tokens")),
+    *(("", name) for name in ("running", "waiting", "waiting_uncached_tokens")),
+    *(("totals", name) for name in ("arrivals", "completions", "aborts", "uncached_prompt_tokens")),
+    ("rates", "prefill_tokens_per_s"),
+    ("rates", "decode_step_s"),
+]
+
+
+def altered(part, name, value):
+    if not part:
+        return msgspec.structs.replace(GOOD, **{name: value})
+    return msgspec.structs.replace(GOOD, **{part: msgspec.structs.replace(getattr(GOOD, part), **{name: value})})
+
+
+def test_what_a_pod_says_is_believed():
+    assert contradiction(GOOD) == ""
+    assert contradiction(RuntimeState()) == ""
+    assert contradiction(RuntimeState(kv=KvState(capacity_tokens=1000, pinned_tokens=300))) == ""
+
+
+@pytest.mark.parametrize("value", [10**9, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize(("part", "name"), NUMBERS)
+def test_a_number_that_cannot_be_is_named(part, name, value):
+    assert contradiction(altered(part, name, value))
+
+
+def test_the_sentence_names_the_number():
+    assert contradiction(altered("kv", "pinned_tokens", 10**9)) == "1000000000 pinned tokens of 1000"

@@ -1,0 +1,85 @@
+"""Recorded readings: what the operator wrote replays to the same bytes, and readings may be written by hand."""
+
+import json
+
+import pytest
+
+from fakes.operator_bench import KEY, Bench
+from kvasir_api.state import KvState, RequestTotals
+from kvasir_operator.loop.operator import Operator
+from kvasir_operator.observed.settings import OperatorSettings
+from kvasir_operator.scaling.recording import InvalidRecordingError, replayed
+
+POD = {"name": "a", "state": {"phase": "ready", "kv": {"capacity_tokens": 1000, "pinned_tokens": 900}}}
+
+
+class RecordingBench(Bench):
+    """An operator that records."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        super().__init__()
+
+    def started(self) -> Operator:
+        settings = OperatorSettings(model_dirs=("/srv",), readings_dir=str(self.directory))
+        return Operator(self.cluster, self.reader, settings=settings, instance="test", clock=self.clock)
+
+
+async def test_what_the_operator_decided_is_decided_again_byte_by_byte(tmp_path):
+    bench = RecordingBench(tmp_path)
+    down = {"windowSeconds": 30}
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    await bench.put_pods(1)
+    await bench.turn()
+    await bench.put_service(autoscaling={"maxReplicas": 5, "scaleDown": down})
+    pinned = [300, 950, 950, 990, 200, 0, 0, 0] * 6
+    for tick, tokens in enumerate(pinned):
+        totals = RequestTotals(arrivals=3 * tick, completions=2 * tick, generation_tokens=90 * tick)
+        kv = KvState(capacity_tokens=1000, pinned_tokens=tokens, free_tokens=1000 - tokens)
+        if tick == 20:
+            await bench.put_pods(2)
+            bench.reader.says.clear()
+        bench.say(0, kv=kv, running=3, totals=totals)
+        if tick == 30:
+            mode = {"mode": "Advisory", "maxReplicas": 5, "scaleDown": down}
+            await bench.put_service(autoscaling=mode, replicas=2)
+        await bench.turn()
+    name = ".".join(KEY)
+    readings, decisions = (tmp_path / f"{name}.{kind}.jsonl" for kind in ("readings", "decisions"))
+    again = b"".join(replayed(readings.read_bytes().splitlines(keepends=True)))
+    assert again == decisions.read_bytes()
+    counts = [json.loads(line)["replicas"] for line in again.splitlines()]
+    assert len(set(counts)) > 1
+    assert len(counts) == len(pinned)
+
+
+def test_readings_may_be_written_by_hand():
+    lines = [json.dumps({"at": at, "spec": {"maxReplicas": 3}, "pods": [POD]}).encode() for at in (0, 2, 4)]
+    decided = [json.loads(line) for line in replayed(lines)]
+    assert [d["replicas"] for d in decided] == [2, 2, 2]
+    assert decided[0]["reason"] == "KV cache needs 1.2 replicas at 85 %"
+    assert (decided[0]["before"], decided[1]["before"]) == (1, 2)
+
+
+def test_services_are_told_apart():
+    lines = [
+        json.dumps({"at": 0, "service": name, "pods": [POD], "byHand": count}).encode()
+        for name, count in (("a", 1), ("b", 4))
+    ]
+    assert [json.loads(line)["before"] for line in replayed(lines)] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "line 2: "),
+        (b'{"pods": []}', "line 2: Object missing required field `at`"),
+        (b'{"at": 1, "spec": {"maxReplicas": "many"}}', "line 2: 1 validation error"),
+        (b'{"at": 0}', "line 2: at 0 is not after 0"),
+    ],
+)
+def test_a_line_that_is_none_is_named(line, message):
+    with pytest.raises(InvalidRecordingError) as raised:
+        list(replayed([json.dumps({"at": 0, "pods": [POD]}).encode(), line]))
+    assert str(raised.value).startswith(message)
