@@ -67,7 +67,7 @@ class StepModel:
     def batch_within(self, step_s: float) -> float:
         """Sequences with which a step takes so long, at least 1; 0 before a step was measured.
 
-        Without a slope the whole step is taken to grow with its sequences: that asks for too few of them rather than
+        Without a slope the whole step is taken to grow with its sequences: that gives too few of them rather than
         too many, and another size of batch corrects it.
         """
         if not self.mean_s:

@@ -1,0 +1,1 @@
+"""Commands beside the operator itself: what the autoscaler did, would have done, and why."""

@@ -1,0 +1,78 @@
+"""Runs scenarios under rules. The same arguments give the same result, whatever the machine has else to do."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from kvasir_operator.simulation.figures import figures
+from kvasir_operator.simulation.fleet import Fleet, FleetRun, ScalingRule
+from kvasir_operator.simulation.kvasir_rule import KvasirRule
+from kvasir_operator.simulation.peer_rules import peers
+from kvasir_operator.simulation.scenarios import Scenario, scenarios
+from kvasir_operator.simulation.traffic import requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRow:
+    """The figures of one scenario under one rule, and replicas by time, one value per slice."""
+
+    scenario: str
+    by: str
+    figures: dict[str, Any]
+    created: tuple[int, ...]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """What `kvasir simulate --json` prints."""
+        return {"scenario": self.scenario, "by": self.by, **self.figures}
+
+
+def rules_for(scenario: Scenario) -> list[ScalingRule]:
+    """Kvasir's and all peers', fresh."""
+    return [KvasirRule(spec=scenario.autoscaling), *peers(max(1.0, round(0.85 * scenario.capacity.batch)))]
+
+
+def run(scenario: Scenario, rule: ScalingRule) -> FleetRun:
+    """One scenario under one rule."""
+    each = scenario.capacity.requests_per_s
+    coming = requests(
+        lambda t: scenario.load(t) * each,
+        scenario.mix,
+        seconds=scenario.seconds,
+        most_rate=scenario.most_load * each,
+        seed=scenario.seed,
+    )
+    return Fleet(scenario.profile, rule, replicas=scenario.start, most=scenario.most).run(
+        coming, seconds=scenario.seconds
+    )
+
+
+def row(name: str, by: str) -> SimulationRow:
+    """One scenario under one rule, by their names; raises KeyError for a name that there is not."""
+    scenario = {s.name: s for s in scenarios()}[name]
+    rule = {r.name: r for r in rules_for(scenario)}[by]
+    done = run(scenario, rule)
+    return SimulationRow(scenario=name, by=by, figures=figures(scenario, done), created=tuple(done.created))
+
+
+def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1) -> Iterator[SimulationRow]:
+    """Rows in the order in which they are asked for."""
+    pairs = list(asked)
+    if processes == 1:
+        yield from (row(*pair) for pair in pairs)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(row, [name for name, _ in pairs], [by for _, by in pairs])
+
+
+def pairs(names: Sequence[str] = (), by: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Scenarios with rules; all of what is not narrowed."""
+    return [
+        (scenario.name, rule.name)
+        for scenario in scenarios()
+        if not names or scenario.name in names
+        for rule in rules_for(scenario)
+        if not by or rule.name in by
+    ]

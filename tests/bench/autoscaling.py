@@ -1,0 +1,51 @@
+"""The autoscaler's figures from simulated services: `make bench-autoscaling`.
+
+Runs `kvasir simulate --all` and writes docs/benchmarks/autoscaling.{jsonl,md} and the plots. Nothing is timed: the same
+tree gives the same bytes on any machine.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from kvasir_operator.simulation.plots import draw
+from kvasir_operator.simulation.scenarios import FIGURES, scenarios
+from kvasir_operator.simulation.simulate import SimulationRow, pairs, rows
+
+FOLDER: Final = Path(__file__).parents[2] / "docs" / "benchmarks"
+PLOTTED: Final = ("step", "diurnal", "llm-d-symmetric", "slots")
+HEAD: Final = """# Autoscaling: figures of simulated services
+
+Written by `make bench-autoscaling`, which runs `kvasir simulate --all --json`: equal bytes each time, nothing is timed.
+What the figures mean is in [autoscaling](../autoscaling.md), the lines are in [autoscaling.jsonl](autoscaling.jsonl).
+Pods are a queueing model. `kvasir` is the operator's own code; the peers are re-implemented from their documentation,
+with the concurrency of the pods given to those that need one, and without the delays of their metrics pipelines.
+
+"""
+
+
+def main() -> None:
+    """Everything, in the order of the catalogue."""
+    done = list(rows(pairs(), processes=2))
+    lines = [json.dumps(row.line, separators=(",", ":")) for row in done]
+    (FOLDER / "autoscaling.jsonl").write_text("\n".join(lines) + "\n")
+    parts = [HEAD]
+    for scenario in scenarios():
+        mine = [row for row in done if row.scenario == scenario.name]
+        parts.append(f"## {scenario.name}\n\n{scenario.about}\n\n{table(mine)}\n")
+        if scenario.name in PLOTTED:
+            (FOLDER / f"autoscaling-{scenario.name}.svg").write_bytes(draw(scenario, mine))
+            parts.append(f"![{scenario.name}](autoscaling-{scenario.name}.svg)\n")
+    (FOLDER / "autoscaling.md").write_text("\n".join(parts))
+
+
+def table(mine: list[SimulationRow]) -> str:
+    """A row for each rule."""
+    names = [name for name in FIGURES if name in mine[0].figures]
+    body: list[list[Any]] = [["by", *names], ["---"] * (len(names) + 1)]
+    body += [[row.by, *(row.figures[name] for name in names)] for row in mine]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in body)
+
+
+if __name__ == "__main__":
+    main()

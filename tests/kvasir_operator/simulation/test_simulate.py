@@ -1,0 +1,55 @@
+"""Whole runs: the same bytes each time, and what the autoscaler owes in the scenarios in which it was wrong."""
+
+import json
+
+import pytest
+
+from kvasir_operator.simulation.simulate import pairs, row, rows
+
+
+def test_the_same_run_gives_the_same_figures_in_one_process_or_two():
+    asked = [("burst", "kvasir"), ("burst", "knative")]
+    here = [json.dumps(found.line) for found in rows(asked)]
+    apart = [json.dumps(found.line) for found in rows(asked, processes=2)]
+    assert here == apart
+
+
+def test_all_scenarios_are_run_under_all_rules():
+    assert len(pairs()) >= 6 * 12
+    assert pairs(["step"], ["kvasir", "hpa"]) == [("step", "kvasir"), ("step", "hpa")]
+
+
+def test_a_limit_on_slots_keeps_its_replicas():
+    """It was 1 → 2 → 1 → 2 every 332 s: with two, fewer ran at once, and one seemed to be enough."""
+    found = row("slots", "kvasir")
+    assert set(found.created[600:]) == {2}
+    assert found.figures["reversals_per_window"] == 0
+
+
+def test_a_burst_of_long_requests_is_no_stream_of_them():
+    """It was 1 → 4: Little's law over ten seconds."""
+    assert max(row("burst", "kvasir").created) <= 2
+
+
+def test_a_decode_bound_load_is_seen_where_cache_and_slots_are_free():
+    assert max(row("decode-bound", "kvasir").created) >= 3
+
+
+@pytest.mark.parametrize("name", ["llm-d-prefill-heavy", "llm-d-decode-heavy", "llm-d-symmetric"])
+def test_on_the_ramp_of_llm_d_the_tail_waits_for_less_than_two_starts(name):
+    found = row(name, "kvasir").figures
+    assert found["p99_ttft_s"] <= 2 * 120
+    assert found["overshoot"] <= 1.3
+    assert found["signal_to_pod_p95_s"] <= 10
+
+
+@pytest.mark.parametrize("name", ["noise", "square-wave"])
+def test_noise_and_waves_turn_it_once_in_a_window_at_most(name):
+    assert row(name, "kvasir").figures["reversals_per_window"] <= 1
+
+
+def test_a_day_is_served_for_less_than_what_is_always_there():
+    found = row("diurnal", "kvasir").figures
+    assert found["objective_met_fraction"] >= 0.97
+    assert found["replica_hours_of_static"] <= 0.75
+    assert found["replica_hours_of_oracle"] <= 1.25
