@@ -16,7 +16,7 @@ DOCKER ?= docker
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-operator bench-gpu test-gpu fuzz-api images deploy clean
+.PHONY: help setup demo demo-model demo-down test test-unit test-e2e test-faults test-changes test-idle test-away test-soak test-clients test-long check fmt lint types floors fresh generate lock bench bench-peers bench-scaling bench-host-tier bench-operator bench-gpu test-gpu fuzz-api images deploy clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,11 @@ bench-operator: setup  ## Measure the operator with 500 services on stub nodes (
 
 bench-gpu: setup  ## Measure the engine on this machine's CUDA device, in ten minutes (see docs/benchmarks/gpu.md)
 	@HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m bench.gpu.run $(BENCH_ARGS)
+
+test-clients: setup  ## Run suites that others wrote, fetched from their packages: the JSON-Schema-Test-Suite
+	@$(TEST_ENV) $(BIN)/python -m pytest tests/outside/*.py $(PYTEST_ARGS)
+
+test-long: test-clients test-soak  ## Run what takes long and stays outside of `make test`
 
 test-gpu: setup  ## Test kernels and whole models: on a CUDA device where there is one, else interpreted and compiled
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/kvasir_runtime/kernels tests/gpu $(PYTEST_ARGS)

@@ -19,12 +19,14 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     text: JSON text for json_schema (a schema), choice (a list of strings) and structural_tag; the pattern of regex; the
     grammar of lark; empty for json_object, which is any JSON object. after: a text, such as the end of the thoughts, up
-    to which everything may be written; the grammar holds for what follows it.
+    to which everything may be written; the grammar holds for what follows it. check: JSON text of a schema that the
+    answer is checked against while it is written, since the grammar allows more; "" where the grammar is enough.
     """
 
     kind: GrammarKind
     text: str = ""
     after: str = ""
+    check: str = ""
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

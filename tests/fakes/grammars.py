@@ -153,20 +153,47 @@ KEYWORDS: dict[str, list[Any]] = {
 }
 """Schemas by the keyword that they are about; every keyword that llguidance's documentation lists is here."""
 
-UNSUPPORTED: dict[str, Any] = {
-    "not": {"type": "string", "not": {"const": "a"}},
-    "if": {"if": {"type": "string"}, "then": {"maxLength": 2}},
-    "contains": {"type": "array", "contains": {"type": "null"}},
-    "minContains": {"type": "array", "contains": {"type": "null"}, "minContains": 2},
-    "uniqueItems": {"type": "array", "uniqueItems": True},
-    "propertyNames": {"type": "object", "propertyNames": {"pattern": "^a"}},
-    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
-    "dependentSchemas": {"type": "object", "dependentSchemas": {"a": {"type": "object"}}},
-    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
-    "unevaluatedItems": {"type": "array", "unevaluatedItems": False},
-    "$dynamicRef": {"$dynamicRef": "#node"},
-}
-"""Schemas with a keyword that cannot be enforced."""
+COMPILED: dict[str, list[Any]] = {
+    "not": [{**SHORT, "not": {"const": "a"}}, {"type": ["boolean", "null"], "not": {"const": True}}],
+    "oneOf": [{"oneOf": [SMALL, {"type": "integer", "minimum": 50, "maximum": 120}]}],
+    "if": [{"type": ["string", "null"], "if": {"type": "string"}, "then": {"maxLength": 2}}],
+    "contains": [
+        {"type": "array", "items": {"type": ["null", "boolean"]}, "contains": {"type": "null"}, "maxItems": 3},
+        {"type": "array", "contains": {"type": "null"}, "minContains": 2, "maxContains": 2, "items": False,
+         "prefixItems": [{}, {}, {}]},
+    ],
+    "propertyNames": [{"type": "object", "propertyNames": {"pattern": "^a[bc]$"}, "maxProperties": 2,
+                       "additionalProperties": SMALL}],
+    "dependentRequired": [{"type": "object", "properties": {"a": SMALL, "b": SMALL, "c": {"type": "null"}},
+                           "additionalProperties": False, "dependentRequired": {"a": ["c"], "b": ["a"]}}],
+    "dependentSchemas": [{"type": "object", "properties": {"a": SMALL, "b": {"type": ["null", "boolean"]}},
+                          "additionalProperties": False,
+                          "dependentSchemas": {"a": {"required": ["b"], "properties": {"b": {"type": "null"}}}}}],
+    "unevaluatedProperties": [
+        {"type": "object", "allOf": [{"properties": {"a": SMALL}, "required": ["a"]}], "unevaluatedProperties": False},
+    ],
+    "unevaluatedItems": [{"type": "array", "allOf": [{"prefixItems": [SMALL]}], "unevaluatedItems": False}],
+    "$dynamicRef": [
+        {"$dynamicAnchor": "node", "type": "object", "properties": {"next": {"$dynamicRef": "#node"}},
+         "additionalProperties": False},
+    ],
+    "$anchor": [{"$ref": "#n", "$defs": {"number": {"$anchor": "n", **SMALL}}}],
+    "unknown": [{"type": "string", "format": "iri", "maxLength": 3.0, "x-order": 1}],
+}  # fmt: skip
+"""Schemas that llguidance does not compile as they are."""
+CHECKED: dict[str, list[Any]] = {
+    "uniqueItems": [
+        {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2},
+        {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 2},
+        {"type": "object", "properties": {"x": {"type": "array", "items": SMALL, "uniqueItems": True, "maxItems": 4},
+         "y": {"type": "boolean"}}, "required": ["x", "y"], "additionalProperties": False},
+    ],
+    "patternProperties": [{"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b$": {"minimum": 3}},
+                           "additionalProperties": False, "maxProperties": 2}],
+    "minProperties": [{"type": "object", "properties": {"a": SMALL, "b": SMALL}, "additionalProperties": False,
+                       "minProperties": 1}, {"type": "object", "additionalProperties": SMALL, "minProperties": 2}],
+}  # fmt: skip
+"""Schemas of which some keyword is checked while the answer is written."""
 
 
 def schema_check(schema: Any) -> Check:
@@ -228,7 +255,8 @@ def other_check(name: str) -> Check:
 def all_of_them() -> dict[str, tuple[Grammar, Check]]:
     """Every grammar by a name."""
     made = {name: (grammar, other_check(name)) for name, (grammar, _) in OTHERS.items()}
-    for keyword, schemas in KEYWORDS.items():
-        for number, schema in enumerate(schemas):
-            made[f"{keyword} {number}"] = of_schema(schema), schema_check(schema)
+    for kind, table in (("", KEYWORDS), ("compiled ", COMPILED), ("checked ", CHECKED)):
+        for keyword, schemas in table.items():
+            for number, schema in enumerate(schemas):
+                made[f"{kind}{keyword} {number}"] = of_schema(schema), schema_check(schema)
     return made

@@ -19,6 +19,7 @@ from kvasir_runtime.wire import Grammar, SamplingConfig
 if TYPE_CHECKING:  # llguidance is loaded with the first grammar
     from llguidance import LLMatcher
 
+    from kvasir_runtime.guide.checker import AnswerChecker
     from kvasir_runtime.guide.matcher import GrammarMatcher
     from kvasir_runtime.guide.vocabulary import Vocabulary
 
@@ -31,7 +32,7 @@ MAX_IDLE_BYTES = 4 << 20
 class _Entry:
     """holders: requests that need it."""
 
-    made: "Future[LLMatcher]"
+    made: "Future[tuple[LLMatcher, AnswerChecker | None]]"
     holders: set[str] = field(default_factory=set)
 
 
@@ -72,8 +73,9 @@ class GrammarCompiler:
         from kvasir_runtime.guide.matcher import GrammarMatcher
 
         assert sampling.grammar is not None, "the request has no grammar"
-        compiled = self._entry(sampling.grammar).made.result()
-        return GrammarMatcher(compiled.deep_copy(), sampling, self._eos_token_ids, answered)
+        compiled, checker = self._entry(sampling.grammar).made.result()
+        own = None if checker is None else checker.copy()
+        return GrammarMatcher(compiled.deep_copy(), sampling, self._eos_token_ids, answered, own)
 
     @property
     def vocab_size(self) -> int:
@@ -89,11 +91,11 @@ class GrammarCompiler:
         self._entries.move_to_end(grammar)
         return entry
 
-    def _compile(self, grammar: Grammar) -> "LLMatcher":
+    def _compile(self, grammar: Grammar) -> "tuple[LLMatcher, AnswerChecker | None]":
         """In the thread."""
         if self._vocabulary is None:
             self._vocabulary = self._load()
-        return self._vocabulary.matcher(grammar)
+        return self._vocabulary.matcher(grammar), self._vocabulary.checker(grammar)
 
     def _forget(self) -> None:
         """Drop unused grammars, the longest unused first, until few and small ones are left."""

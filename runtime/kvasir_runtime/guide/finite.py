@@ -77,8 +77,8 @@ class _Search:
 
 
 def _target(root: Any, ref: str) -> Any:
-    """What a local reference points at; True where it cannot be found, which compiling reports."""
-    if not ref.startswith("#"):
+    """What a local reference points at; True for anchors, and where it cannot be found, which compiling reports."""
+    if not ref.startswith("#") or ref[1:2] not in ("", "/"):
         return True
     place = root
     for part in ref[1:].split("/")[1:]:

@@ -7,32 +7,38 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llguidance import LLParserLimits, regex_to_lark
+import msgspec
+from llguidance import regex_to_lark
 
 from kvasir_runtime.guide import lark
 from kvasir_runtime.guide.errors import GrammarError
+from kvasir_runtime.guide.schemas import json_grammar, translate
 from kvasir_runtime.wire import Grammar
 
 MAX_TEXT_BYTES: Final = 512 * 1024
-
-
-def limits() -> LLParserLimits:
-    """What one answer may cost: about 25 ms a step and 25 MB, measured with 150,000 tokens and counted repetitions.
-
-    The library's own limits, but for the states of the lexer, of which it would permit 250,000.
-    """
-    return LLParserLimits(max_lexer_states=100_000, verbose_errors=False)
+JSON_CHECK: Final = "json"
+"""The name under which the text of a schema's answer is checked."""
 
 
 def rewritten(grammar: Grammar, specials: Mapping[str, int]) -> Grammar:
-    """The same language in a form that source() knows: tags and GBNF as Lark. specials: ids of special tokens.
+    """The same language in a form that source() knows: tags and GBNF as Lark, schemas in llguidance's words.
+
+    specials: ids of special tokens.
 
     Raises GrammarError. It may take long for hostile texts, so only the worker calls it.
     """
     if grammar.kind == "structural_tag":
-        return Grammar(kind="lark", text=lark.from_structural_tag(decoded(grammar.text), specials), after=grammar.after)
+        made = lark.from_structural_tag(decoded(grammar.text), specials)
+        check = _text(made.checks) if made.checks else ""
+        return Grammar(kind="lark", text=made.text, after=grammar.after, check=check)
     if grammar.kind == "lark":
         return Grammar(kind="lark", text=lark.from_gbnf(grammar.text), after=grammar.after)
+    if grammar.kind == "json_schema":
+        schema = decoded(grammar.text)
+        found = translate.translated(schema)
+        check = _text({JSON_CHECK: schema}) if found.loose else ""
+        text = grammar.text if found.schema is schema else _text(found.schema)
+        return msgspec.structs.replace(grammar, text=text, check=check)
     return grammar
 
 
@@ -45,9 +51,9 @@ def source(grammar: Grammar, specials: Mapping[str, int]) -> str:
 def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
-            return lark.json_grammar(decoded(grammar.text))
+            return json_grammar.of_schema(decoded(grammar.text))
         case "json_object":
-            return lark.json_grammar({"type": "object"})
+            return json_grammar.of_schema({"type": "object"})
         case "regex":
             pattern = regex_to_lark(grammar.text, "d")  # digits are those of ASCII, as they are in JSON schemas
             return f"start: /{pattern}/" if pattern else 'start: ""'
@@ -76,3 +82,7 @@ def decoded(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GrammarError("it is not valid JSON") from error
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, ensure_ascii=False)

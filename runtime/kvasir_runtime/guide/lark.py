@@ -6,40 +6,27 @@ Used by grammars.py. The format follows XGrammar's documentation of structural t
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from kvasir_runtime.guide.errors import GrammarError
+from kvasir_runtime.guide.schemas import json_grammar, translate
 
-WHITESPACE: Final = r"[ \t\n\r]{1,32}"
-"""Between the parts of a JSON text by default. Bounded, as small models may write blanks without end."""
 ANY: Final = "/(?s:.*)/"
 MAX_TAGS: Final = 1024
 MAX_DEPTH: Final = 32
 
 
-def json_grammar(schema: Any) -> str:
-    """A JSON text that a schema describes, as llguidance's list of grammars."""
-    return json.dumps({"grammars": [{"json_schema": with_whitespace(schema)}]}, ensure_ascii=False)
+class TagGrammar(NamedTuple):
+    """text: of the grammar. checks: by the name of a capture, the schema that its text is checked against."""
+
+    text: str
+    checks: dict[str, Any]
 
 
-def with_whitespace(schema: Any) -> Any:
-    """The schema with our default for blanks; what it says itself in x-guidance wins. Raises GrammarError."""
-    if isinstance(schema, bool):
-        schema = {"x-guidance": {}} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise GrammarError("a schema must be an object or a boolean")
-    own = schema.get("x-guidance", {})
-    if not isinstance(own, dict):
-        raise GrammarError("x-guidance must be an object")
-    if {"whitespace_pattern", "whitespace_flexible"} & own.keys():
-        return schema
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **own}}
-
-
-def from_structural_tag(document: Any, specials: Mapping[str, int]) -> str:
+def from_structural_tag(document: Any, specials: Mapping[str, int]) -> TagGrammar:
     """The grammar of a structural tag. specials: ids of special tokens, which are never spelled with letters.
 
     Raises GrammarError that names what is missing or unknown.
@@ -47,9 +34,9 @@ def from_structural_tag(document: Any, specials: Mapping[str, int]) -> str:
     writer = _Writer(specials)
     start = writer.rule(form_of(document), "format", 0)
     text = "\n".join(["%llguidance {}", f"start: {start}", f"TEXT: {ANY}", *writer.rules])
-    if not writer.others:
-        return text
-    return json.dumps({"grammars": [{"lark_grammar": text}, *writer.others]}, ensure_ascii=False)
+    if writer.others:
+        text = json.dumps({"grammars": [{"lark_grammar": text}, *writer.others]}, ensure_ascii=False)
+    return TagGrammar(text, writer.checks)
 
 
 def from_gbnf(text: str) -> str:
@@ -83,11 +70,12 @@ def _of_structures(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Writer:
-    """Rules of one grammar as they are found; others: grammars of their own that it refers to."""
+    """Rules of one grammar as they are found. others: grammars of their own that it refers to. checks: by capture."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:
         self.rules: list[str] = []
         self.others: list[dict[str, Any]] = []
+        self.checks: dict[str, Any] = {}
         self._specials = sorted(specials.items(), key=lambda item: -len(item[0]))
 
     def rule(self, form: Any, where: str, depth: int) -> str:
@@ -98,8 +86,7 @@ class _Writer:
             case "const_string":
                 return self._literal(_text(form, "value", where)) or '""'
             case "json_schema":
-                schema = with_whitespace(form.get("json_schema"))
-                return self._named(f"%json {json.dumps(schema, ensure_ascii=False)}")
+                return self._json(form.get("json_schema"))
             case "regex":
                 pattern = regex_to_lark(_text(form, "pattern", where, empty=True), "d")
                 return self._named(f"/{pattern}/" if pattern else '""')
@@ -125,6 +112,17 @@ class _Writer:
                 return self._separated(form, where, depth)
             case other:
                 raise GrammarError(f"{where} has the type {json.dumps(other)[:60]}, which is not supported")
+
+    def _json(self, schema: Any) -> str:
+        """A schema; captured where its grammar allows more, so that it can be checked."""
+        made = translate.translated(schema, counts_names=False)
+        expression = f"%json {json.dumps(json_grammar.with_whitespace(made.schema), ensure_ascii=False)}"
+        if not made.loose:
+            return self._named(expression)
+        name = f"check_{len(self.checks)}"
+        self.checks[name] = schema
+        self.rules.append(f'{name}[capture="{name}"]: {expression}')
+        return name
 
     def _sequence(self, elements: Sequence[Any], where: str, depth: int) -> str:
         parts = []

@@ -5,15 +5,18 @@ continue has an error, and only its request ends.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from kvasir_runtime.guide.errors import one_line
+from kvasir_runtime.guide.errors import GrammarError, one_line
 from kvasir_runtime.wire import SamplingConfig
+
+if TYPE_CHECKING:  # loads the library that validates
+    from kvasir_runtime.guide.checker import AnswerChecker
 
 Mask = NDArray[np.int32]
 MAX_FORCED = 128
@@ -32,17 +35,23 @@ class AcceptedTokens(NamedTuple):
 
 
 class GrammarMatcher:
-    """One answer. mask() and take() are called in turns, from one thread at a time."""
+    """One answer. fill() and take() are called in turns, from one thread at a time."""
 
     def __init__(
-        self, matcher: LLMatcher, sampling: SamplingConfig, eos_token_ids: Sequence[int], answered: Sequence[int] = ()
+        self,
+        matcher: LLMatcher,
+        sampling: SamplingConfig,
+        eos_token_ids: Sequence[int],
+        answered: Sequence[int] = (),
+        checker: "AnswerChecker | None" = None,
     ) -> None:
-        """matcher: its own copy, at the beginning, of a grammar that compiles.
-
-        answered: tokens that it already has, after a preemption.
+        """matcher, checker: its own copies, at the beginning, of a grammar that compiles; without a checker the grammar
+        is enough. answered: tokens that it already has, after a preemption.
         """
         self.error = ""
         self._matcher = matcher
+        self._checker = checker
+        self._reason = ""
         self._sampling = sampling
         self._eos = frozenset(eos_token_ids)
         self._stops = frozenset(sampling.stop_token_ids)
@@ -51,8 +60,28 @@ class GrammarMatcher:
         self._num_answered = len(answered)
         # Forced tokens come without logprobs, since their logits are computed afterwards.
         self._forces = sampling.logprobs < 0
-        if answered and not matcher.consume_tokens(list(answered)):
+        if (answered and not matcher.consume_tokens(list(answered))) or self._checked(answered):
             self._fail()
+
+    @property
+    def is_checked(self) -> bool:
+        """Not every token that the mask allows may follow."""
+        return self._checker is not None and not self.error
+
+    def admits(self, token: int) -> bool:
+        """Whether a token that the mask allows may follow."""
+        if self._checker is None or self.error or (token in self._eos | self._stops and self.may_end()):
+            return True
+        return self._checker.admits(token)
+
+    def may_end(self) -> bool:
+        """Whether the answer is complete."""
+        return bool(self._matcher.is_accepting()) and (self._checker is None or self._checker.fits())
+
+    def token_to_end(self) -> int:
+        """A token that may follow, for a row in which all that were drawn may not."""
+        assert self._checker is not None, "its mask is enough"
+        return self._checker.token_to_end()
 
     def fill(self, mask: Mask) -> None:
         """Set the bits of the tokens that may follow, (1, ids / 32) int32, the lowest bit first.
@@ -68,11 +97,11 @@ class GrammarMatcher:
             mask.fill(-1)
             return
         bits = mask.view(np.uint32)[0]
-        if self._matcher.is_accepting():
+        if self.may_end():
             _put(bits, self._stops, present=True)
             unwanted = self._eos - self._ends
         else:
-            unwanted = self._stops
+            unwanted = self._stops if self._checker is None else self._stops | self._eos
         if unwanted:
             all_of_them = bits.copy()
             _put(bits, unwanted, present=False)
@@ -84,7 +113,7 @@ class GrammarMatcher:
         if self.error:
             return AcceptedTokens((), error=self.error)
         matcher = self._matcher
-        if token in self._eos | self._stops and matcher.is_accepting():
+        if token in self._eos | self._stops and self.may_end():
             shown = token in self._ends and self._num_answered >= self._sampling.min_tokens
             return AcceptedTokens((token,) if shown else (), ended=True)
         self._num_answered += 1
@@ -101,12 +130,23 @@ class GrammarMatcher:
                 break
             tokens.append(forced[0])
         self._num_answered += len(tokens) - 1
-        if matcher.is_error():
+        if matcher.is_error() or self._checked(tokens):
             return AcceptedTokens(tuple(tokens), error=self._fail())
         return AcceptedTokens(tuple(tokens), ended=matcher.is_stopped())
 
+    def _checked(self, tokens: Sequence[int]) -> str:
+        """Advance the check. Why it cannot go on, "" where it can."""
+        try:
+            if self._checker is not None:
+                for token in tokens:
+                    self._checker.take(token)
+        except GrammarError as error:
+            self._reason = str(error)
+        return self._reason
+
     def _fail(self) -> str:
-        self.error = f"the answer cannot go on in its grammar: {one_line(self._matcher.get_error())}"
+        reason = self._reason or one_line(self._matcher.get_error())
+        self.error = f"the answer cannot go on in its grammar: {reason}"
         return self.error
 
 

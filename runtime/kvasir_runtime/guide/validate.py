@@ -3,7 +3,6 @@
 Called by the worker in a process that may be killed; the engine compiles what passed, under the same limits.
 """
 
-import json
 import time
 from typing import Final
 
@@ -11,7 +10,7 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from kvasir_runtime.guide import finite, grammars
+from kvasir_runtime.guide import grammars
 from kvasir_runtime.guide.errors import GrammarError, one_line
 from kvasir_runtime.guide.protocol import Verdict
 from kvasir_runtime.guide.vocabulary import Vocabulary
@@ -26,12 +25,11 @@ DEAD_END: Final = "NoExtension"
 def verdict(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:
     """Try it out. May take any time and memory, so the caller limits both."""
     try:
-        if grammar.kind == "json_schema" and not finite.has_finite_text(grammars.decoded(grammar.text)):
-            raise GrammarError("it is unsatisfiable: whatever fits it would have no end")
         made = grammars.rewritten(grammar, vocabulary.specials)
         _walk(vocabulary.matcher(made), vocabulary.tokenizer.vocab_size)
+        vocabulary.checker(made)
     except GrammarError as error:
-        return Verdict(error=_sentence(str(error)))
+        return Verdict(error=one_line(str(error)))
     except RecursionError:
         return Verdict(error="it is nested too deeply")
     return Verdict(grammar=made)
@@ -56,11 +54,3 @@ def _walk(matcher: LLMatcher, vocab_size: int) -> None:
         if DEAD_END not in one.get_error():
             raise GrammarError(one.get_error())
     raise GrammarError("it is unsatisfiable: nothing that can be written fits it")
-
-
-def _sentence(message: str) -> str:
-    text = one_line(message)
-    if text.startswith("Unimplemented keys: "):
-        names = ", ".join(json.loads(text.removeprefix("Unimplemented keys: ")))
-        return f"the schema's {names} cannot be enforced here"
-    return text

@@ -147,7 +147,7 @@ def test_parts(words, form, text, right):
         ({"structures": [{"begin": "a"}], "triggers": ["<"]}, "starts with none of the triggers"),
         ({"format": {"type": "qwen_xml_parameter"}}, "qwen_xml_parameter"),
         ({"format": {"type": "or", "elements": []}}, "format.elements"),
-        ({"format": {"type": "json_schema", "json_schema": {"not": {}}}}, "not"),
+        ({"format": {"type": "json_schema", "json_schema": {"not": {}}}}, "nsatisfiable"),
         ({"format": {"type": "json_schema", "json_schema": 5}}, "object or a boolean"),
         ({"format": {"type": "sequence", "elements": [{"type": "any_text"}, NUMBER]}}, "elements[0] is any_text"),
         ({"format": {"type": "triggered_tags", "triggers": [""], "tags": [tag("a", NUMBER, "")]}}, "triggers"),

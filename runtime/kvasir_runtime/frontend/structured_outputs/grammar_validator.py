@@ -251,4 +251,5 @@ def _key(grammar: Grammar) -> bytes:
 
 def _size(verdict: Verdict) -> int:
     """Bytes that remembering it takes, about."""
-    return ENTRY_BYTES + len(verdict.error) + (0 if verdict.grammar is None else len(verdict.grammar.text))
+    made = verdict.grammar
+    return ENTRY_BYTES + len(verdict.error) + (0 if made is None else len(made.text) + len(made.check))

@@ -4,7 +4,7 @@ Owned by the runner and called twice a step: for the masks before sampling, and 
 grammar that fails ends the one request that it belongs to.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import GrammarMatcher
 
 _NEVER = float("-inf")
+_MAX_REFUSALS = 16
+"""Tokens that a check may refuse in one place before the one is taken that it knows to be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,31 @@ class GrammarMasks:
             dead = row.amax() == _NEVER
             row.copy_(torch.where(dead, before.masked_fill(forbidden[number], _NEVER), row))
 
+    def checked(self, ids: Tensor, logits: Tensor, batch: GrammarMaskBatch, sample: Callable[[], Tensor]) -> Tensor:
+        """The sampled ids, sampled again where a check refuses them; the other rows keep theirs, as draws are the same.
+
+        ids: (samples,) int64. logits: (samples, vocab), of which refused tokens are forbidden. It waits for the device
+        where a row is checked.
+        """
+        left = [
+            chunk
+            for chunk in batch.guided
+            if not isinstance(chunk.matcher, str) and chunk.matcher.is_checked and chunk.index not in batch.dropped
+        ]
+        for _ in range(_MAX_REFUSALS if left else 0):
+            drawn = ids.tolist()
+            left = [chunk for chunk in left if not _admits(chunk, drawn[chunk.index])]
+            if not left:
+                return ids
+            for chunk in left:
+                logits[chunk.index, drawn[chunk.index]] = _NEVER
+            ids = sample()
+        for chunk in left:
+            assert not isinstance(chunk.matcher, str)
+            logits[chunk.index] = _NEVER
+            logits[chunk.index, chunk.matcher.token_to_end()] = 0.0
+        return sample() if left else ids
+
     @torch.inference_mode()
     def accept(
         self, results: StepResults, batch: GrammarMaskBatch, rows: RowState, logits_processors: LogitsProcessors
@@ -181,6 +208,11 @@ class GrammarMasks:
             if not isinstance(chunk.matcher, str) and chunk.index not in batch.dropped:
                 chunk.matcher.fill(masks[number : number + 1])
         return masks
+
+
+def _admits(chunk: GuidedChunk, token: int) -> bool:
+    """A token below 0 is that of a row whose logits are not finite."""
+    return token < 0 or isinstance(chunk.matcher, str) or chunk.matcher.admits(token)
 
 
 def _forbidden(masks: NDArray[np.int32], size: int) -> Tensor:

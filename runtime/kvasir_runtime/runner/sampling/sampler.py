@@ -104,7 +104,11 @@ class Sampler:
         self._logits_processors.process(logits, chunks, self._rows.tokens)
         if batch.masks is not None:
             self._grammar_masks.mask_logits(logits, recoverable, batch.masks)
-        ids = torch.where(is_valid, self._ops.sample(logits, metadata.draws), INVALID)
+        ids = self._ops.sample(logits, metadata.draws)
+        if batch.masks is not None:
+            sample = self._ops.sample
+            ids = self._grammar_masks.checked(ids, logits, batch.masks, lambda: sample(logits, metadata.draws))
+        ids = torch.where(is_valid, ids, INVALID)
         dropped = set() if batch.masks is None else batch.masks.dropped
         self._rows.append(chunks, ids, positions, dropped)
         known = ids.clamp_min(0)
