@@ -53,11 +53,19 @@ def chosen(sources: Mapping[str, str], option: str) -> dict[str, str]:
         return {DEFAULT: sources[option]}
     if _JINJA.search(option):
         return {DEFAULT: option}
-    path = Path(option).expanduser()
-    if path.is_file():
+    if (path := _file(option)) is not None:
         return {DEFAULT: _text(path)}
     known = f"; the checkpoint has {', '.join(sorted(sources))}" if sources else ""
     raise ModelError(f"--chat-template {option[:200]} is neither a file nor a template nor the name of one{known}")
+
+
+def _file(option: str) -> Path | None:
+    """The file that an option names, None where it is no such name."""
+    try:
+        path = Path(option).expanduser()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError):  # too long for a name, or of a user who is not there
+        return None
 
 
 def _named(entry: Any, path: Path) -> dict[str, str]:

@@ -56,6 +56,7 @@ def encoder(path: Path, settings: Mapping[str, Any]) -> Encoder:
         built = vocabulary.byte_fallback_bpe(
             file.pieces, file.scores, file.types, unknown=file.unknown_id, blank=blank and legacy
         )
+        built.normalizer = normalizers.Sequence([_normalizer(file), built.normalizer])
     else:
         built = _unigram(file)
     if not legacy or file.kind == _UNIGRAM:

@@ -63,6 +63,9 @@ def test_the_option_names_a_file(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("mine {{ messages[0].content }}")
     assert shown(tokenizer.load(folder, str(path))) == "mine hi"
+    for wrong in ("x" * 5000, "~nobody-here/x", "a\0b"):
+        with pytest.raises(ModelError, match="is neither a file nor a template"):
+            tokenizer.load(folder, wrong)
     with pytest.raises(ModelError, match=r"--chat-template nowhere\.jinja is neither .* the checkpoint has default"):
         tokenizer.load(folder, "nowhere.jinja")
 

@@ -87,6 +87,15 @@ def test_without_a_blank_in_front(tmp_path: Path) -> None:
     assert built.decode(built.encode("the plan").ids) == "the plan"
 
 
+@pytest.mark.parametrize("kind", [BPE, UNIGRAM])
+def test_rules_of_normalization_are_followed(tmp_path: Path, kind: int) -> None:
+    built = build.encoder(written(tmp_path, kind=kind, remove_extra_whitespaces=True))
+    assert built.encode("  the   plan ").ids == built.encode("the plan").ids
+    (tmp_path / "as").mkdir()
+    kept = build.encoder(written(tmp_path / "as", kind=kind))
+    assert kept.encode("the   plan").ids != built.encode("the plan").ids
+
+
 def test_bos_eos_and_added_tokens_follow_the_settings(tmp_path: Path) -> None:
     added = {str(260 + len(WORDS + LETTERS)): {"content": "<|im_end|>", "special": True}}
     settings = {"add_bos_token": False, "add_eos_token": True, "added_tokens_decoder": added}
