@@ -27,10 +27,10 @@ def args(folder):
     )
 
 
-def asked(server):
+def asked(server, prompt=PROMPT):
     """An answer's text, and how many tokens of its prompt were not computed."""
     with server.strict_openai() as client:
-        made = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0)
+        made = client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)
     return made.choices[0].text, made.usage.prompt_tokens_details.cached_tokens
 
 
@@ -60,6 +60,27 @@ def test_a_killed_pod_finds_its_prefixes_again_and_forgets_them_when_told(model,
         assert server.ask("/reset_prefix_cache", ops=True, method="POST").json == {"reset": True}
         server.until("nothing is left", lambda: server.state()["kv_host"]["cached_tokens"] == 0)
         assert asked(server) == (text, 0)
+
+
+def test_two_replicas_find_what_the_other_computed_while_both_run(model, tmp_path):
+    other = "what follows was never said to the first of them " * 12
+    with (
+        api_process(model, *args(tmp_path), command=REAL) as first,
+        api_process(model, *args(tmp_path), command=REAL) as second,
+    ):
+        text, cached = asked(first)
+        assert cached == 0
+        first.until("blocks are on the host", lambda: stored(first) > 200)
+        again, cached = asked(second)
+        assert again == text
+        assert cached > 200
+        text, cached = asked(second, other)
+        assert cached == 0
+        before = stored(second)
+        second.until("blocks are on the host", lambda: stored(second) >= before > 100)
+        again, cached = asked(first, other)
+        assert again == text
+        assert cached > 100
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ class TraceList(list):
 def run(script, *, depth=1, delay=0, trace=None, fail_steps=frozenset()):
     host = FakeHost(num_slots=200, delay=delay)
     runner = FakeRunner(model=ENDLESS, host=host, fail_steps=fail_steps)
+    if isinstance(fail_steps, ComputingSteps):
+        fail_steps.runner = runner
     limits = Limits(
         num_blocks=16,
         block_size=4,
@@ -88,12 +90,23 @@ def test_after_forgetting_everything_is_computed():
     assert cached == {"a": 0, "b": 0, "c": 36}
 
 
+class ComputingSteps:
+    """Steps of plans that compute something, from a number on."""
+
+    def __init__(self, first):
+        self.first, self.runner = first, None
+
+    def __contains__(self, step):
+        return step >= self.first and any(plan.step == step and plan.chunks for plan in self.runner.launched)
+
+
 def test_plans_that_only_copy_do_not_hide_that_every_step_fails():
     # Between two steps that fail there are plans that wait for copies.
-    script = [
-        [submit("warm", LONG)],
-        *pause(),
-        *(one for n in range(6) for one in ([submit(f"r{n}", OTHER)], *pause(5))),
-    ]
+    script = [[submit("warm", LONG)], *pause()]
+    for number in range(6):
+        script += [[submit(f"r{number}", LONG)], *pause(12)]
+    fails = ComputingSteps(18)
     with pytest.raises(EngineFatalError, match="3 steps failed in a row"):
-        run(script, delay=2, fail_steps=frozenset(range(18, 2000)))
+        run(script, delay=4, fail_steps=fails)
+    copying = [plan.step for plan in fails.runner.launched if plan.step > 18 and not plan.chunks]
+    assert copying, "there is none between them"
