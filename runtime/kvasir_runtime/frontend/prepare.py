@@ -6,8 +6,8 @@ decided without the engine, and raises Refused; it knows no sockets and no event
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,10 +38,10 @@ MAX_SHOWN_LOGPROBS = 1 << 18
 
 
 class Prompt(NamedTuple):
-    """token_ids: of the prompt. routing_text: what a gateway hashes to find the same prompt again."""
+    """token_ids: of the prompt. source: the fields of the body that shape it, by which a gateway finds it again."""
 
     token_ids: tuple[int, ...]
-    routing_text: str
+    source: Mapping[str, Any]
 
 
 def from_bytes(raw: Raw, profile: ModelProfile, *, chat: bool) -> GenerationRequest:
@@ -138,7 +138,7 @@ def _requests(
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
         cut = body.truncate_prompt_tokens is not None
-        routes = () if cut else hashes.route_hashes(prompt.routing_text, model=model, salt=salt)
+        routes = () if cut else hashes.route_hashes(hashes.request_text(prompt.source), model=model, salt=salt)
         group = [
             EngineRequest(
                 request_id=f"{answer_id}-{number * num_drawn + choice}",
@@ -260,7 +260,7 @@ def _chat_prompt(body: ChatBody, template: ChatPrompt, profile: ModelProfile) ->
         raise Refused(openai_errors.invalid(str(error), param="messages", code="chat_template_error")) from error
     shaping = {"messages", "tools", "chat_template_kwargs"}
     source = body.model_dump(include=shaping, exclude_none=True, exclude_unset=True)
-    return text, Prompt(_encoded(text, body, profile), hashes.request_text(source))
+    return text, Prompt(_encoded(text, body, profile), source)
 
 
 def _text_prompts(body: CompletionBody, profile: ModelProfile) -> list[Prompt]:
@@ -272,7 +272,7 @@ def _text_prompts(body: CompletionBody, profile: ModelProfile) -> list[Prompt]:
             ids = _cut(tuple(prompt), body, profile)
         if not ids:
             raise Refused(openai_errors.invalid("The prompt is empty.", param="prompt", code="invalid_value"))
-        prompts.append(Prompt(ids, hashes.request_text({"prompt": prompt})))
+        prompts.append(Prompt(ids, {"prompt": prompt}))
     return prompts
 
 

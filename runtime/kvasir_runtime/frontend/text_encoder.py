@@ -99,13 +99,13 @@ class TextEncoder:
 
     def _last_split(self, text: str, end: int) -> Split | None:
         """Where the last part of text[:end] begins; None where it is all one part."""
-        size = self._part_characters
+        size, seen = self._part_characters, end
         while size < end:
-            split = self._points.first(text, end - size, end)
+            self._check(size)
+            split = self._points.first(text, end - size, seen)
             if split is not None and split.right < end:
                 return split
-            self._check(size)
-            size *= 2
+            size, seen = 2 * size, end - size
         self._check(end)
         return None
 

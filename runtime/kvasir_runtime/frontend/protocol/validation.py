@@ -19,7 +19,7 @@ from kvasir_runtime.frontend.protocol import ignored_fields
 
 _Model = TypeVar("_Model", bound=BaseModel)
 MAX_COMMAS = 1 << 19
-MAX_BRACKETS = 1 << 18
+MAX_BRACKETS = 1 << 17
 """In a body, those of its texts included: about 40 ms of decoding."""
 MAX_IGNORED = 100
 """Fields of one body that are left out; a client that sends more is not a client of this API."""
