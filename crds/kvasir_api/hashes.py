@@ -50,6 +50,20 @@ def extend_block_hashes(hashes: list[bytes], tokens: Sequence[int], *, root: byt
         hashes.append(parent)
 
 
+def prompt_block_hashes(packed: bytes, *, root: bytes, block_size: int) -> bytes:
+    """The hashes of all full blocks of a prompt, one behind the other. packed: its ids as little-endian uint32."""
+    found, parent, width = [], root, 4 * block_size
+    for start in range(0, len(packed) - width + 1, width):
+        parent = blake2b(parent + packed[start : start + width], digest_size=BLOCK_HASH_BYTES).digest()
+        found.append(parent)
+    return b"".join(found)
+
+
+def split_block_hashes(joined: bytes) -> list[bytes]:
+    """What prompt_block_hashes() gave, one by one."""
+    return [joined[start : start + BLOCK_HASH_BYTES] for start in range(0, len(joined), BLOCK_HASH_BYTES)]
+
+
 def route_hashes(text: str, *, model: str, adapter: str = "", salt: bytes = b"") -> tuple[bytes, ...]:
     """Chained hashes of the full 256-byte pieces of a request's text in UTF-8; empty for a shorter text.
 

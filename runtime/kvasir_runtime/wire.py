@@ -4,6 +4,9 @@ They travel as msgpack over a local socket (never pickle), are addressed by clie
 frozen structs with their types checked. This module knows nothing of HTTP, tensors or scheduling.
 """
 
+import sys
+from array import array
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -117,6 +120,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pieces, in order, which the engine publishes for resident prefixes.
     beam: search instead of drawing; then only max_tokens, min_tokens, stops and logprobs of sampling have an effect.
     follows: id of the request with the beams whose further answers are reported under this id; never submitted itself.
+    packed_prompt: the ids of a long prompt as little-endian uint32; it crosses the socket in place of prompt, since the
+    engine would spend milliseconds on decoding so many numbers. block_hashes: of its full blocks, one behind the other,
+    made by `hashes.prompt_block_hashes` from the salt of Ready and of the request; empty where the engine hashes.
     """
 
     request_id: str
@@ -127,6 +133,30 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     route_hashes: tuple[bytes, ...] = ()
     beam: BeamSearchConfig | None = None
     follows: str = ""
+    packed_prompt: bytes = b""
+    block_hashes: bytes = b""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.packed_prompt) // 4 or len(self.prompt)
+
+    def prompt_ids(self) -> "array[int] | list[int]":
+        """The ids of the prompt, to be changed by the caller."""
+        if not self.packed_prompt:
+            return list(self.prompt)
+        ids = array("I", self.packed_prompt)
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return ids
+
+
+def packed_ids(token_ids: Sequence[int]) -> bytes:
+    """Ids as EngineRequest.packed_prompt has them."""
+    ids = array("I", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,9 +339,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine takes requests."""
+    """The engine takes requests. hash_salt: the secret from which hashes of blocks begin; it is not logged."""
 
     facts: EngineFacts
+    hash_salt: bytes = b""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -52,7 +52,7 @@ class Sequence:
 
     def step(self, faults: Faults) -> wire.EngineOutput:
         """Its next tokens."""
-        sampling, prompt = self.request.sampling, self.said or self.request.prompt
+        sampling, prompt = self.request.sampling, self.said or tuple(self.request.prompt_ids())
         limit = sampling.max_tokens
         end = len(self.said) or faults.eos_after
         stop = end and not sampling.ignore_eos
@@ -115,7 +115,7 @@ class Stub:
 
     def state(self) -> RuntimeState:
         """With pinned tokens only while something runs."""
-        pinned = sum(16 * (1 + (len(s.request.prompt) + s.done) // 16) for s in self.live.values())
+        pinned = sum(16 * (1 + (s.request.prompt_tokens + s.done) // 16) for s in self.live.values())
         return RuntimeState(
             phase="ready",
             kv=KvState(capacity_tokens=8192, pinned_tokens=pinned, free_tokens=8192 - pinned),

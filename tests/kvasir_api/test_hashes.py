@@ -1,5 +1,7 @@
 """The hashes are a contract between builds: their values are written out here and may not change silently."""
 
+import struct
+
 import pytest
 
 from kvasir_api import hashes
@@ -50,6 +52,16 @@ def test_only_full_blocks_are_hashed_and_growth_continues_the_chain():
     assert len(whole) == 2
     assert grown == whole
     assert whole[1] == hashes.block_hash(hashes.block_hash(root, tokens[:4]), tokens[4:8])
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 11, 64])
+def test_hashes_of_an_array_are_those_of_its_ids(length):
+    root, tokens = hashes.block_root(salt=b"s"), [7 * number % 150_000 for number in range(length)]
+    one_by_one: list[bytes] = []
+    hashes.extend_block_hashes(one_by_one, tokens, root=root, block_size=4)
+    packed = struct.pack(f"<{length}I", *tokens)
+    joined = hashes.prompt_block_hashes(packed, root=root, block_size=4)
+    assert hashes.split_block_hashes(joined) == one_by_one
 
 
 @pytest.mark.parametrize(("length", "pieces"), [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2)])

@@ -39,7 +39,7 @@ class EngineClient:
 
     address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
     on_step with the tokens that each step of the engine computed.
-    ready is None until the engine takes requests; state is its last snapshot.
+    ready is None until the engine takes requests, hash_salt empty; state is its last snapshot.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class EngineClient:
         self._state = RuntimeState()
         self._outcome: asyncio.Future[wire.EngineFacts] = self._loop.create_future()
         self.ready: wire.EngineFacts | None = None
+        self.hash_salt = b""
         self.last_message_at = clock()
         self.failure: str | None = None
 
@@ -112,6 +113,8 @@ class EngineClient:
         for index, request in enumerate(requests):
             self._routes[request.request_id] = (queue, index)
         for request in requests:
+            if request.packed_prompt:
+                request = msgspec.structs.replace(request, prompt=())
             if not request.follows:
                 self._send(wire.Submit(request))
 
@@ -190,8 +193,8 @@ class EngineClient:
                     self._route(output)
             case wire.Progress():
                 self._on_progress(message)
-            case wire.Ready(facts):
-                self.ready = facts
+            case wire.Ready(facts, hash_salt):
+                self.ready, self.hash_salt = facts, hash_salt
                 if not self._outcome.done():
                     self._outcome.set_result(facts)
             case wire.EngineFailed(text, refusal):

@@ -40,7 +40,7 @@ class RequestState:
     @property
     def prompt_tokens(self) -> int:
         """Length of the prompt alone."""
-        return len(self.request.prompt)
+        return self.request.prompt_tokens
 
     def invalid_output(self, answer_id: str = "") -> EngineOutput:
         """The last output where the model's output is not finite. answer_id: by default that of the request."""

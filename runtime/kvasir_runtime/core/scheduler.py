@@ -81,7 +81,7 @@ class Scheduler:
             return EngineOutput(request_id=request.request_id, finish_reason="error", message=why)
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
         self._extend_hashes(kind.sequence)
-        kind.request.uncached_estimate = len(request.prompt) - len(self._hits(kind)) * self.limits.block_size
+        kind.request.uncached_estimate = request.prompt_tokens - len(self._hits(kind)) * self.limits.block_size
         self._requests[request.request_id] = kind
         self._waiting.append(kind)
         self._counters.arrived(kind.request)

@@ -4,24 +4,28 @@ Two lengths drive everything: `computed` chases `known`. Both are projected: the
 done once they are collected, so that a plan can be made while another is still in flight.
 """
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 from kvasir_runtime.core.request_state import RequestState
+
+Tokens = MutableSequence[int]
 
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """Mutable; never leaves the core.
 
-    tokens: prompt and collected answer. root, hashes: identity of the full blocks of tokens, as far as it was needed.
-    active: it holds a row and blocks; results for one that does not are discarded. in_flight: samples that are launched
-    and not collected. computed: positions whose KV exists once every launched plan is collected. published: full
-    blocks that were offered to the prefix index. last_step: of the last plan that names its blocks.
+    tokens: prompt and collected answer; an array where the prompt came as one. root, hashes: identity of the full
+    blocks of tokens, as far as it was needed. active: it holds a row and blocks; results for one that does not are
+    discarded. in_flight: samples that are launched and not collected. computed: positions whose KV exists once
+    every launched plan is collected. published: full blocks that were offered to the prefix index. last_step: of
+    the last plan that names its blocks.
     """
 
     request: RequestState
     root: bytes
-    tokens: list[int]
+    tokens: Tokens
     hashes: list[bytes] = field(default_factory=list)
     active: bool = False
     row: int = -1

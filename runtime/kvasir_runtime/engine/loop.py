@@ -131,7 +131,7 @@ class Engine:
     def greet(self, client: bytes) -> None:
         """A client that introduced itself gets Ready, and from now on every step."""
         self._present[client] = None
-        self._send(client, Ready(self._runner.facts))
+        self._send(client, Ready(self._runner.facts, self._runner.hash_salt))
         self._sent_at = 0.0
 
     def run(self) -> None:

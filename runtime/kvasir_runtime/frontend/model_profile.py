@@ -15,7 +15,7 @@ from kvasir_runtime.wire import EngineFacts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """names: of the model. path: from which it was started, which is a name too. max_context: of prompt and answer
-    together, in tokens. defaults: of sampling fields.
+    together, in tokens. defaults: of sampling fields. hash_salt: the engine's, of the hashes of blocks.
 
     ready: the engine's facts; None where there is no engine. parsers: the formats of calls and of reasoning. instance:
     ids of chats begin with it, so that a gateway finds the process that writes one.
@@ -30,6 +30,7 @@ class ModelProfile:
     parsers: ParserNames = field(default_factory=ParserNames)
     instance: str = ""
     path: str = ""
+    hash_salt: bytes = field(default=b"", repr=False)
 
 
 def served_name(name: str | None, profile: ModelProfile) -> str:

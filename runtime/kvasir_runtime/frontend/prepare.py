@@ -27,10 +27,12 @@ from kvasir_runtime.frontend.protocol.validation import Raw
 from kvasir_runtime.frontend.structured_outputs.build import check_total
 from kvasir_runtime.frontend.tokenizer import PromptTooLong, Tokenizer
 from kvasir_runtime.frontend.tool_results import ToolResultRenderer
-from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
+from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig, packed_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
 SEED_MASK = (1 << 63) - 1
+PACKED_TOKENS = 1024
+"""A prompt from here on crosses the socket as one array."""
 MAX_TEMPERATURE = 1e6
 """Beyond it logits are equal in float32, whatever a request requests."""
 MAX_SHOWN_LOGPROBS = 1 << 18
@@ -75,6 +77,7 @@ def from_body(
     answer_id = prefix + profile.instance + secrets.token_hex(12)
     requests = _requests(
         body,
+        profile,
         model,
         answer_id,
         prompts,
@@ -125,6 +128,7 @@ def _prompted(body: Body, profile: ModelProfile) -> tuple[list[Prompt], OutputFo
 
 def _requests(
     body: Body,
+    profile: ModelProfile,
     model: str,
     answer_id: str,
     prompts: Sequence[Prompt],
@@ -139,6 +143,7 @@ def _requests(
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
         cut = body.truncate_prompt_tokens is not None
         routes = () if cut else hashes.route_hashes(hashes.request_text(prompt.source), model=model, salt=salt)
+        packed, block_hashes = _packed(prompt.token_ids, salt, profile)
         group = [
             EngineRequest(
                 request_id=f"{answer_id}-{number * num_drawn + choice}",
@@ -146,11 +151,21 @@ def _requests(
                 sampling=msgspec.structs.replace(sampling, seed=(seed + choice) & SEED_MASK),
                 salt=salt,
                 route_hashes=routes,
+                packed_prompt=packed,
+                block_hashes=block_hashes,
             )
             for choice in range(num_drawn)
         ]
         requests += beam_search.searched(body, group) if body.use_beam_search else group
     return requests
+
+
+def _packed(token_ids: tuple[int, ...], salt: bytes, profile: ModelProfile) -> tuple[bytes, bytes]:
+    """A long prompt as it crosses the socket, and the hashes of its blocks: no work for the engine's thread."""
+    if len(token_ids) < PACKED_TOKENS or profile.ready is None:
+        return b"", b""
+    packed, root = packed_ids(token_ids), hashes.block_root(salt=profile.hash_salt + salt)
+    return packed, hashes.prompt_block_hashes(packed, root=root, block_size=profile.ready.block_size)
 
 
 def _generating(name: str | None, profile: ModelProfile) -> str:

@@ -146,6 +146,7 @@ class ServeProcess:
                 parsers=parser_names(loaded.template_text, given.tool_call_parser, given.reasoning_parser),
                 instance=app_state.instance,
                 path=given.model,
+                hash_salt=self._client.hash_salt,
             ),
             client=self._client,
             max_sequences=ready.max_sequences,

@@ -87,6 +87,21 @@ async def test_the_start_is_told_step_by_step(tmp_path):
         assert seen == [progress]
 
 
+async def test_a_packed_prompt_crosses_the_socket_once_and_the_salt_comes_back(tmp_path):
+    async with connected(tmp_path) as (client, engine):
+        await engine.say(wire.Ready(FACTS, b"secret"))
+        await asyncio.wait_for(client.wait_ready(), 5)
+        assert client.hash_salt == b"secret"
+        ids = (1, 2**20, 7)
+        whole = wire.EngineRequest(
+            request_id="a", prompt=ids, packed_prompt=wire.packed_ids(ids), sampling=wire.SamplingConfig(max_tokens=3)
+        )
+        client.submit([whole], EventQueue())
+        sent = (await engine.hear()).request
+        assert sent.prompt == ()
+        assert (sent.prompt_tokens, tuple(sent.prompt_ids())) == (3, ids)
+
+
 async def test_events_of_one_step_reach_their_streams_in_one_wake_up(tmp_path):
     async with connected(tmp_path) as (client, engine):
         one, two = EventQueue(), EventQueue()

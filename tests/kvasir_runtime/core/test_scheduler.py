@@ -1,11 +1,14 @@
 """The scheduling rule by cases: budget, order, chunks, prefix hits, preemption, ends, and two plans in flight."""
 
+import msgspec
 import pytest
 
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
+from kvasir_api import hashes
 from kvasir_api.state import DecodeTotals, RuntimeState
+from kvasir_runtime import wire
 from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
 
 NO_EOS = FakeModel(table=tuple(range(1, 61)))
@@ -44,6 +47,27 @@ def test_running_sequences_go_first_and_prompts_take_what_is_left():
     served.step()
     assert chunks(served.plans[1]) == [(0, 3, 1, True), (1, 0, 7, False)]
     assert chunks(served.plans[2]) == [(0, 4, 1, True), (1, 7, 3, True), (2, 0, 1, True)]
+
+
+@pytest.mark.parametrize("hashed", ["with hashes", "with those of another block size", "without hashes"])
+def test_a_prompt_that_came_as_an_array_is_served_as_any_other(hashed):
+    prompt = [number % 50 + 1 for number in range(41)]
+    packed, block_size = wire.packed_ids(prompt), 4 if hashed == "with hashes" else 8
+    joined = hashes.prompt_block_hashes(packed, root=hashes.block_root(salt=b"s"), block_size=block_size)
+    served = {}
+    for way in ("plain", "packed"):
+        runs = endless(max_batch_tokens=16)
+        for name in ("a", "b"):  # the second finds the blocks of the first
+            made = request(name, prompt, max_tokens=6, salt=b"s")
+            if way == "packed":
+                found = b"" if hashed == "without hashes" else joined
+                made = msgspec.structs.replace(made, prompt=(), packed_prompt=packed, block_hashes=found)
+            runs.submit(made)
+            runs.finish()
+        served[way] = runs
+    assert served["packed"].plans == served["plain"].plans
+    assert served["packed"].answers == served["plain"].answers
+    assert served["packed"].answers["b"].cached_tokens == 40
 
 
 def test_rows_limit_how_many_run():

@@ -17,7 +17,7 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Fork, SampledTokens
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder
 from kvasir_runtime.core.request_state import RequestState
-from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.core.sequence import SequenceState, Tokens
 from kvasir_runtime.wire import BeamSearchConfig, EngineOutput, EngineRequest, Logprobs, SamplingConfig
 
 
@@ -137,7 +137,7 @@ class BeamGroup:
         self._forks = []
         self._found = {}
         if self.members:
-            tokens = [member.tokens for member in self.members]
+            tokens = [list(member.tokens) for member in self.members]
             first, last = min(tokens), max(tokens)
             common = next((place for place, token in enumerate(first) if token != last[place]), len(first) - 1)
             self.sequence.tokens = first[:common]
@@ -157,7 +157,7 @@ class BeamGroup:
         head = self.sequence
         if self.members:
             common = len(head.tokens)
-            self._expand([(head, member.tokens[common:]) for member in self.members], [head])
+            self._expand([(head, list(member.tokens[common:])) for member in self.members], [head])
             return True
         return self._search([head], [found])
 
@@ -203,7 +203,7 @@ class BeamGroup:
             parent.active = False
         self.members, self._forks = members, forks
 
-    def _member(self, tokens: list[int]) -> SequenceState:
+    def _member(self, tokens: Tokens) -> SequenceState:
         return SequenceState(self.request, self.sequence.root, tokens)
 
     def _counts(self, budget: int) -> list[int]:
@@ -277,7 +277,7 @@ class BeamGroup:
 
 def longest(request: EngineRequest, beam: BeamSearchConfig, limits: Limits) -> int:
     """Longest prompt and answer: all beams must fit beside one another."""
-    fits = beam.max_length(len(request.prompt), limits.num_blocks, limits.block_size)
+    fits = beam.max_length(request.prompt_tokens, limits.num_blocks, limits.block_size)
     return min(limits.max_sequence_tokens, fits)
 
 

@@ -1,6 +1,6 @@
 """Which kind a request is, how long it may become, and why it can never run. A new kind adds its line here."""
 
-from kvasir_api.hashes import block_root
+from kvasir_api.hashes import block_root, split_block_hashes
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds import beam_group, generation, pooling
 from kvasir_runtime.core.kinds.beam_group import BeamGroup
@@ -28,7 +28,7 @@ def refusal(request: EngineRequest, limits: Limits, num_rows: int) -> str:
     """Why a request can never run, as a sentence; empty when it can. num_rows: sequences that can run at a time."""
     if request.beam is not None and (why := beam_group.refusal(request.beam, num_rows)):
         return why
-    if not request.prompt:
+    if not request.prompt_tokens:
         return "the prompt is empty"
     if request.pooling is not None:
         return pooling.refusal(request, longest(request, limits))
@@ -38,19 +38,22 @@ def refusal(request: EngineRequest, limits: Limits, num_rows: int) -> str:
 def new_kind(request: EngineRequest, *, limits: Limits, pool: BlockPool, now: float) -> RequestKind:
     """A request that just arrived, and that is not refused."""
     state = RequestState(request, billed_since=now)
-    sequence = SequenceState(state, block_root(salt=limits.hash_salt + request.salt), list(request.prompt))
+    sequence = SequenceState(state, block_root(salt=limits.hash_salt + request.salt), request.prompt_ids())
+    hashes = split_block_hashes(request.block_hashes) if limits.prefix_cache else []
+    if len(hashes) == request.prompt_tokens // limits.block_size:
+        sequence.hashes = hashes
     if request.pooling is not None:
         return PromptPooling(state, sequence, limits)
     sampling = request.sampling
     stops = frozenset(sampling.stop_token_ids) | frozenset(() if sampling.ignore_eos else limits.eos_token_ids)
-    limit = min(longest(request, limits), len(request.prompt) + sampling.max_tokens)
+    limit = min(longest(request, limits), request.prompt_tokens + sampling.max_tokens)
     answer: RequestKind
     if request.beam is not None:
         search = BeamSearch(
             beam=request.beam,
             stops=stops,
             min_tokens=sampling.min_tokens,
-            max_tokens=limit - len(request.prompt),
+            max_tokens=limit - request.prompt_tokens,
             num_logprobs=sampling.logprobs,
         )
         answer = BeamGroup(state, sequence, search, limits, limit, pool)

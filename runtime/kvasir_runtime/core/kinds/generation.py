@@ -143,7 +143,7 @@ class Generation:
         longest = self.limits.max_sequence_tokens
         if len(sequence.tokens) + len(tokens) >= longest:
             return
-        sequence.tokens += tokens
+        sequence.tokens.extend(tokens)
         self.limit = min(longest, self.limit + len(tokens))
         self.inserted += len(tokens)
         self.unreported += len(tokens)
@@ -192,6 +192,6 @@ def refusal(request: EngineRequest, longest: int) -> str:
     """Why it can never run; empty when it can. longest: prompt and answer together."""
     if request.sampling.max_tokens < 1:
         return f"max_tokens is {request.sampling.max_tokens}, expected at least 1"
-    if len(request.prompt) >= longest:
-        return f"the prompt has {len(request.prompt)} tokens, and prompt and answer together may have {longest} here"
+    if request.prompt_tokens >= longest:
+        return f"the prompt has {request.prompt_tokens} tokens, and prompt and answer together may have {longest} here"
     return ""

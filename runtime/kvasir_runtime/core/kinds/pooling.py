@@ -83,6 +83,6 @@ class PromptPooling:
 
 def refusal(request: EngineRequest, longest: int) -> str:
     """Why it can never run; empty when it can. The last token is computed too, so the cache must have room for it."""
-    if len(request.prompt) > longest:
-        return f"the prompt has {len(request.prompt)} tokens, and may have {longest} here"
+    if request.prompt_tokens > longest:
+        return f"the prompt has {request.prompt_tokens} tokens, and may have {longest} here"
     return ""
