@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from kvasir_api import forecast, http_apis
+from kvasir_api import forecast, hf_config, http_apis
 from kvasir_runtime.server.app_state import AppState, ServedModel
 
 FOREVER: Final = "9999-12-31T23:59:59Z"
@@ -96,20 +96,20 @@ def _details(served_model: ServedModel | None) -> Document:
 def _capabilities(served_model: ServedModel) -> list[str]:
     tools, reasoning = served_model.profile.parsers
     found = ["completion"]
-    template = served_model.profile.tokenizer.template
+    template = served_model.profile.tokenizer.template_for(("any",))
     if tools not in {"", "none"} and template is not None and "tools" in template.switches:
         found.append("tools")
     return [*found, "thinking"] if reasoning not in {"", "none"} else found
 
 
 def _config(served_model: ServedModel) -> Document:
-    """The model's config.json; {} for a file that is all of a model."""
+    """The model's config.json, flattened; {} for a file that is all of a model."""
     path: Path | None = served_model.folder / "config.json" if served_model.folder is not None else None
     try:
         found = json.loads(path.read_bytes()) if path is not None else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return hf_config.flattened(found) if isinstance(found, dict) else {}
 
 
 def _parameters(config: Document) -> int:
