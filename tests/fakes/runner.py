@@ -7,6 +7,7 @@ shared before it was computed changes the answer or fails at once.
 import struct
 from array import array
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import msgspec
 
@@ -36,7 +37,7 @@ class FakeRunner:
     """fail_steps: steps whose collection raises, with fail_words if there are any.
 
     vector_size: of pooled vectors; 0 for the pooled tokens themselves. idle_work: pieces of work that wait for a moment
-    without requests.
+    without requests. late_every: about one in so many masks is late once; 0 for none.
     """
 
     model: FakeModel = field(default_factory=FakeModel)
@@ -50,6 +51,8 @@ class FakeRunner:
     fail_words: str = ""
     vector_size: int = 0
     idle_work: int = 0
+    late_every: int = 0
+    late: set[tuple[str, int]] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
     launched: list[StepPlan] = field(default_factory=list)
@@ -152,6 +155,12 @@ class FakeRunner:
             if (handle.step, place) in self.void:
                 sampled[place] = SampledTokens(sampled[place].row, ())
                 continue
+            if self._is_late(row, length):
+                sampled[place] = SampledTokens(sampled[place].row, (), deferred=True)
+                del row.tokens[length - 1 :]
+                row.computed, row.undecided = length - 2, 0
+                self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
+                continue
             row.undecided -= 1
             forced = self.model.forced(row.tokens[:length])
             if any(forced):
@@ -160,6 +169,14 @@ class FakeRunner:
             tokens = (*sampled[place].tokens, *forced.tokens)
             sampled[place] = SampledTokens(sampled[place].row, tokens, ended=forced.ended, error=forced.error)
         return msgspec.structs.replace(handle, sampled=tuple(sampled))
+
+    def _is_late(self, row: Row, length: int) -> bool:
+        """Whether the mask for the token that would be number length is late, which it is once at most."""
+        name = (row.join.request_id, length)
+        if not self.late_every or name in self.late or crc32(repr(name).encode()) % self.late_every:
+            return False
+        self.late.add(name)
+        return True
 
     def _undecided(self, plan: StepPlan) -> list[tuple[int, Row, int]]:
         """Those of the sampling chunks whose grammar says more once the token is known: place, row, known tokens."""

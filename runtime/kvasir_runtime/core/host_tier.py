@@ -7,7 +7,7 @@ they touch stays pinned until the runner reports them done, and no step waits fo
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kvasir_api.state import KvHostState
@@ -120,6 +120,12 @@ class HostTier:
             self._pending[block_hash] = None
         while len(self._pending) > 2 * self._pool.num_blocks:
             del self._pending[next(iter(self._pending))]
+
+    def retract(self, hashes: Iterable[bytes]) -> None:
+        """Neither store nor load blocks whose content is of no use. Copies that are under way end as they are."""
+        for block_hash in hashes:
+            self._pending.pop(block_hash, None)
+            self._resident.discard(key_of(block_hash))
 
     def store(self, builder: PlanBuilder) -> None:
         """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""

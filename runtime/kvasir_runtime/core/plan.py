@@ -138,7 +138,8 @@ class SampledTokens(msgspec.Struct, frozen=True):
     Samples of the sequence in later plans that were launched by then bring no tokens: they were drawn for places that
     forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why
     the sequence, and it alone, cannot go on after these tokens. invalid: the model's output for it is not finite, so
-    there are no tokens.
+    there are no tokens. deferred: nothing was drawn, since the mask of a grammar was not ready; later samples that were
+    launched by then bring nothing either, and the last known token is computed again, to draw behind it.
     """
 
     row: int
@@ -147,6 +148,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     ended: bool = False
     error: str = ""
     invalid: bool = False
+    deferred: bool = False
 
 
 class TransferResults(msgspec.Struct, frozen=True, kw_only=True):

@@ -299,7 +299,10 @@ class Scheduler:
 
     def _publish(self, sequence: SequenceState, chunk: LaunchedChunk) -> None:
         """Offer the blocks that this chunk filled to the prefix index; only computed and collected ones come here."""
-        full = chunk.end // self.limits.block_size
+        # A sample that a grammar defers has the last known token computed again, and what follows it is of no use then.
+        is_guided = sequence.request.request.sampling.grammar is not None
+        known = len(sequence.tokens) - 1 if is_guided else len(sequence.tokens)
+        full = min(chunk.end, known) // self.limits.block_size
         if not self.limits.prefix_cache or full <= sequence.published:
             return
         self._extend_hashes(sequence)
@@ -344,6 +347,7 @@ class Scheduler:
         for sequence in kind.release():
             if retract:
                 self.pool.retract(sequence.blocks)
+                self._host.retract(sequence.hashes)
             in_flight = sequence.last_step > self._collected
             self.pool.release(sequence.blocks, sequence.last_step if in_flight else None)
             sequence.blocks = []

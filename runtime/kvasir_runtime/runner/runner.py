@@ -251,6 +251,8 @@ class ModelRunner:
         for older in self._in_flight:
             if isinstance(older.state, Collected):  # by `_sample_waiting`; the engine has not seen it
                 step.drop(older.state.ended)
+            if older.sampling.masks is not None:
+                step.drop(older.sampling.masks.deferred_matchers)
         masks.drop(step.dropped)
         pending = (
             older.sampling.masks
@@ -317,8 +319,13 @@ class ModelRunner:
 
     def _sample_guided(self, step: LaunchedStep, state: WaitingForGrammar) -> Sampled:
         """Sample a step of which the grammars have accepted all earlier tokens."""
-        assert step.sampling.masks is not None
-        self._grammar_masks.start(step.sampling.masks)
+        masks = step.sampling.masks
+        assert masks is not None
+        self._grammar_masks.start(masks)
+        late = self._grammar_masks.defer_late(masks, others=len(step.plan.chunks) > len(masks.guided))
+        for later in self._in_flight:
+            if later.plan.step > step.plan.step:
+                later.drop(late)
         return self._sample(step, state.forward, state.positions)
 
     def _sample(self, step: LaunchedStep, forward: ForwardOutput, positions: AppendPositions | None) -> Sampled:

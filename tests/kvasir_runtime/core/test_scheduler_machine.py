@@ -58,6 +58,7 @@ def served_with(limits, depth):
         max_batch_tokens=limits["max_batch_tokens"],
         max_rows=limits["max_sequences"],
         block_size=limits["block_size"],
+        late_every=5,
     )
     if limits["host_blocks"]:
         runner.host = FakeHost(num_slots=limits["host_blocks"], delay=limits["max_sequences"] % 3)

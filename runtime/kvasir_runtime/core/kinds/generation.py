@@ -110,13 +110,16 @@ class Generation:
         if self.discarded_samples:
             self.discarded_samples -= 1
             return ()
-        if not (sampled.tokens or sampled.ended or sampled.error or sampled.invalid):
+        if not (sampled.tokens or sampled.ended or sampled.error or sampled.invalid or sampled.deferred):
             raise ValueError(f"no token sampled for row {sequence.row}")
         sequence.in_flight -= 1
         if sampled.invalid:
             return (self.request.invalid_output(),)
-        if len(sampled.tokens) > 1:
+        if len(sampled.tokens) > 1 or sampled.deferred:
             self.discarded_samples, sequence.in_flight = sequence.in_flight, 0
+        if sampled.deferred:
+            sequence.computed = len(sequence.tokens) - 1
+            return ()
         return (self._append(sampled),)
 
     def release(self) -> tuple[SequenceState, ...]:

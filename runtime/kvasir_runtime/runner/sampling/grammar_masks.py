@@ -1,11 +1,11 @@
 """Rows whose answers follow a grammar: masks of the allowed tokens, computed while the forward pass runs.
 
 Owned by the runner and called twice a step: for the masks before sampling, and with the sampled tokens after it. A
-grammar that fails ends the one request that it belongs to.
+grammar that fails ends the one request that it belongs to, and one whose mask is late has its sample deferred, so that
+other rows do not wait for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,9 @@ from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.runner.sampling import mask_filler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
+from kvasir_runtime.runner.sampling.mask_filler import MaskFiller, MaskRow
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import RowState
 
@@ -48,15 +50,16 @@ class GuidedChunk:
 
 @dataclass(slots=True)
 class GrammarMaskBatch:
-    """The guided chunks of a step and their masks, (guided, ids / 32) int32 in that order, once they are started.
+    """The guided chunks of a step, and by their numbers the masks, once these are begun; None for one without.
 
     dropped: indices of chunks whose samples are dropped: the token before ended their matcher or was followed by forced
-    tokens.
+    tokens, or, of those that are deferred as well, the mask was late.
     """
 
     guided: tuple[GuidedChunk, ...]
-    masks: "Future[NDArray[np.int32]] | None" = None
+    rows: "list[MaskRow | None] | None" = None
     dropped: set[int] = field(default_factory=set)
+    deferred: set[int] = field(default_factory=set)
 
     def drop(self, matchers: "Iterable[GrammarMatcher]") -> None:
         """Drop what is sampled for these matchers."""
@@ -67,6 +70,15 @@ class GrammarMaskBatch:
         """Whether both steps sample for one matcher."""
         return any(one.matcher is another.matcher for one in self.guided for another in other.guided)
 
+    @property
+    def deferred_matchers(self) -> "list[GrammarMatcher]":
+        """Matchers whose mask was late."""
+        return [
+            chunk.matcher
+            for chunk in self.guided
+            if chunk.index in self.deferred and not isinstance(chunk.matcher, str)
+        ]
+
 
 class GrammarMasks:
     """The matchers of all rows that have one. compiler: None where grammars are ignored."""
@@ -75,7 +87,11 @@ class GrammarMasks:
         self._compiler = compiler
         self._ops, self._stream = ops, stream
         self._matchers: dict[int, GrammarMatcher | str] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self._filler = MaskFiller()
+        self._late: dict[int, MaskRow] = {}
+        """By row, the mask that its next sample waits for."""
+        self._slow: set[int] = set()
+        """Rows whose mask was late before."""
 
     def apply(self, plan: StepPlan) -> None:
         """Remove the rows that leave, add those that join; after a preemption a matcher continues where it stood."""
@@ -83,6 +99,8 @@ class GrammarMasks:
             return
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
             self._matchers.pop(row, None)
+            self._late.pop(row, None)
+            self._slow.discard(row)
         for join in plan.joins:
             if join.sampling.grammar is not None:
                 try:
@@ -104,17 +122,56 @@ class GrammarMasks:
         return GrammarMaskBatch(guided) if guided else None
 
     def start(self, batch: GrammarMaskBatch) -> None:
-        """Start to compute the masks in a thread, unless that was started. All earlier tokens were accepted."""
-        if batch.masks is not None:
+        """Begin to compute the masks in threads, unless they were begun. All earlier tokens were accepted."""
+        if batch.rows is not None:
             return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        batch.masks = self._thread.submit(self._fill, batch)
+        batch.rows = [None] * len(batch.guided)
+        begun: list[tuple[int, GrammarMatcher]] = []
+        for number, chunk in enumerate(batch.guided):
+            if isinstance(chunk.matcher, str) or chunk.index in batch.dropped:
+                continue
+            if chunk.row in self._late:
+                batch.rows[number] = self._late.pop(chunk.row)
+            elif chunk.row in self._slow:
+                (batch.rows[number],) = self._filler.begin([chunk.matcher], self._width, slow=True)
+            else:
+                begun.append((number, chunk.matcher))
+        if begun:
+            rows = self._filler.begin([matcher for _, matcher in begun], self._width)
+            for (number, _), row in zip(begun, rows, strict=True):
+                batch.rows[number] = row
+
+    def defer_late(self, batch: GrammarMaskBatch, *, others: bool) -> "list[GrammarMatcher]":
+        """Wait for the masks a little, and drop the samples of those that are late; their matchers.
+
+        others: whether the step has chunks beside the guided ones. Only masks of rows that were never late are waited
+        for, unless there is nothing else to do.
+        """
+        assert batch.rows is not None, "the masks were not begun"
+        rows = [
+            (chunk, row)
+            for chunk, row in zip(batch.guided, batch.rows, strict=True)
+            if row is not None and chunk.index not in batch.dropped
+        ]
+        quick = [row for chunk, row in rows if chunk.row not in self._slow]
+        if quick or others:
+            mask_filler.wait_for(quick, mask_filler.PATIENCE_S)
+        else:
+            mask_filler.wait_for([row for _, row in rows], mask_filler.ALONE_S)
+        late = [(chunk, row) for chunk, row in rows if not row.is_ready]
+        num_begun = {row.task: row.task.stop() for _, row in late}
+        for chunk, row in late:
+            batch.dropped.add(chunk.index)
+            batch.deferred.add(chunk.index)
+            # One is being computed; the others are begun again. A row may have another sequence by now.
+            if row.number < num_begun[row.task] and self._matchers.get(chunk.row) is chunk.matcher:
+                self._late[chunk.row] = row
+                self._slow.add(chunk.row)
+        return batch.deferred_matchers
 
     def by_chunk(self, batch: GrammarMaskBatch) -> dict[int, NDArray[np.int32]]:
-        """The masks by index of their chunk among those that sample; waits for them."""
-        assert batch.masks is not None, "the masks were not started"
-        filled = batch.masks.result()
+        """The masks by index of their chunk among those that sample."""
+        filled = self._filled(batch)
         return {chunk.index: filled[number] for number, chunk in enumerate(batch.guided)}
 
     def mask_logits(self, logits: Tensor, unprocessed: Mapping[int, Tensor], batch: GrammarMaskBatch) -> None:
@@ -123,8 +180,7 @@ class GrammarMasks:
         logits: (samples, vocab) float32, all other changes made. unprocessed: (vocab,) logits before these changes, by
         number among the guided chunks, for rows in which the changes may forbid all that the grammar allows.
         """
-        assert batch.masks is not None, "the masks were not started"
-        filled = batch.masks.result()
+        filled = self._filled(batch)
         if not self._stream.overlaps:  # copies of all rows would take longer than the loop
             forbidden = _forbidden(filled, logits.shape[1])
             for number, chunk in enumerate(batch.guided):
@@ -177,7 +233,8 @@ class GrammarMasks:
         for chunk in batch.guided:
             sample = sampled[chunk.index]
             if chunk.index in batch.dropped:
-                sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=(), invalid=False)
+                deferred = chunk.index in batch.deferred
+                sampled[chunk.index] = SampledTokens(sample.row, (), deferred=deferred)
                 continue
             if sample.invalid:
                 ended += [] if isinstance(chunk.matcher, str) else [chunk.matcher]
@@ -200,13 +257,22 @@ class GrammarMasks:
                 ended.append(chunk.matcher)
         return msgspec.structs.replace(results, sampled=tuple(sampled)), tuple(ended)
 
-    def _fill(self, batch: GrammarMaskBatch) -> NDArray[np.int32]:
-        """In the thread; llguidance releases the interpreter's lock."""
+    @property
+    def _width(self) -> int:
+        """Words of a mask."""
         assert self._compiler is not None
-        masks = np.full((len(batch.guided), -(-self._compiler.vocab_size // 32)), -1, dtype=np.int32)
-        for number, chunk in enumerate(batch.guided):
-            if not isinstance(chunk.matcher, str) and chunk.index not in batch.dropped:
-                chunk.matcher.fill(masks[number : number + 1])
+        return -(-self._compiler.vocab_size // 32)
+
+    def _filled(self, batch: GrammarMaskBatch) -> NDArray[np.int32]:
+        """(guided, ids / 32) int32; of chunks without a mask, whose samples are dropped, everything is allowed."""
+        assert batch.rows is not None, "the masks were not begun"
+        rows = [row for row in batch.rows if row is not None and row.is_ready]
+        if len(rows) == len(batch.rows) == len(rows[0].task.masks) and len({row.task for row in rows}) == 1:
+            return rows[0].task.masks
+        masks = np.full((len(batch.rows), self._width), -1, dtype=np.int32)
+        for number, row in enumerate(batch.rows):
+            if row is not None and row.is_ready:
+                masks[number] = row.mask
         return masks
 
 

@@ -27,9 +27,10 @@ class HostRowState:
         eos_token_ids: Sequence[int],
     ) -> None:
         self._block_size = block_size
-        self._tokens = torch.empty((max_sequences, max_model_len + 1), dtype=torch.int32)
-        # The same memory: numpy is faster for small arrays.
-        self._host: NDArray[np.int32] = self._tokens.numpy()
+        # A step that is launched behind a sample that is deferred looks up what is there: never anything but an id.
+        # Zeros of numpy take no memory before they are written, and numpy is faster for small arrays.
+        self._host: NDArray[np.int32] = np.zeros((max_sequences, max_model_len + 1), dtype=np.int32)
+        self._tokens = torch.from_numpy(self._host)
         self._block_tables = np.zeros((max_sequences, -(-max_model_len // block_size)), dtype=np.int64)
         self._num_blocks = [0] * max_sequences
         # First id of a row whose blocks have consecutive ids, else -1: its cache is read without a gather.

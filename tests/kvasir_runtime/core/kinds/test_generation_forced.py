@@ -24,3 +24,15 @@ def test_forced_tokens_void_what_was_launched_behind_the_token_that_led_to_them(
     (event,) = scheduler.commit(StepResults(step=3, sampled=(SampledTokens(0, (14,)),)), 0.0)
     assert event.token_ids == (14,)
     assert chunks(scheduler.plan(0.0)) == [(0, 6, 1, True)]
+
+
+def test_a_deferred_sample_is_drawn_behind_the_last_known_token_computed_again():
+    scheduler = serving(max_batch_tokens=64).scheduler
+    scheduler.submit(request("a", [1, 2, 3, 4], max_tokens=9, grammar=Grammar(kind="json_object")), 0.0)
+    assert [chunks(scheduler.plan(0.0)) for _ in range(2)] == [[(0, 0, 4, True)], [(0, 4, 1, True)]]
+    assert scheduler.commit(StepResults(step=1, sampled=(SampledTokens(0, (), deferred=True),)), 0.0) == ()
+    assert chunks(scheduler.plan(0.0)) == [(0, 3, 1, True)], "before what was launched meanwhile is collected"
+    assert scheduler.commit(StepResults(step=2, sampled=(SampledTokens(0, ()),)), 0.0) == ()
+    (event,) = scheduler.commit(StepResults(step=3, sampled=(SampledTokens(0, (11,)),)), 0.0)
+    assert event.token_ids == (11,)
+    assert chunks(scheduler.plan(0.0)) == [(0, 4, 1, True)]

@@ -1,7 +1,5 @@
 """Masks on the logits: the right bits on every device, and the last word."""
 
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from fakes.overlapping import Overlapping
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
+from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask
 from kvasir_runtime.runner.state.device_stream import HostStream
 
 NEVER = float("-inf")
@@ -20,9 +19,9 @@ def batch_of(places, bits):
     width = -(-bits.shape[1] // 32) * 32
     padded = np.zeros((len(bits), width), dtype=np.uint8)
     padded[:, : bits.shape[1]] = bits
-    masks: Future = Future()
-    masks.set_result(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
-    return GrammarMaskBatch(tuple(GuidedChunk(place, place, 1, "") for place in places), masks)
+    task = MaskTask((), np.packbits(padded, axis=1, bitorder="little").view(np.int32), num_done=len(bits))
+    rows = [MaskRow(task, number) for number in range(len(bits))]
+    return GrammarMaskBatch(tuple(GuidedChunk(place, place, 1, "") for place in places), rows)
 
 
 def unused():

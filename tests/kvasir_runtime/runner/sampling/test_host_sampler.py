@@ -1,7 +1,6 @@
 """One operation of C++ changes logits and samples as the runner does with torch's operations, for any mixture."""
 
 import math
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +20,7 @@ from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, Gramm
 from kvasir_runtime.runner.sampling.host_sampler import host_sampler_of
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.logprobs import RequestedLogprobs
+from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask
 from kvasir_runtime.runner.sampling.sampler import Sampler, SamplingBatch
 from kvasir_runtime.runner.state.device_stream import HostStream
 from kvasir_runtime.runner.state.host_state import HostRowState
@@ -140,9 +140,9 @@ def batch_of(asked: list[Row]) -> SamplingBatch:
     for mask, (_, allowed) in zip(filled.view(np.uint32), guided, strict=True):
         for token in allowed:
             mask[token // 32] |= np.uint32(1 << token % 32)
-    future: Future[np.ndarray] = Future()
-    future.set_result(filled)
-    return SamplingBatch(chunks, masks=GrammarMaskBatch(tuple(GuidedChunk(i, i, 0, "") for i, _ in guided), future))
+    task = MaskTask((), filled, num_done=len(filled))
+    rows = [MaskRow(task, number) for number in range(len(filled))]
+    return SamplingBatch(chunks, masks=GrammarMaskBatch(tuple(GuidedChunk(i, i, 0, "") for i, _ in guided), rows))
 
 
 @pytest.mark.skipif(FOUND is None, reason="no library")

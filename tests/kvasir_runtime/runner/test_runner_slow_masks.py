@@ -1,0 +1,149 @@
+"""The mask of a slow grammar delays its own row and no other, and no answer changes for it."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fakes import checkpoints
+from fakes.by_hand import runner_of, scheduler_of
+from fakes.checkpoints import Shape
+from fakes.overlapping import Overlapping
+from fakes.recording import OPS, Recordings
+from kvasir_runtime.guide.matcher import AcceptedTokens
+from kvasir_runtime.kernels.cpu.ops import cpu_ops
+from kvasir_runtime.runner.runner import ModelRunner
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
+from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
+
+GRAMMAR = Grammar(kind="json_object")
+WAYS = {
+    "host": (1, {}),
+    "cpp": (1, {"ops": cpu_ops(), "dtype": torch.bfloat16}),
+    "device": (2, {"ops": OPS, "device_stream": Overlapping}),
+    "graphs": (2, {"ops": OPS, "device_stream": Overlapping, "new_capturer": Recordings}),
+}
+
+
+class Matcher:
+    """Allows the ids of one half of the vocabulary in turns; before a mask, `hold` may wait."""
+
+    is_checked = False
+
+    def __init__(self, answered: Sequence[int], hold: Callable[[int], None]) -> None:
+        self.position, self._hold = len(answered), hold
+
+    def fill(self, mask: np.ndarray) -> None:
+        self._hold(self.position)
+        mask[:] = 0
+        half = mask.shape[1] // 2
+        (mask[:, :half] if self.position % 2 else mask[:, half:]).fill(-1)
+
+    def take(self, token: int, room: int) -> AcceptedTokens:
+        half = 160 if self.position % 2 else 0
+        assert half == 0 or token < 160
+        self.position += 1
+        return AcceptedTokens((token,))
+
+
+class Compiler:
+    """Gives matchers of which those for slow requests wait before each mask, as their seed says."""
+
+    vocab_size = 320
+
+    def __init__(self, hold: Callable[[int], None]) -> None:
+        self._hold = hold
+
+    def matcher(self, sampling: SamplingConfig, answered: Sequence[int]) -> Matcher:
+        return Matcher(answered, self._hold if sampling.seed == 1 else lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("models") / "m", Shape(max_position_embeddings=128))
+
+
+def made(folder: Path, way: str, hold: Callable[[int], None]) -> ModelRunner:
+    options = dict(WAYS[way][1])
+    if "device_stream" in options:
+        options["device_stream"] = options["device_stream"]()
+    runner = runner_of(folder, num_blocks=64, max_sequences=8, **options)
+    runner._grammar_masks = GrammarMasks(Compiler(hold), runner._ops, runner._stream)  # type: ignore[arg-type]
+    runner._sampler._grammar_masks = runner._grammar_masks
+    runner.capture_graphs()
+    return runner
+
+
+def requests() -> list[EngineRequest]:
+    """One that is slow, one that is guided too, and three plain ones."""
+    found = [("slow", 1, GRAMMAR), ("guided", 2, GRAMMAR), ("a", 3, None), ("b", 4, None), ("c", 5, None)]
+    return [
+        EngineRequest(
+            request_id=name,
+            prompt=tuple(range(3 + seed, 20 + 3 * seed)),
+            sampling=SamplingConfig(temperature=0.8, max_tokens=12, seed=seed, ignore_eos=True, grammar=grammar),
+        )
+        for name, seed, grammar in found
+    ]
+
+
+def answers(runner: ModelRunner, depth: int, *, after: Callable[[dict[str, list[int]]], None]) -> dict[str, list[int]]:
+    """Tokens by request. after: called with those so far behind every step."""
+    scheduler = scheduler_of(runner, budget=64)
+    found: dict[str, list[int]] = {one.request_id: [] for one in requests()}
+    for one in requests():
+        assert scheduler.submit(one, 0.0) is None
+    flying: deque = deque()
+    for _ in range(5000):
+        while len(flying) < depth and (plan := scheduler.plan(0.0)) is not None:
+            flying.append(runner.launch(plan))
+        if not flying:
+            break
+        for event in scheduler.commit(runner.collect(flying.popleft()), 0.0):
+            assert event.finish_reason in (None, "length")
+            found[event.request_id] += event.token_ids
+        after(found)
+    assert not scheduler.has_work
+    assert scheduler.pool.num_pinned == 0
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mask_that_does_not_come_delays_its_own_row_alone(folder: Path, way: str) -> None:
+    """Its fourth mask is held until all other requests have ended."""
+    depth, come = WAYS[way][0], threading.Event()
+
+    def hold(position: int) -> None:
+        assert position != 3 or come.wait(60)
+
+    def after(found: dict[str, list[int]]) -> None:
+        others = [len(tokens) for name, tokens in found.items() if name != "slow"]
+        if min(others) == 12 and not come.is_set():
+            assert len(found["slow"]) == 3
+            come.set()
+
+    whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None)
+    assert answers(made(folder, way, hold), depth, after=after) == whole
+    assert come.is_set()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_alone_with_its_mask_waits_for_it(folder: Path, way: str) -> None:
+    """Nothing else is left to do, and the engine still gets to its messages."""
+    depth, come, steps = WAYS[way][0], threading.Event(), []
+
+    def hold(position: int) -> None:
+        assert position != 11 or come.wait(60)
+
+    def after(found: dict[str, list[int]]) -> None:
+        if len(found["slow"]) == 11:
+            steps.append(1)
+            if len(steps) == 4:
+                come.set()
+
+    whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None)
+    assert answers(made(folder, way, hold), depth, after=after) == whole
