@@ -122,18 +122,17 @@ class TransferThread:
 
     def _load(self, step: int, batch: Sequence[BlockLoad]) -> None:
         start = time.perf_counter()
-        pieces, _, piece_bytes = self._blocks.shape
-        places = np.empty((len(batch), pieces, piece_bytes), dtype=np.uint8)
+        places = [self._place(one.block) for one in batch]
+        wanted = [(one.key, place.reshape(-1).data) for one, place in zip(batch, places, strict=True)]
         try:
-            found = self._store.get(
-                [(one.key, place.reshape(-1).data) for one, place in zip(batch, places, strict=True)]
-            )
+            found = self._store.get(wanted)
         except Exception:
             LOG.exception("blocks could not be loaded from the host")
             found = [False] * len(batch)
         loaded = [index for index, is_there in enumerate(found) if is_there]
-        for index in loaded:
-            self._blocks[:, batch[index].block] = places[index]
+        if len(self._blocks) > 1:
+            for index in loaded:
+                self._blocks[:, batch[index].block] = places[index]
         with self._changed:
             self._loaded += [(step, batch[index].block) for index in loaded]
             self._load_s += time.perf_counter() - start
@@ -156,6 +155,11 @@ class TransferThread:
         if not self._open[step]:
             del self._open[step]
         self._changed.notify_all()
+
+    def _place(self, block: int) -> NDArray[np.uint8]:
+        """(pieces, piece_bytes) to read into: the block itself where it is one piece, else memory of its own."""
+        block_memory = self._blocks[:, block]
+        return block_memory if len(block_memory) == 1 else np.empty_like(block_memory, order="C")
 
     def _content(self, block: int) -> memoryview:
         """The block itself where it is one piece, else a copy."""
