@@ -6,6 +6,7 @@ Each test fails when its parameter is ignored: it compares with the answer witho
 import json
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import openai
@@ -88,6 +89,39 @@ def test_logprobs_of_a_completion_are_the_models(client, folder):
     ends = [*found.text_offset[1:], len(choice.text)]
     for token, start, end in zip(found.tokens, found.text_offset, ends, strict=True):
         assert token.startswith(("bytes:", "<|")) or choice.text[start:end] == token
+
+
+def test_logprobs_of_chosen_ids_and_of_the_whole_vocabulary(client, folder):
+    ids, as_ids = [300, 5, 17], {"return_tokens_as_token_ids": True}
+    (choice,) = complete(client, extra={"logprob_token_ids": ids, **as_ids}).choices
+    prompt, said = choice.prompt_token_ids, choice.token_ids
+    wanted = oracle_of(folder).logits([*prompt, *said])[len(prompt) - 1 : -1].log_softmax(-1)
+    for token, top, row in zip(said, choice.logprobs.top_logprobs, wanted, strict=True):
+        shown = {int(name.removeprefix("token_id:")): value for name, value in top.items()}
+        assert set(shown) == {token, *ids}
+        assert [shown[one] for one in ids] == pytest.approx([float(row[one]) for one in ids], abs=1e-3)
+    (choice,) = complete(client, max_tokens=2, logprobs=-1, extra=as_ids).choices
+    assert [len(top) for top in choice.logprobs.top_logprobs] == [320, 320]
+    plain = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=2, logprobs=True, extra_body={"logprob_token_ids": ids, **as_ids}
+    )
+    for position in plain.choices[0].logprobs.content:
+        assert [top.token for top in position.top_logprobs] == [f"token_id:{one}" for one in ids]
+
+
+def test_rows_with_and_without_chosen_ids_share_a_step(client):
+    """Drawn side by side as one by one: what one request asks of a step changes nothing of the others."""
+    kinds = [{"logprobs": 3}, {"extra": {"logprob_token_ids": [7, 9, 300]}}, {}, {"logprobs": 0}]
+    alone = [complete(client, **kind).choices[0] for kind in kinds]
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        together = list(pool.map(lambda kind: complete(client, **kind).choices[0], kinds))
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids
+        if one.logprobs is None:
+            assert other.logprobs is None
+            continue
+        for left, right in zip(one.logprobs.top_logprobs, other.logprobs.top_logprobs, strict=True):
+            assert left == pytest.approx(right, abs=1e-3)
 
 
 def test_streamed_logprobs_are_the_same(client, server):

@@ -137,7 +137,7 @@ def _requests(
 ) -> list[EngineRequest]:
     """As many of each prompt as are sampled, in order; with beam search as one search of each prompt."""
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
-    salt = hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
+    salt = _salt(body)
     requests = []
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
@@ -158,6 +158,11 @@ def _requests(
         ]
         requests += beam_search.searched(body, group) if body.use_beam_search else group
     return requests
+
+
+def _salt(body: Body) -> bytes:
+    """Separates what is cached of this request from what others find."""
+    return hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
 
 
 def _packed(token_ids: tuple[int, ...], salt: bytes, profile: ModelProfile) -> tuple[bytes, bytes]:
@@ -297,7 +302,8 @@ def _encoded(text: str, body: Body, profile: ModelProfile) -> tuple[int, ...]:
     try:
         if keep is None or keep > profile.max_context:
             # Up to twice the context, so that an error says by how much a prompt is too long.
-            return profile.tokenizer.encode(text, special=special, limit=2 * profile.max_context)
+            limit = 2 * profile.max_context
+            return profile.tokenizer.encode(text, special=special, limit=limit, salt=_salt(body))
         return profile.tokenizer.encode_cut(text, special=special, keep=keep, side=body.truncation_side)
     except PromptTooLong as error:
         raise _too_long(body, error, profile.max_context) from error

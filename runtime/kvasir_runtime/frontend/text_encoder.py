@@ -50,11 +50,14 @@ class TextEncoder:
         self._max_part_characters = max_part_characters
         self._cache = _IdCache(cache_bytes)
 
-    def ids(self, text: str, enough: int | None = None) -> list[int]:
-        """The ids of a text; where there are more than enough, the first of them, at least so many."""
+    def ids(self, text: str, enough: int | None = None, *, salt: bytes = b"") -> list[int]:
+        """The ids of a text; where there are more than enough, the first of them, at least so many.
+
+        salt: up to 64 bytes; what was remembered with another one is not found, not even by how long it takes.
+        """
         found: list[int] = []
         for start, end in self._parts(text):
-            found += self._part_ids(text[start:end])
+            found += self._part_ids(text[start:end], salt)
             if enough is not None and len(found) >= enough:
                 break
         return found
@@ -75,7 +78,7 @@ class TextEncoder:
         """A beginning of the text with the same ids, at least so many where there are as many."""
         count = 0
         for start, end in self._parts(text):
-            count += len(self._part_ids(text[start:end]))
+            count += len(self._part_ids(text[start:end], b""))
             if count >= enough:
                 return text[:end]
         return text
@@ -117,11 +120,11 @@ class TextEncoder:
             )
             raise Refused(openai_errors.invalid(message, code="invalid_value"))
 
-    def _part_ids(self, part: str) -> Sequence[int]:
+    def _part_ids(self, part: str, salt: bytes) -> Sequence[int]:
         """The ids of a part, which are remembered where it is long."""
         if len(part) < self._part_characters:
             return self._encode(part)
-        key = blake2b(part.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
+        key = blake2b(part.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, key=salt).digest()
         known = self._cache.find(key)
         if known is not None:
             return known

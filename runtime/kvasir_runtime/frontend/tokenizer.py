@@ -51,17 +51,17 @@ class Tokenizer:
     longest_token: int
     tool_template: ChatTemplate | None = None
 
-    def encode(self, text: str, *, special: bool, limit: int) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool, limit: int, salt: bytes = b"") -> tuple[int, ...]:
         """Ids of a text; special adds what the tokenizer puts around it (a BOS).
 
-        Raises PromptTooLong when there are more than limit; the rest is not tokenized then. Raises Refused for a text
-        that cannot be split.
+        salt: separates what is remembered of texts. Raises PromptTooLong when there are more than limit; the rest
+        is not tokenized then. Raises Refused for a text that cannot be split.
         """
         least = self.least_tokens(text)
         if least > limit:
             raise PromptTooLong(least)
         before, behind = self._surrounding if special else ((), ())
-        ids = (*before, *self.text_encoder.ids(text, limit + 1), *behind)
+        ids = (*before, *self.text_encoder.ids(text, limit + 1, salt=salt), *behind)
         if len(ids) > limit:
             raise PromptTooLong(len(ids))
         return ids

@@ -76,6 +76,17 @@ def test_a_follow_up_tokenizes_what_is_new():
     assert encoder.characters < 300
 
 
+def test_what_was_remembered_with_another_salt_is_not_found():
+    encoder, parts = counting()
+    text = " ".join(f"word{number} and" for number in range(1000))
+    want = parts.ids(text)
+    encoder.characters = 0
+    assert parts.ids(text, salt=b"tenant") == want
+    assert encoder.characters == len(text)
+    assert parts.ids(text, salt=b"tenant") == want
+    assert encoder.characters < len(text) + 200
+
+
 def test_the_cache_is_bounded():
     encoder, parts = counting(cache_bytes=2000)
     for number in range(50):
