@@ -80,6 +80,11 @@ def parsed_overrides(text: str) -> dict[str, Any]:
     return found
 
 
+def without_dollars(text: str) -> str:
+    """The same JSON without a $, which Kubernetes would expand in arguments of a container."""
+    return text.replace("$", "\\u0024")
+
+
 def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
     """Of a flattened config. Raises ValueError where max_position_embeddings is no count.
 

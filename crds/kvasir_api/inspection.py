@@ -5,13 +5,14 @@ see the model itself. Pure; the arithmetic is forecast.py's, which the runtime u
 """
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
 
-from kvasir_api import forecast
+from kvasir_api import forecast, hf_config
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 
@@ -40,8 +41,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overrides_digest(hf_overrides: str) -> str:
-    """Of the option, "" where it is not set: facts of a config with other fields are those of another model."""
-    return hashlib.sha256(hf_overrides.encode()).hexdigest()[:8] if hf_overrides else ""
+    """Of the option, "" where it is not set: facts of a config with other fields are those of another model.
+
+    Spellings of the same JSON have the same digest. Raises ValueError for what is none.
+    """
+    found = hf_config.parsed_overrides(hf_overrides)
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8] if found else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

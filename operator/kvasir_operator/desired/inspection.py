@@ -10,6 +10,7 @@ from typing import Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec
+from kvasir_api.hf_config import without_dollars
 from kvasir_api.inspection import MAX_BYTES, Prediction, decode, overrides_digest
 from kvasir_api.status import ModelStatus
 from kvasir_kube.kinds import Json
@@ -183,7 +184,7 @@ def _pod(resolved: Resolved, name: str, settings: OperatorSettings) -> Json:
 
 def _container(seen: Observed, where: ModelSource, settings: OperatorSettings) -> Json:
     """The image for processors is the smaller one, and its version is the operator's own."""
-    given = seen.spec.runtime.hf_overrides
+    given = without_dollars(seen.spec.runtime.hf_overrides)
     overrides = ["--hf-overrides", given] if given else []
     return {
         "name": names.COMPONENT_INSPECT,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kvasir_api import names
 from kvasir_api.accelerator import AcceleratorClassSpec, ClassPod
+from kvasir_api.hf_config import without_dollars
 from kvasir_api.options import arguments, flag
 from kvasir_api.service import TopologySpread
 from kvasir_kube.kinds import Json
@@ -141,7 +142,9 @@ def _args(seen: Observed, where: ModelSource, settings: OperatorSettings) -> tup
         given["api_key_file"] = names.KEYS_MOUNT
     flags = [part for name, value in given.items() for part in (flag(name), str(value))]
     aliases = [part for alias in seen.spec.model.aliases for part in (flag("served_model_name"), alias)]
-    return (where.path, *flags, *aliases, *_tracing(seen, settings), *arguments(seen.spec.runtime))
+    options = seen.spec.runtime
+    options = options.model_copy(update={"hf_overrides": without_dollars(options.hf_overrides)})
+    return (where.path, *flags, *aliases, *_tracing(seen, settings), *arguments(options))
 
 
 def _tracing(seen: Observed, settings: OperatorSettings) -> tuple[str, ...]:

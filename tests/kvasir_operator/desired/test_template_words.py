@@ -1,6 +1,7 @@
 """What people write into a spec stays words: arguments of a program, never a shell's, and never code of a model."""
 
 import ast
+import json
 from pathlib import Path
 
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from fakes.manifests import service
 from fakes.random_specs import FIELDS, ODD, SPEC, changed, changes
 from fakes.stages import pod_template, resolved
+from kvasir_api.inspection import overrides_digest
 from kvasir_api.options import ServeOptions
 from kvasir_operator.desired.inspection import inspection_plan
 from kvasir_operator.observed.service import observed
@@ -41,6 +43,22 @@ def test_whatever_a_spec_says_stays_one_argument(fields, uri):
     assert all(option.removeprefix("--").replace("-", "").isalnum() for option in options)
     names = {entry["name"] for entry in container["env"]}
     assert {name for name in names if not name.startswith("KVASIR_")} <= {"POD_IP", "HOME", "OMP_NUM_THREADS"}
+
+
+def test_overrides_of_a_models_config_are_not_expanded():
+    given = '{"a": "$(POD_IP) $$"}'
+    runtime = {"hfOverrides": given}
+    found = seen({**BASIC, "runtime": runtime, "model": {"uri": "pvc://models/a", "inspect": "Always"}})
+    asked = inspection_plan(
+        resolved(found, SETTINGS), SETTINGS, wanted=1, waited_s=0.0, now=0.0, time="2026-01-01T00:00:00Z"
+    ).create
+    assert asked is not None
+    for pod in (pod_template(found, "rev", SETTINGS), asked):
+        arguments = pod["spec"]["containers"][0]["args"]
+        sent = arguments[arguments.index("--hf-overrides") + 1]
+        assert "$" not in sent
+        assert json.loads(sent) == json.loads(given)
+        assert overrides_digest(sent) == overrides_digest(given)
 
 
 def test_the_pod_that_looks_at_a_model_starts_no_shell_either():
