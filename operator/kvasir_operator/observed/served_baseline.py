@@ -27,9 +27,9 @@ def followed(before: ServedBaseline | None, step: tuple[str, int], replicas: Ite
         kept = {r.uid: before.totals[r.uid] for r, now in read if _counts_on(before.totals.get(r.uid), now)}
         silent = {uid: totals for uid, totals in before.totals.items() if uid not in {r.uid for r, _ in read}}
         return ServedBaseline(step=step, totals={**silent, **kept})
-    return ServedBaseline(
-        step=step, totals={r.uid: now for r, now in read if before is not None or r.revision != step[0]}
-    )
+    # Replicas of a new revision are there for its first step: all that they served belongs to it.
+    goes_on = before is not None and before.step[0] == step[0]
+    return ServedBaseline(step=step, totals={r.uid: now for r, now in read if goes_on or r.revision != step[0]})
 
 
 def since(baseline: Mapping[str, ServedTotals], replica: Replica) -> ServedTotals:

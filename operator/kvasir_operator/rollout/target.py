@@ -151,9 +151,12 @@ def judged(rules: Analysis | None, new: RevisionTraffic, old: RevisionTraffic) -
 
 
 def _compared(seen: Observed, current: str) -> tuple[RevisionTraffic, RevisionTraffic]:
-    """What the new revision and the others served since the step began."""
+    """What the new revision and the others served since the step began. Others without a first token since then are
+    compared by the mean of all their first tokens."""
     others = [r for r in seen.replicas if r.revision != current]
-    return of(seen.of(current), seen.served_before), of(others, seen.served_before)
+    old = of(others, seen.served_before)
+    old = old if old.ttft_s else replace(old, ttft_s=of(others, {}).ttft_s)
+    return of(seen.of(current), seen.served_before), old
 
 
 def of(replicas: Iterable[Replica], before: Mapping[str, ServedTotals]) -> RevisionTraffic:

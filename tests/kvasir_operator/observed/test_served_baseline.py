@@ -24,6 +24,12 @@ def test_a_step_counts_from_its_beginning():
     assert since(following.totals, pod("b", 12, revision="new")).answered == 2
 
 
+def test_a_new_replica_that_answers_before_the_step_is_in_status_is_judged_by_all_of_it():
+    before = followed(None, ("old", 0), [pod("a", 100), pod("b", 40, failed=20, revision="new")])
+    began = followed(before, STEP, [pod("a", 100), pod("b", 40, failed=20, revision="new")])
+    assert since(began.totals, pod("b", 40, failed=20, revision="new")).failed == 20
+
+
 def test_after_a_restart_of_the_operator_the_new_revision_is_judged_by_all_that_it_served():
     found = followed(None, STEP, [pod("a", 100), pod("b", 40, failed=20, revision="new")])
     assert since(found.totals, pod("b", 40, failed=20, revision="new")).failed == 20

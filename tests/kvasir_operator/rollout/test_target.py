@@ -180,3 +180,12 @@ def test_an_old_incident_does_not_hide_errors_of_the_new_revision():
     assert head(seen)[1] == "Progressing"
     since_the_step = {r.uid: ServedTotals(answered=900, failed=500) for r in old}
     assert head(replace(seen, served_before=since_the_step))[1] == "Held"
+
+
+def test_an_old_revision_without_requests_since_the_step_still_says_how_fast_it_was():
+    fast = ServedTotals(answered=100, ttft_s=10.0, first_tokens=100)
+    slow = ServedTotals(answered=100, ttft_s=99.0, first_tokens=99)
+    seen = world(new=1, served=slow, analysis={"maxTtftRegressionPercent": 50})
+    old = [replace(r, uid=r.name, reading=RuntimeState(served=fast)) for r in seen.replicas if r.revision == "old"]
+    seen = replace(seen, replicas=(*old, *(r for r in seen.replicas if r.revision == "new")))
+    assert head(replace(seen, served_before={r.uid: fast for r in old}))[1] == "Held"
