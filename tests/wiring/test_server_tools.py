@@ -220,6 +220,47 @@ def test_a_random_model_cannot_but_call(random_model, choice, seed):
     assert reasons == {0: "tool_calls"}
 
 
+def test_a_named_function_is_called_exactly_once(random_model):
+    for seed in range(3):
+        extra = {"chat_template_kwargs": {"enable_thinking": False}}
+        answer = ask(random_model, tools=TOOLS, tool_choice=NAMED, seed=seed, max_tokens=400, extra_body=extra).choices[
+            0
+        ]
+        assert [call.function.name for call in answer.message.tool_calls] == ["weather"]
+        assert answer.finish_reason == "tool_calls"
+
+
+def test_a_call_that_must_be_and_is_cut_has_the_beginning_of_its_arguments(random_model):
+    """Whole and streamed, wherever max_tokens cuts it: one call of the named function, and no content."""
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "seed": 1, "extra_body": extra}
+    full = ask(random_model, max_tokens=400, **fields).choices[0].message.tool_calls[0].function.arguments
+    lengths = set()
+    for limit in (1, 20, *range(36, 60, 4)):
+        choice = ask(random_model, max_tokens=limit, **fields).choices[0]
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, choice.message.content, call.function.name) == ("length", None, "weather")
+        assert full.startswith(call.function.arguments)
+        lengths.add(len(call.function.arguments))
+        found, reasons, _ = streamed(random_model, max_tokens=limit, **fields)
+        assert (reasons[0], found[0]["content"]) == ("length", "")
+        assert [one[1:] for one in found[0]["calls"]] == [["weather", call.function.arguments]]
+    assert len(lengths) > 2
+
+
+def test_arguments_that_are_sets_have_no_item_twice(random_model):
+    """What no grammar says: it is checked while the call is written."""
+    days = {"type": "array", "items": {"enum": ["mon", "tue", "wed"]}, "uniqueItems": True, "minItems": 3}
+    parameters = {"type": "object", "properties": {"days": days}, "required": ["days"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "plan", "parameters": parameters, "strict": True}}]
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    for seed in range(4):
+        answer = ask(random_model, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=seed,
+                     max_tokens=400, extra_body=extra).choices[0]  # fmt: skip
+        (call,) = answer.message.tool_calls
+        assert sorted(json.loads(call.function.arguments)["days"]) == ["mon", "tue", "wed"]
+
+
 def test_a_schema_that_nothing_fits_is_refused(random_model):
     impossible = {"name": "f", "parameters": {"type": "object", "properties": {"a": False}, "required": ["a"]}}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -80,6 +80,38 @@ class GrammarMaskBatch:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class LogitsRows:
+    """Tokens that may be sampled, in (samples, vocab) float32 logits."""
+
+    logits: Tensor
+
+    def forbid(self, index: int, token: int) -> None:
+        """A token of a row less."""
+        self.logits[index, token] = _NEVER
+
+    def leave(self, index: int, token: int) -> None:
+        """Only this token of a row."""
+        self.logits[index] = _NEVER
+        self.logits[index, token] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRows:
+    """Tokens that may be sampled, in masks by index."""
+
+    masks: Mapping[int, NDArray[np.int32]]
+
+    def forbid(self, index: int, token: int) -> None:
+        """A token of a row less."""
+        self.masks[index].view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+
+    def leave(self, index: int, token: int) -> None:
+        """Only this token of a row."""
+        self.masks[index][:] = 0
+        self.masks[index].view(np.uint32)[token // 32] = np.uint32(1 << token % 32)
+
+
 class GrammarMasks:
     """The matchers of all rows that have one. compiler: None where grammars are ignored."""
 
@@ -195,11 +227,13 @@ class GrammarMasks:
             dead = row.amax() == _NEVER
             row.copy_(torch.where(dead, before.masked_fill(forbidden[number], _NEVER), row))
 
-    def checked(self, ids: Tensor, logits: Tensor, batch: GrammarMaskBatch, sample: Callable[[], Tensor]) -> Tensor:
+    def checked(
+        self, ids: Tensor, batch: GrammarMaskBatch, allowed: "LogitsRows | MaskRows", sample: Callable[[], Tensor]
+    ) -> Tensor:
         """The sampled ids, sampled again where a check refuses them; the other rows keep theirs, as draws are the same.
 
-        ids: (samples,) int64. logits: (samples, vocab), of which refused tokens are forbidden. It waits for the device
-        where a row is checked.
+        ids: (samples,) int64. allowed: where refused tokens are forbidden before sample is called again. It waits for
+        the device where a row is checked.
         """
         left = [
             chunk
@@ -212,12 +246,11 @@ class GrammarMasks:
             if not left:
                 return ids
             for chunk in left:
-                logits[chunk.index, drawn[chunk.index]] = _NEVER
+                allowed.forbid(chunk.index, drawn[chunk.index])
             ids = sample()
         for chunk in left:
             assert not isinstance(chunk.matcher, str)
-            logits[chunk.index] = _NEVER
-            logits[chunk.index, chunk.matcher.token_to_end()] = 0.0
+            allowed.leave(chunk.index, chunk.matcher.token_to_end())
         return sample() if left else ids
 
     @torch.inference_mode()

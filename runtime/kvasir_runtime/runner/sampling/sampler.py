@@ -18,7 +18,7 @@ from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.graphs.cudagraph_sizes import SamplingKind
 from kvasir_runtime.runner.sampling import logprobs
-from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks
+from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, LogitsRows, MaskRows
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.logprobs import PackedLogprobs, RequestedLogprobs
@@ -107,7 +107,9 @@ class Sampler:
         ids = self._ops.sample(logits, metadata.draws)
         if batch.masks is not None:
             sample = self._ops.sample
-            ids = self._grammar_masks.checked(ids, logits, batch.masks, lambda: sample(logits, metadata.draws))
+            ids = self._grammar_masks.checked(
+                ids, batch.masks, LogitsRows(logits), lambda: sample(logits, metadata.draws)
+            )
         ids = torch.where(is_valid, ids, INVALID)
         dropped = set() if batch.masks is None else batch.masks.dropped
         self._rows.append(chunks, ids, positions, dropped)
@@ -120,7 +122,12 @@ class Sampler:
     ) -> tuple[Tensor, PackedLogprobs | None]:
         chunks, masks = batch.chunks, batch.masks
         owners = self._requested_logprobs.of_samples(chunks)
-        ids = host_sampler.sample(logits, chunks, {} if masks is None else self._grammar_masks.by_chunk(masks))
+        allowed = {} if masks is None else self._grammar_masks.by_chunk(masks)
+        ids = host_sampler.sample(logits, chunks, allowed)
+        if masks is not None:
+            ids = self._grammar_masks.checked(
+                ids, masks, MaskRows(allowed), lambda: host_sampler.sample(logits, chunks, allowed)
+            )
         self._rows.append(chunks, ids, positions, set() if masks is None else masks.dropped)
         if not owners:
             return ids, None
