@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kvasir_api import cache_groups, layer_types
+from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.hf_config import flattened, sequence_limits
 
 GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration")
@@ -42,6 +44,7 @@ class ModelShape:
 
     intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
     layer, and those of them that a token goes to; 0 without, or where that was not told.
+    attentions: one for each cache group; layers_per_block: that a block of the KV cache has room for, 0 for all layers.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     """
 
@@ -61,6 +64,8 @@ class ModelShape:
     dtype: str
     experts: int = 0
     chosen_experts: int = 0
+    attentions: tuple[LayerAttention, ...] = (FULL,)
+    layers_per_block: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
@@ -74,21 +79,47 @@ class ModelShape:
         return plain * BYTES[dtype] + (self.matrices * layers + self.head * head) // 16
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers. dtype: as above, or int8 or fp8."""
+        """Bytes of keys and values of one token in every layer, and what blocks leave empty. dtype: as above, or int8 or fp8."""
         rows = {"int8": self.head_dim + KV_SCALE_BYTES, "fp8": self.head_dim}
         row = rows[dtype] if dtype in rows else self.head_dim * BYTES[dtype]
-        return 2 * self.layers * self.kv_heads * row
+        return 2 * (self.layers_per_block or self.layers) * len(self.attentions) * self.kv_heads * row
+
+    def sequence_tokens(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Tokens of capacity that a sequence takes at once at most: fewer than its own where layers see a window only.
+
+        chunk_tokens: computed in one step at most.
+        """
+        places = cache_groups.blocks_of_sequence(self.attentions, num_tokens, block_size=1, chunk_tokens=chunk_tokens)
+        return -(-places // len(self.attentions))
+
+    def longest_sequence(self, capacity_tokens: int, chunk_tokens: int, limit: int) -> int:
+        """Tokens of the longest sequence, at most limit, that a cache of so many tokens holds alone."""
+        places = capacity_tokens * len(self.attentions)
+        return cache_groups.longest_sequence(
+            self.attentions, places, block_size=1, chunk_tokens=chunk_tokens, limit=limit
+        )
+
+    def requests(self, capacity_tokens: int, num_tokens: int, chunk_tokens: int) -> float:
+        """Sequences of so many tokens that a cache holds at once, of which one at a time computes a chunk of its prompt."""
+        most, held = self.sequence_tokens(num_tokens, chunk_tokens), self.sequence_tokens(num_tokens, 1)
+        return capacity_tokens / most if capacity_tokens < most else (capacity_tokens - most + held) / held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Verdict with the numbers behind it. concurrency: requests of the longest length that fit at once."""
+    """Verdict with the numbers behind it. concurrency: requests of the longest length that fit at once.
+
+    sequence_tokens: of kv_tokens that a request of the longest length takes, fewer than its length where layers see a window
+    only. longest_sequence: tokens of the longest request that fits, at most as many as were asked for.
+    """
 
     verdict: Literal["Fits", "TooSmall"]
     weights_bytes: int
     activation_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int
+    sequence_tokens: int
+    longest_sequence: int
     concurrency: float
     message: str
 
@@ -118,7 +149,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
     intermediate = _count(config, "intermediate_size")
-    experts = _experts(config, layers)
+    experts, groups = _experts(config, layers), _cache_groups(config, layers)
     kv_heads = _count(config, "num_key_value_heads", heads)
     head_dim = _count(config, "head_dim", max(hidden // heads, 1))
     query, key = heads * head_dim, kv_heads * head_dim
@@ -152,6 +183,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         dtype=_dtype(config),
         experts=experts.number,
         chosen_experts=experts.chosen,
+        attentions=tuple(group.attention for group in groups),
+        layers_per_block=cache_groups.layers_per_block(groups),
     )
 
 
@@ -182,6 +215,17 @@ def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
         if config.get("shared_expert_intermediate_size")
         else 0,
     )
+
+
+def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.CacheGroup, ...]:
+    """As `models` of the runtime has them; a config that it would refuse for its layers counts as full attention."""
+    fields = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern")
+    try:
+        given = {field: config.get(field) for field in fields}
+        attentions = layer_types.attentions(str(config.get("model_type", "")), layers, **given)
+    except (ValueError, TypeError):
+        attentions = (FULL,) * layers
+    return cache_groups.group_layers(attentions)
 
 
 def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
@@ -229,12 +273,13 @@ def fit(
     if cache_limit_bytes is not None:
         left = min(left, cache_limit_bytes)
     kv_tokens = max(left // per_token, 0)
-    enough = kv_tokens >= longest
+    needed = model.sequence_tokens(longest, max_batch_tokens)
+    enough = kv_tokens >= needed
     parts = {
         "the process": process_bytes,
         "the weights": weights,
         "a step": activations,
-        f"the KV cache of one request of {longest:,} tokens": longest * per_token,
+        f"the KV cache of one request of {longest:,} tokens": needed * per_token,
     }
     room = f"{readable(int(memory_bytes * memory_fraction))} of {readable(memory_bytes)} may be used"
     return MemoryFit(
@@ -243,7 +288,9 @@ def fit(
         activation_bytes=activations,
         kv_bytes_per_token=per_token,
         kv_tokens=kv_tokens,
-        concurrency=kv_tokens / longest,
+        sequence_tokens=needed,
+        longest_sequence=model.longest_sequence(kv_tokens, max_batch_tokens, longest),
+        concurrency=model.requests(kv_tokens, longest, max_batch_tokens),
         message=f"{sum_of(parts)}; {room}",
     )
 

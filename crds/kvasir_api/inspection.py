@@ -127,7 +127,7 @@ def predicted(
         return Prediction(verdict="Unknown", message=f"architecture {facts.architecture} is not known")
     dtype = dtype_of(facts, options, device)
     if options.kv_cache_tokens:
-        held = _of_a_fixed_cache(facts.shape, options, dtype, memory_bytes)
+        held = _of_a_fixed_cache(facts.shape, options, dtype, device, memory_bytes)
     else:
         held = _of_what_is_left(facts, options, dtype, device, memory_bytes)
     known = roofline(facts, options, card) if card else None
@@ -155,14 +155,25 @@ def _of_what_is_left(
     likely = _fit(facts.shape, options, dtype, memory_bytes, device=device)
     certain = _fit(facts.shape, options, dtype, memory_bytes, device=None)
     tokens = likely.kv_tokens // options.block_size * options.block_size
-    longest = options.max_model_len or min(facts.shape.max_positions, tokens)
+    chunk_tokens = _batch_tokens(options, device)
     return Prediction(
         verdict=certain.verdict,
         weights_bytes=likely.weights_bytes,
         kv_tokens=tokens,
-        requests=tokens // longest if longest else 0,
+        requests=_requests(facts.shape, options, tokens, chunk_tokens),
         message=(likely if certain.verdict == "Fits" else certain).message,
     )
+
+
+def _batch_tokens(options: RuntimeOptions, device: Compute) -> int:
+    """Tokens of the largest step."""
+    return options.max_batch_tokens or forecast.BATCH_TOKENS[device]
+
+
+def _requests(shape: forecast.ModelShape, options: RuntimeOptions, kv_tokens: int, chunk_tokens: int) -> int:
+    """Requests of the longest length that a cache holds at once."""
+    longest = options.max_model_len or shape.longest_sequence(kv_tokens, chunk_tokens, shape.max_positions)
+    return int(shape.requests(kv_tokens, longest, chunk_tokens)) if longest else 0
 
 
 def dtype_of(
@@ -178,7 +189,7 @@ def _fit(
     shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int, *, device: Compute | None
 ) -> forecast.MemoryFit:
     """device: None leaves out what only a measurement knows, and requests the least cache."""
-    batch_tokens = (options.max_batch_tokens or forecast.BATCH_TOKENS[device]) if device else 0
+    batch_tokens = _batch_tokens(options, device) if device else 0
     return forecast.fit(
         shape,
         memory_bytes=memory_bytes,
@@ -192,18 +203,19 @@ def _fit(
     )
 
 
-def _of_a_fixed_cache(shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, memory_bytes: int) -> Prediction:
+def _of_a_fixed_cache(
+    shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
+) -> Prediction:
     """runtime.kvCacheTokens says how many tokens there are; whether they fit is then between weights and memory."""
     blocks = -(-options.kv_cache_tokens // options.block_size)
     tokens = blocks * options.block_size
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     weights, cache = shape.weights_bytes(dtype, options.quantization), tokens * shape.kv_bytes_per_token(cached)
-    longest = options.max_model_len or min(shape.max_positions, tokens)
     return Prediction(
         verdict="Fits" if weights + cache <= memory_bytes else "TooSmall",
         weights_bytes=weights,
         kv_tokens=tokens,
-        requests=tokens // longest,
+        requests=_requests(shape, options, tokens, _batch_tokens(options, device)),
         message=f"{forecast.sum_of({'the weights': weights, f'a KV cache of {tokens:,} tokens': cache})}; "
         f"there are {forecast.readable(memory_bytes)}",
     )

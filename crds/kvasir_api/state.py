@@ -14,9 +14,11 @@ Phase = Literal["starting", "loading", "warming", "ready", "draining"]
 
 
 class KvState(msgspec.Struct, frozen=True, kw_only=True):
-    """KV cache in tokens. pinned + cached + free = capacity, always.
+    """KV cache in tokens and in bytes. pinned + cached + free = capacity, always, in both.
 
     pinned: referenced by live sequences. cached: evictable, kept for prefix hits. free: holds nothing.
+    A token of capacity is the bytes of one token in every layer, where a model's layers form several cache groups too; a
+    long sequence takes fewer than its length where layers see a window only.
     """
 
     capacity_tokens: int = 0
@@ -24,6 +26,10 @@ class KvState(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     free_tokens: int = 0
     block_size: int = 16
+    capacity_bytes: int = 0
+    pinned_bytes: int = 0
+    cached_bytes: int = 0
+    free_bytes: int = 0
 
 
 class KvHostState(msgspec.Struct, frozen=True, kw_only=True):

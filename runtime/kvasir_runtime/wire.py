@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvasir_api import cache_groups
+from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.state import RuntimeState
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -307,8 +309,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: prompt plus answer of one request, also where the cache is the limit. max_batch_tokens: query tokens
     of one step. quantization: formats of the weights that are not in dtype, such as "int8" or "int4, int8"; "" where
     all are. fallback: why slower kernels serve than the device has; "" where they are its own. hidden_size: length of
-    what is pooled. head: what the model ends in; only one over the vocabulary can generate. host_blocks: of the second
-    tier of the KV cache, 0 without one. load_s, warm_s: of the start.
+    what is pooled. head: what the model ends in; only one over the vocabulary can generate. num_blocks: of the KV
+    cache, for all cache groups together; attentions: one for each group; kv_bytes_per_token: of a token in every layer,
+    and in what blocks leave empty. host_blocks: of the second tier, 0 without one. load_s, warm_s: of the start.
     """
 
     device: str
@@ -331,11 +334,28 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""
     fallback: str = ""
     host_blocks: int = 0
+    attentions: tuple[LayerAttention, ...] = (FULL,)
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self.num_blocks * self.block_size
+        """Tokens that the KV cache holds, each in all layers."""
+        return self.num_blocks * self.block_size // len(self.attentions)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block of the KV cache, of any group."""
+        return self.kv_bytes_per_token * self.block_size // len(self.attentions)
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """The longest sequence that the KV cache holds alone; more than its capacity where layers see a window only."""
+        return cache_groups.longest_sequence(
+            self.attentions,
+            self.num_blocks,
+            block_size=self.block_size,
+            chunk_tokens=self.max_batch_tokens,
+            limit=self.max_model_len,
+        )
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -3,11 +3,12 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.options import Quantization
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
@@ -46,12 +47,18 @@ def runner_of(
     new_capturer: Callable[[], GraphCapturer] | None = None,
     hf_overrides: str = "",
     longest: int = 0,
+    attentions: tuple[LayerAttention, ...] | None = None,
 ) -> ModelRunner:
-    """A runner, by default in float32, without measuring and warming up, and without touching torch's threads."""
+    """A runner, by default in float32, without measuring and warming up, and without touching torch's threads.
+
+    num_blocks: for each cache group. attentions: of each layer, in place of the family's.
+    """
     config = read_config(folder, hf_overrides)
     family = family_of(config)
     spec = family.spec(config)
-    limit = longest or config.max_position_embeddings
+    if attentions is not None:
+        spec = replace(spec, attentions=attentions)
+    limit, groups = longest or config.max_position_embeddings, spec.cache_groups
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
         formats = weight_formats.formats(quantization, spec, shapes, places, {})
@@ -63,7 +70,7 @@ def runner_of(
         fallback=ops.fallback,
         dtype=str(dtype).removeprefix("torch."),
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * len(groups),
         max_model_len=limit,
         max_sequences=max_sequences,
         max_batch_tokens=4096,
@@ -76,6 +83,7 @@ def runner_of(
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
+        attentions=tuple(group.attention for group in groups),
     )
     return assemble(
         model, ops, facts, device, cache_dtype or dtype, device_stream=device_stream, new_capturer=new_capturer
@@ -94,13 +102,17 @@ def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True)
             max_model_len=facts.max_model_len,
             eos_token_ids=facts.eos_token_ids,
             prefix_cache=prefix_cache,
+            attentions=facts.attentions,
         )
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """One sequence on its way: known tokens, how many of them are computed, the row and blocks it holds."""
+    """One sequence on its way: known tokens, how many of them are computed, the row and blocks it holds.
+
+    columns: for each block_size positions a block of every cache group.
+    """
 
     prompt: tuple[int, ...]
     sampling: SamplingConfig = GREEDY
@@ -108,7 +120,12 @@ class Stream:
     answer: list[int] = field(default_factory=list)
     computed: int = 0
     row: int = -1
-    blocks: list[int] = field(default_factory=list)
+    columns: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> list[int]:
+        """All that it holds."""
+        return [block for column in self.columns for block in column]
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -122,6 +139,7 @@ class Hand:
     def __init__(self, runner: ModelRunner, *, scattered: bool = True, seed: int = 0) -> None:
         self._runner = runner
         self._block_size = runner.facts.block_size
+        self._groups = len(runner.facts.attentions)
         self._free = list(range(runner.facts.num_blocks))[::-1]
         if scattered:
             random.Random(seed).shuffle(self._free)
@@ -133,13 +151,13 @@ class Hand:
         joins, grows, chunks, sampling = [], [], [], []
         for stream, num_tokens in moves:
             end = stream.computed + num_tokens
-            new = [self._free.pop() for _ in range(-(-end // self._block_size) - len(stream.blocks))]
-            stream.blocks += new
+            new = [self.column() for _ in range(-(-end // self._block_size) - len(stream.columns))]
+            stream.columns += new
             if stream.row < 0:
                 stream.row = self._rows.pop()
                 joins.append(self._join(stream))
             elif new:
-                grows.append(Grow(stream.row, tuple(new)))
+                grows += [Grow(stream.row, blocks, group) for group, blocks in enumerate(zip(*new, strict=True))]
             samples = end == len(stream.tokens)
             left = max(0, stream.min_tokens - len(stream.answer))
             chunk = Chunk(
@@ -162,6 +180,10 @@ class Hand:
         while live := [stream for stream in streams if len(stream.answer) < num_tokens]:
             self.step([(stream, min(chunk, len(stream.tokens) - stream.computed)) for stream in live])
 
+    def column(self) -> tuple[int, ...]:
+        """A free block for each cache group."""
+        return tuple(self._free.pop() for _ in range(self._groups))
+
     def preempt(self, stream: Stream) -> None:
         """Take row and blocks away; what was computed has to be computed again."""
         self.release(stream)
@@ -171,11 +193,11 @@ class Hand:
         """The stream has ended: its row and blocks may be used by others."""
         self._rows.append(stream.row)
         self._free += reversed(stream.blocks)
-        stream.row, stream.blocks = -1, []
+        stream.row, stream.columns = -1, []
 
     def share(self, stream: Stream, holder: Stream, num_blocks: int) -> None:
         """A prefix hit: the stream starts behind so many full blocks that the holder has computed."""
-        stream.blocks = holder.blocks[:num_blocks]
+        stream.columns = holder.columns[:num_blocks]
         stream.computed = num_blocks * self._block_size
 
     def _join(self, stream: Stream) -> Join:
@@ -185,6 +207,6 @@ class Hand:
             tokens=stream.tokens,
             prompt_tokens=len(stream.prompt),
             computed_tokens=stream.computed,
-            blocks=tuple(stream.blocks),
+            tables=tuple(zip(*stream.columns, strict=True)),
             sampling=stream.sampling,
         )

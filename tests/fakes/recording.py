@@ -83,8 +83,9 @@ def split_qkv(
     if norm is not None:
         query_key, _ = rms_norm.reference(query_key, None, norm, eps)
     query_key = rope.reference(query_key, cos, sin)
-    for half, rows in zip(cache.flatten(1, 2).unbind(0), (query_key[:, heads:], value), strict=True):
-        half.index_copy_(0, slots, rows)
+    size = cache.shape[2]
+    for half, rows in zip(cache.unbind(0), (query_key[:, heads:], value), strict=True):
+        half.index_put_((slots // size, slots % size), rows)
     return query_key[:, :heads]
 
 
@@ -96,6 +97,7 @@ def attention(
     window: int,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     """Attention that asks the host for nothing: every token has the positions of its sequence gathered for itself."""
     assert softcap == 0.0
@@ -111,6 +113,8 @@ def attention(
     seen = at <= position
     if window:
         seen = seen & (at > position - window)
+    if chunk:
+        seen = seen & (at >= position // chunk * chunk)
     scores = torch.einsum("thd,tphd->thp", query.float(), keys) * scale
     weights = torch.where(seen, scores, float("-inf")).softmax(dim=-1)
     values = torch.where(seen.transpose(1, 2)[..., None], values, 0.0)

@@ -13,6 +13,7 @@ import msgspec
 
 from fakes.host import FakeHost
 from fakes.model import EOS, FakeModel
+from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_runtime.core.plan import Chunk, HostChanges, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.engine.interfaces import Grammars
 from kvasir_runtime.step_profiler import StepProfiler
@@ -25,7 +26,7 @@ class Row:
 
     join: Join
     tokens: list[int]
-    blocks: list[int]
+    tables: list[list[int]]
     computed: int
     pooled: list[int] = field(default_factory=list)
     forked: bool = False
@@ -45,6 +46,7 @@ class FakeRunner:
     block_size: int = 4
     max_model_len: int = 256
     eos_token_ids: tuple[int, ...] = (EOS,)
+    attentions: tuple[LayerAttention, ...] = (FULL,)
     max_rows: int = 256
     max_batch_tokens: int = 1 << 20
     fail_steps: frozenset[int] = frozenset()
@@ -55,6 +57,7 @@ class FakeRunner:
     late: set[tuple[str, int]] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     cache: dict[int, int] = field(default_factory=dict)
+    states: dict[int, tuple[int, ...]] = field(default_factory=dict)
     launched: list[StepPlan] = field(default_factory=list)
     in_flight: int = 0
     guided: dict[int, list[tuple[int, Row, int]]] = field(default_factory=dict)
@@ -79,6 +82,7 @@ class FakeRunner:
             max_batch_tokens=self.max_batch_tokens,
             eos_token_ids=self.eos_token_ids,
             host_blocks=0 if self.host is None else self.host.num_slots,
+            attentions=self.attentions,
         )
 
     @property
@@ -106,12 +110,15 @@ class FakeRunner:
             self._join(join)
         self._fork(plan)
         for grow in plan.grows:
-            self.rows[grow.row].blocks += grow.blocks
+            self.rows[grow.row].tables[grow.group] += grow.blocks
         assert not {copy.target for copy in plan.copies} & {copy.source for copy in plan.copies}
         for copy in plan.copies:
             for offset in range(self.block_size):
                 source = copy.source * self.block_size + offset
                 self.cache[copy.target * self.block_size + offset] = self.cache.get(source, -1)
+            self.states.pop(copy.target, None)
+            if copy.source in self.states:
+                self.states[copy.target] = self.states[copy.source]
         for insert in plan.inserts:
             assert insert.position == len(self.rows[insert.row].tokens), "inserted behind all that is known"
             self.rows[insert.row].tokens += insert.tokens
@@ -191,7 +198,8 @@ class FakeRunner:
         assert 0 <= join.row < self.max_rows
         assert join.computed_tokens % self.block_size == 0
         assert join.computed_tokens < len(join.tokens)
-        self.rows[join.row] = Row(join, list(join.tokens), list(join.blocks), join.computed_tokens)
+        assert len(join.tables) == len(self.attentions)
+        self.rows[join.row] = Row(join, list(join.tokens), [list(table) for table in join.tables], join.computed_tokens)
 
     def _fork(self, plan: StepPlan) -> None:
         before = dict(self.rows)
@@ -202,7 +210,7 @@ class FakeRunner:
             self.rows[fork.row] = Row(
                 source.join,
                 [*source.tokens[: fork.position], *fork.tokens],
-                [*source.blocks[: fork.kept_blocks], *fork.blocks],
+                [table[: fork.kept_blocks] for table in source.tables],
                 source.computed,
                 forked=True,
             )
@@ -215,14 +223,48 @@ class FakeRunner:
         end = chunk.start + chunk.num_tokens
         assert end <= len(row.tokens)
         assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)
-        for position in range(chunk.start, end):
-            block = row.blocks[position // self.block_size]
-            # Beams that nobody continues have given up their blocks before a plan says what becomes of their rows.
-            assert self.host is None or block not in self.host.touched, f"block {block} is written while it is copied"
-            holders = sum(other.blocks.count(block) for other in self.rows.values() if not other.forked) + row.forked
-            assert holders == 1, f"block {block} is written while {holders} rows hold it"
-            self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]
+        for group, attention in enumerate(self.attentions):
+            if attention.kind == "state":
+                self._write_state(row, group, chunk.start, end)
+                continue
+            for position in range(chunk.start, end):
+                block = row.tables[group][position // self.block_size]
+                self._check_alone(row, block)
+                self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]
+            self._check_seen(row, group, attention.first_seen(chunk.start), end)
         row.computed = end
+
+    def _check_alone(self, row: Row, block: int) -> None:
+        """Beams that nobody continues have given up their blocks before a plan says what becomes of their rows, and
+        what a window left may be another's although a table still names it.
+        """
+        assert block >= 0, "a block is written that is not there"
+        assert self.host is None or block not in self.host.touched, f"block {block} is written while it is copied"
+        holders = sum(
+            self._needed(other, group).count(block)
+            for other in self.rows.values()
+            if not other.forked
+            for group in range(len(self.attentions))
+        )
+        assert holders + row.forked == 1, f"block {block} is written while {holders} rows hold it"
+
+    def _needed(self, row: Row, group: int) -> list[int]:
+        """Blocks of a row that tokens to come still need."""
+        return row.tables[group][self.attentions[group].first_seen(row.computed) // self.block_size :]
+
+    def _check_seen(self, row: Row, group: int, first: int, end: int) -> None:
+        table, size = row.tables[group], self.block_size
+        places = (table[position // size] * size + position % size for position in range(first, end))
+        context = [self.cache.get(place, -1) for place in places]
+        assert context == row.tokens[first:end], f"the cache of {row.join.request_id} does not hold its tokens"
+
+    def _write_state(self, row: Row, group: int, start: int, end: int) -> None:
+        """A state is all tokens that went into it: read as of the token before, written as of the last one."""
+        table = row.tables[group]
+        if start:
+            assert self.states.get(table[(start - 1) // self.block_size]) == tuple(row.tokens[:start])
+        self._check_alone(row, table[(end - 1) // self.block_size])
+        self.states[table[(end - 1) // self.block_size]] = tuple(row.tokens[:end])
 
     def _pool(self, chunk: Chunk) -> bytes:
         """What the cache holds at the pooled positions once they are complete, a float32 each; else nothing."""
@@ -246,12 +288,8 @@ class FakeRunner:
 
     def _sample(self, chunk: Chunk) -> int:
         row = self.rows[chunk.row]
-        places = (
-            row.blocks[position // self.block_size] * self.block_size + position % self.block_size
-            for position in range(row.computed)
-        )
-        context = [self.cache.get(place, -1) for place in places]
-        assert context == row.tokens, f"the cache of {row.join.request_id} does not hold its tokens"
+        assert row.computed == len(row.tokens)
+        context = list(row.tokens)  # which every group was found to hold
         sampling = row.join.sampling
         forbidden = {*self.eos_token_ids, *sampling.stop_token_ids} if chunk.min_tokens_left > 0 else ()
         token = self.model.next_token(context, sampling.seed, forbidden)

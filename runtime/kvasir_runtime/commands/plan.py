@@ -49,7 +49,7 @@ class FitReport:
     @property
     def fitting_context(self) -> int:
         """0 when nothing is left after weights and activations."""
-        return min(self.max_model_len, self.fit.kv_tokens)
+        return self.fit.longest_sequence
 
 
 def fit_report(
@@ -92,16 +92,19 @@ def fit_report(
             process_bytes=forecast.PROCESS_BYTES[device],
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
-            cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, options) if shared else None,
+            cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
         ),
     )
 
 
-def _cache_limit(shape: forecast.ModelShape, memory_bytes: int, dtype: str, options: RuntimeOptions) -> int:
+def _cache_limit(
+    shape: forecast.ModelShape, memory_bytes: int, dtype: str, device: host_resources.Device, options: RuntimeOptions
+) -> int:
     """The engine's cache on a shared machine: a modest part of memory, or the requested length."""
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    requested = options.max_model_len * shape.kv_bytes_per_token(cached)
-    return max(forecast.shared_cache_bytes(memory_bytes), requested)
+    chunk_tokens = options.max_batch_tokens or forecast.BATCH_TOKENS[device]
+    requested = shape.sequence_tokens(options.max_model_len, chunk_tokens) if options.max_model_len else 0
+    return max(forecast.shared_cache_bytes(memory_bytes), requested * shape.kv_bytes_per_token(cached))
 
 
 def table(report: FitReport) -> str:
@@ -114,7 +117,7 @@ def table(report: FitReport) -> str:
         ("memory", f"{size(report.memory_bytes)} on {report.device}, {_taken(report)}"),
         ("weights", f"{size(fit.weights_bytes)} in {report.dtype}{_and_bits(report.quantization)}"),
         ("process", f"{size(forecast.PROCESS_BYTES[report.device])}, and {size(fit.activation_bytes)} in a step"),
-        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}"),
+        ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}{_windows(report)}"),
         (
             "concurrency",
             f"{fit.concurrency:.2f} requests of {report.max_model_len:,} tokens, {report.max_sequences} at most",
@@ -128,6 +131,12 @@ def _taken(report: FitReport) -> str:
     if report.shared:
         return "which others use too: a quarter of it for the KV cache, at most 8 GiB"
     return f"{report.memory_fraction:.0%} of it to be used"
+
+
+def _windows(report: FitReport) -> str:
+    """What a model with windows takes for the longest request, where that is less than its length."""
+    taken = report.fit.sequence_tokens
+    return f"; {report.max_model_len:,} tokens of one request take {taken:,}" if taken < report.max_model_len else ""
 
 
 def _and_bits(quantization: str) -> str:

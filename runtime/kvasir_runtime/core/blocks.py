@@ -2,11 +2,15 @@
 
 The scheduler is the only caller. A block is pinned while a sequence refers to it. Released, it becomes cached when it
 was published (full, computed, known by its hash) and free otherwise; cached blocks are given away again, least
-recently used first, when free ones run out. Every operation on a block is O(1).
+recently used first, when free ones run out. Every operation on a block is O(1). All cache groups draw on the same
+blocks, which have the same bytes whatever they hold.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kvasir_api.cache_groups import FULL, LayerAttention
+from kvasir_runtime.core.prefix_index import PrefixIndex
 
 
 class BlockPool:
@@ -19,8 +23,8 @@ class BlockPool:
     __slots__ = (
         "_cached",
         "_free",
-        "_hash_of",
         "_index",
+        "_key_of",
         "_leaving",
         "_refs",
         "_reused",
@@ -30,7 +34,8 @@ class BlockPool:
         "num_reused",
     )
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, attentions: Sequence[LayerAttention] = (FULL,), block_size: int = 1) -> None:
+        """attentions: of the cache groups."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}, expected at least 1")
         self.num_blocks = num_blocks
@@ -40,11 +45,11 @@ class BlockPool:
         """Blocks that prefix hits may find and that one has found already."""
         self._refs = [0] * num_blocks
         self._reused = [False] * num_blocks
-        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._key_of: list[tuple[int, bytes] | None] = [None] * num_blocks  # group and hash
         # Taken from the end: the lowest first, and freed ones before any that was never written and has no memory yet.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._index: dict[bytes, int] = {}
+        self._index = PrefixIndex(attentions, block_size)
         self._leaving: deque[tuple[int, Sequence[int]]] = deque()
 
     @property
@@ -84,19 +89,25 @@ class BlockPool:
             self._refs[block] = 1
         return taken
 
-    def lookup(self, hashes: Sequence[bytes], limit: int) -> list[int]:
-        """Blocks that hold the longest known prefix of a chain of hashes, at most limit of them. Pins nothing."""
-        found = []
-        for position in range(min(limit, len(hashes))):
-            block = self._index.get(hashes[position])
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def lookup(self, hashes: Sequence[bytes], limit: int) -> list[list[int]]:
+        """Block tables of the longest prefix hit, as `PrefixIndex.longest` gives them. Pins nothing."""
+        return self._index.longest(hashes, limit)
+
+    def reach(self, hashes: Sequence[bytes], limit: int, elsewhere: Callable[[int, bytes], bool]) -> int:
+        """Columns of the longest hit, were those blocks here too that are elsewhere, by cache group and hash."""
+        return self._index.reach(hashes, limit, elsewhere)
+
+    def needed(self, hashes: Sequence[bytes]) -> Iterator[tuple[int, bytes, int | None]]:
+        """Group, hash and block, None where there is none, of everything that a hit on a whole chain needs."""
+        return self._index.needed(hashes)
+
+    def find(self, block_hash: bytes, group: int = 0) -> int | None:
+        """The block that answers to a hash in a cache group."""
+        return self._index.find(group, block_hash)
 
     def is_resident(self, block_hash: bytes) -> bool:
-        """Whether a prefix hit on this hash is possible now."""
-        return block_hash in self._index
+        """Whether every cache group has the block of this hash now."""
+        return self._index.has(block_hash)
 
     def share(self, blocks: Iterable[int], *, hit: bool = True) -> int:
         """Pin blocks that lookup() gave. Returns how many of them were not pinned before.
@@ -114,26 +125,25 @@ class BlockPool:
                 self.num_reused += 1
         return revived
 
-    def publish(self, block: int, block_hash: bytes) -> bool:
-        """Let others find a full, computed, pinned block under its hash.
+    def publish(self, block: int, block_hash: bytes, group: int = 0) -> bool:
+        """Let others find a full, computed, pinned block of a cache group under its hash.
 
         False where another block already answers to that hash: tables are append-only, so equal blocks that were
         computed side by side are not merged; the second copy becomes free when it is released.
         """
         if not self._refs[block]:
             raise ValueError(f"block {block} is published but not held")
-        if block_hash in self._index or self._hash_of[block] is not None:
+        if self._key_of[block] is not None or not self._index.add(group, block_hash, block):
             return False
-        self._index[block_hash] = block
-        self._hash_of[block] = block_hash
+        self._key_of[block] = (group, block_hash)
         return True
 
     def retract(self, blocks: Iterable[int]) -> None:
         """Let no later request find these pinned blocks; they become free when they are released."""
         for block in blocks:
-            if (block_hash := self._hash_of[block]) is not None:
-                del self._index[block_hash]
-                self._hash_of[block] = None
+            if (key := self._key_of[block]) is not None:
+                self._index.remove(*key)
+                self._key_of[block] = None
                 self.num_reused -= self._reused[block]
                 self._reused[block] = False
 
@@ -157,12 +167,11 @@ class BlockPool:
 
     def forget(self) -> None:
         """Let no prefix hit find what is published: cached blocks become free, pinned ones once they are given up."""
-        for block in self._index.values():
-            self._hash_of[block] = None
+        for block in self._index.clear():
+            self._key_of[block] = None
             self._reused[block] = False
-        self.evictions += len(self._index)
+            self.evictions += 1
         self.num_reused = 0
-        self._index.clear()
         self._free += self._cached
         self._cached.clear()
 
@@ -179,17 +188,16 @@ class BlockPool:
             self._refs[block] = count
             if count:
                 continue
-            if self._hash_of[block] is None:
+            if self._key_of[block] is None:
                 self._free.append(block)
             else:
                 self._cached[block] = None
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        block_hash = self._hash_of[block]
-        if block_hash is not None:
-            del self._index[block_hash]
-        self._hash_of[block] = None
+        key, self._key_of[block] = self._key_of[block], None
+        if key is not None:
+            self._index.remove(*key)
         self.num_reused -= self._reused[block]
         self._reused[block] = False
         self.evictions += 1

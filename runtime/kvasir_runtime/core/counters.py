@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvasir_api.state import RequestTotals
+from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.request_state import RequestState
 
 
@@ -33,13 +34,13 @@ class Counters:
         self.prefix_query_tokens += request.prompt_tokens
         self.prefix_hit_tokens += cached_tokens
 
-    def ended(self, request: RequestState, *, aborted: bool, block_size: int) -> None:
+    def ended(self, request: RequestState, *, aborted: bool, limits: Limits) -> None:
         """Aborted requests leave no kv_token_seconds, so that the quotient by completions is a mean over answers."""
         if aborted:
             self.aborts += 1
             return
         self.completions += 1
-        self.kv_token_seconds += request.kv_block_seconds * block_size
+        self.kv_token_seconds += request.kv_block_seconds * limits.block_size / len(limits.attentions)
 
     @property
     def totals(self) -> RequestTotals:

@@ -44,7 +44,9 @@ class HostTier:
         "_capacity_blocks",
         "_declined",
         "_forgotten_at",
+        "_groups",
         "_in_flight",
+        "_limits",
         "_load_cost",
         "_loaded_blocks",
         "_loading",
@@ -59,13 +61,14 @@ class HostTier:
     )
 
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
-        self._pool = pool
+        self._pool, self._limits = pool, limits
+        self._groups = range(len(limits.attentions))
         self._capacity_blocks = limits.host_blocks
         self._block_size, self._block_bytes = limits.block_size, limits.block_bytes
         self._most_held = max(1, limits.num_blocks // MOST_HELD)
         self._resident: set[bytes] = set()
         self._pending: dict[bytes, None] = {}
-        """Hashes of blocks that the host should hold, oldest first."""
+        """Keys of blocks that the host should hold, oldest first."""
         self._in_flight: deque[_Transfer] = deque()
         self._loading: set[bytes] = set()
         self._num_held = self._declined = 0
@@ -91,15 +94,17 @@ class HostTier:
     @property
     def state(self) -> KvHostState:
         """Its share of `/state`."""
-        size = self._block_size
-        cached = min(len(self._resident), self._capacity_blocks)
+        tokens_of = self._limits.tokens_of
+        capacity, cached = (
+            tokens_of(count) for count in (self._capacity_blocks, min(len(self._resident), self._capacity_blocks))
+        )
         return KvHostState(
-            capacity_tokens=self._capacity_blocks * size,
-            cached_tokens=cached * size,
-            free_tokens=(self._capacity_blocks - cached) * size,
-            stored_tokens=self._stored_blocks * size,
-            loaded_tokens=self._loaded_blocks * size,
-            missed_tokens=self._missed_blocks * size,
+            capacity_tokens=capacity,
+            cached_tokens=cached,
+            free_tokens=capacity - cached,
+            stored_tokens=tokens_of(self._stored_blocks),
+            loaded_tokens=tokens_of(self._loaded_blocks),
+            missed_tokens=tokens_of(self._missed_blocks),
             load_bytes_per_s=self._bytes_per_s(self._load_cost),
             store_bytes_per_s=self._bytes_per_s(self._store_cost),
         )
@@ -115,59 +120,71 @@ class HostTier:
         """
         if not self.is_enabled:
             return
-        for block_hash in reversed(hashes):
-            self._pending.pop(block_hash, None)
-            self._pending[block_hash] = None
+        for key in [key_of(block_hash, group) for block_hash in reversed(hashes) for group in self._groups]:
+            self._pending.pop(key, None)
+            self._pending[key] = None
         while len(self._pending) > 2 * self._pool.num_blocks:
             del self._pending[next(iter(self._pending))]
 
     def retract(self, hashes: Iterable[bytes]) -> None:
         """Neither store nor load blocks whose content is of no use. Copies that are under way end as they are."""
-        for block_hash in hashes:
-            self._pending.pop(block_hash, None)
-            self._resident.discard(key_of(block_hash))
+        for key in [key_of(block_hash, group) for block_hash in hashes for group in self._groups]:
+            self._pending.pop(key, None)
+            self._resident.discard(key)
 
     def store(self, builder: PlanBuilder) -> None:
         """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""
         stores: list[BlockStore] = []
         while self._pending and self._num_held + len(stores) < self._most_held:
-            block_hash = next(iter(self._pending))
-            del self._pending[block_hash]
-            stores += [BlockStore(block, key_of(block_hash)) for block in self._pool.lookup((block_hash,), 1)]
+            key = next(iter(self._pending))
+            del self._pending[key]
+            block = self._pool.find(key[:-1], key[-1])
+            if block is not None:
+                stores.append(BlockStore(block, key))
         if stores:
             builder.stores += stores
             held = tuple(store.block for store in reversed(stores))
             self._pool.share(held, hit=False)
             self._hold(_Transfer(builder.step, held, ()))
 
-    def is_loading(self, hashes: Sequence[bytes], position: int) -> bool:
-        """Whether the block at a position of a chain is on its way to the device."""
-        return position < len(hashes) and key_of(hashes[position]) in self._loading
+    def is_loading(self, hashes: Sequence[bytes]) -> bool:
+        """Whether a block of a chain is on its way to the device."""
+        loading = self._loading
+        return bool(loading) and any(
+            key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups
+        )
 
     def worth_loading(self, hashes: Sequence[bytes], start: int, limit: int, token_s: float) -> int:
-        """Blocks of a chain from start on, at most up to limit, that should be loaded and not computed.
+        """How far a chain of which start blocks are hits should be loaded and not computed, at most limit; 0 for not.
 
         token_s: measured seconds to compute a token, 0 if nothing was measured yet. Until both are known, copy.
         """
-        end = start
-        while end < min(limit, len(hashes)) and key_of(hashes[end]) in self._resident:
-            end += 1
+        if not self._resident:
+            return 0
+        end = self._pool.reach(hashes, limit, lambda group, block_hash: key_of(block_hash, group) in self._resident)
         if end - start < LEAST_BLOCKS:
             return 0
-        if token_s and self._load_cost.value > token_s * self._block_size:
+        count = sum(block is None for _, _, block in self._pool.needed(hashes[:end]))
+        if token_s and self._load_cost.value * count > token_s * self._block_size * (end - start):
             self._declined += 1
             if self._declined % PROBE_EVERY:
                 return 0
-        return end - start
+        return end
 
-    def load(self, builder: PlanBuilder, hits: Sequence[int], hashes: Sequence[bytes]) -> None:
-        """Add copies from the host to a plan, into blocks that the pool must have. hits: blocks of the chain before."""
+    def load(self, builder: PlanBuilder, hashes: Sequence[bytes]) -> bool:
+        """Add to a plan the copies from the host that a hit on the whole chain lacks. False where blocks are short."""
+        needed = list(self._pool.needed(hashes))
+        hits = [block for _, _, block in needed if block is not None]
+        keys = [key_of(block_hash, group) for group, block_hash, block in needed if block is None]
+        if not self._pool.can_take(len(keys), hits):
+            return False
         self._pool.share(hits, hit=False)
-        blocks = self._pool.take(len(hashes))
-        loads = tuple(map(BlockLoad, map(key_of, hashes), blocks))
+        blocks = self._pool.take(len(keys))
+        loads = tuple(map(BlockLoad, keys, blocks))
         builder.loads += loads
-        self._loading.update(load.key for load in loads)
+        self._loading.update(keys)
         self._hold(_Transfer(builder.step, (*hits, *blocks), loads))
+        return True
 
     def settle(self, done: TransferResults) -> None:
         """Copies ended: publish what was loaded, and give everything up.
@@ -187,7 +204,7 @@ class HostTier:
                     self._resident.discard(load.key)
                 elif transfer.step > self._forgotten_at:
                     self._loaded_blocks += 1
-                    self._pool.publish(load.block, load.key[:-1])
+                    self._pool.publish(load.block, load.key[:-1], load.key[-1])
             self._num_held -= len(transfer.held)
             self._pool.release(transfer.held)
 

@@ -2,6 +2,9 @@
 
 import msgspec
 
+from kvasir_api import cache_groups
+from kvasir_api.cache_groups import FULL, LayerAttention
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of tokens, sequences and blocks. A struct, since the trace stores it for the replay.
@@ -9,8 +12,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: query tokens of one step. max_sequences: rows of the runner. max_model_len: prompt plus answer.
     target_step_s: what a step that streams wait for should take in seconds, by measured cost; 0 for no such limit.
     min_step_tokens: below it reading the weights dominates the cost of a step, and smaller steps are hardly shorter.
-    host_blocks: blocks that the second tier on the host holds; 0 without one. block_bytes: of one block, for rates.
-    hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
+    num_blocks: of the pool, for all cache groups together. attentions: one for each cache group.
+    host_blocks: blocks that the second tier on the host holds; 0 without one. block_bytes: of one block, 0 where that
+    is not known. hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
     """
 
     num_blocks: int
@@ -22,6 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     target_step_s: float = 0.0
     min_step_tokens: int = 64
     eos_token_ids: tuple[int, ...] = ()
+    attentions: tuple[LayerAttention, ...] = (FULL,)
     host_blocks: int = 0
     block_bytes: int = 0
     hash_salt: bytes = b""
@@ -35,8 +40,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self.num_blocks * self.block_size
+        """Tokens that the KV cache holds, each in all groups."""
+        return self.tokens_of(self.num_blocks)
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -44,13 +49,30 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
         The last token of an answer is never computed, so it needs no place.
         """
-        return min(self.max_model_len, self.capacity_tokens + 1)
+        return min(self.max_model_len, self._longest + 1)
 
     @property
     def max_pooled_tokens(self) -> int:
         """Longest prompt that nothing follows: its last token is computed too."""
-        return min(self.max_model_len, self.capacity_tokens)
+        return min(self.max_model_len, self._longest)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
+    def tokens_of(self, num_blocks: int) -> int:
+        """Capacity in tokens of so many blocks, a token being one in every group; rounded down."""
+        return num_blocks * self.block_size // len(self.attentions)
+
+    def blocks_of_sequence(self, num_tokens: int) -> int:
+        """Blocks over all groups that a sequence of so many tokens holds at once at most."""
+        return cache_groups.blocks_of_sequence(
+            self.attentions, num_tokens, block_size=self.block_size, chunk_tokens=self.max_batch_tokens
+        )
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest sequence that the cache holds at every moment of its computation."""
+        return cache_groups.longest_sequence(
+            self.attentions,
+            self.num_blocks,
+            block_size=self.block_size,
+            chunk_tokens=self.max_batch_tokens,
+            limit=self.max_model_len,
+        )

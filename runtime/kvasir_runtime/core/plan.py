@@ -12,10 +12,10 @@ from kvasir_runtime.wire import Logprobs, PoolingConfig, SamplingConfig
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence takes a row. tokens are all ids known when it is (re-)admitted: the prompt, and after a preemption
-    what was generated so far. blocks hold its first positions (all of tokens, at least); computed_tokens of them are
-    already in the cache (prefix hits), a multiple of the block size and fewer than all. Blocks are numbered from 0 to
-    num_blocks - 1; a block for padding, if the runner requires one, comes on top. prompt_tokens is the length of the
-    original prompt.
+    what was generated so far. tables: for each cache group the blocks of its first positions, -1 where no position that
+    is computed from now on needs one; computed_tokens are already in the cache (prefix hits), a multiple of the block
+    size and fewer than all. Blocks are numbered from 0 to num_blocks - 1; a block for padding, if the runner requires
+    one, comes on top. prompt_tokens is the length of the original prompt.
     """
 
     row: int
@@ -23,23 +23,25 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     prompt_tokens: int
     computed_tokens: int
-    blocks: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     sampling: SamplingConfig
     pooling: PoolingConfig | None = None
 
 
 class Grow(msgspec.Struct, frozen=True):
-    """Blocks appended to the block table of a row."""
+    """Blocks appended to the block table of a row in one cache group; -1 as in `Join`."""
 
     row: int
     blocks: tuple[int, ...]
+    group: int = 0
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """A row becomes a continuation of another, or of itself; it need not be joined before.
 
     It takes over everything of source as it was before all forks of the plan, but for its tokens from position on,
-    which are replaced by tokens, and its block table, which is the first kept_blocks of source's and then blocks.
+    which are replaced by tokens, and its block tables, which are the first kept_blocks columns of source's. What a grow
+    of the plan appends to the row comes behind them.
     """
 
     row: int
@@ -47,7 +49,6 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     tokens: tuple[int, ...]
     kept_blocks: int
-    blocks: tuple[int, ...] = ()
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

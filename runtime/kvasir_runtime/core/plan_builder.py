@@ -1,5 +1,6 @@
 """A plan in the making, and what has to be remembered of it until its results are collected."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,10 +58,10 @@ class PlanBuilder:
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
 
-    def grow(self, sequence: SequenceState, blocks: list[int]) -> None:
-        """Append blocks to the table of a sequence."""
-        sequence.blocks += blocks
-        self.grows.append(Grow(sequence.row, tuple(blocks)))
+    def grow(self, sequence: SequenceState, end: int, blocks: Iterator[int]) -> None:
+        """Append what the tables of a sequence lack to compute it up to end."""
+        added = sequence.blocks.extend(end, blocks)
+        self.grows += [Grow(sequence.row, fresh, group) for group, fresh in added]
 
     def compute(
         self,

@@ -14,6 +14,7 @@ import msgspec
 from kvasir_api.hashes import extend_block_hashes
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.block_tables import ABSENT, BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.host_tier import HostTier
@@ -41,7 +42,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = BlockPool(limits.num_blocks, limits.attentions, limits.block_size)
         self.throughput = Throughput()
         self._counters = Counters()
         self._digest = PrefixDigest()
@@ -81,7 +82,7 @@ class Scheduler:
             return EngineOutput(request_id=request.request_id, finish_reason="error", message=why)
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
         self._extend_hashes(kind.sequence)
-        kind.request.uncached_estimate = request.prompt_tokens - len(self._hits(kind)) * self.limits.block_size
+        kind.request.uncached_estimate = request.prompt_tokens - len(self._hits(kind)[0]) * self.limits.block_size
         self._requests[request.request_id] = kind
         self._waiting.append(kind)
         self._counters.arrived(kind.request)
@@ -144,6 +145,9 @@ class Scheduler:
                 continue
             if sequence.active:
                 self._publish(sequence, chunk)
+                # A sample that brings no token is taken again, which computes the last known token again.
+                if (earliest := min(chunk.end, len(sequence.tokens) - 1)) >= sequence.blocks.leaves_at:
+                    self._drop_unseen(sequence, earliest, now)
             kind = self._requests[sequence.request.request_id]
             given = kind.accept(chunk, token, logprobs, vector, now)
             if given:
@@ -212,27 +216,43 @@ class Scheduler:
             need = kind.need(builder.budget)
             if need is None:
                 continue
-            blocks: list[int] = []
-            if need > 0:
-                if builder.out_of_blocks or not self._make_room(builder, kind, need, now):
-                    builder.out_of_blocks = True
-                    continue
-                blocks = self.pool.take(need)
-                request.bill(request.billed_blocks + need, now)
-            kind.advance(builder, blocks)
+            if need > 0 and (builder.out_of_blocks or not self._make_room(builder, kind, need, now)):
+                builder.out_of_blocks = True
+                continue
+            kind.advance(builder, self._take(kind, need, now))
+
+    def _take(self, kind: RequestKind, need: int, now: float) -> list[int]:
+        """Blocks for a running request, at most 0 for none."""
+        if need <= 0:
+            return []
+        kind.request.bill(kind.request.billed_blocks + need, now)
+        return self.pool.take(need)
 
     def _make_room(self, builder: PlanBuilder, kind: RequestKind, need: int, now: float) -> bool:
         """Preempt the latest arrivals until need blocks can be taken; False if the request itself has to wait."""
         while not self.pool.can_take(need):
             victim = next(reversed(self._running.values()))
-            # What a launched plan still names, or its collection will end, comes free without a preemption.
-            if self.pool.num_leaving or victim.is_ending or self._host.holds_alone():
+            # What a launched plan still names, or its collection will end or drop, comes free without a preemption.
+            comes_free = victim.is_ending or self._host.holds_alone() or self._drops_soon()
+            if self.pool.num_leaving or comes_free:
                 return False
             self._preempt(victim, now)
             builder.preempted = True
             if victim is kind:
                 return False
         return True
+
+    def _drops_soon(self) -> bool:
+        """Whether a window leaves a block once what is launched is collected."""
+        sequences = [kind.sequence for kind in self._running.values() if kind.sequence.active] if self._launched else []
+        return any(sequence.computed > sequence.blocks.leaves_at for sequence in sequences)
+
+    def _drop_unseen(self, sequence: SequenceState, earliest: int, now: float) -> None:
+        """Give up the blocks that no token from a position on sees; no plan in flight or to come begins before it."""
+        pinned = self.pool.num_pinned
+        self.pool.release(sequence.blocks.drop_unseen(earliest))
+        request = sequence.request
+        request.bill(max(0, request.billed_blocks + self.pool.num_pinned - pinned), now)
 
     def _admit(self, builder: PlanBuilder, now: float) -> None:
         """Give rows to waiting requests, in order of arrival, while budget, rows and blocks permit."""
@@ -242,40 +262,44 @@ class Scheduler:
             if kind.sequence.last_step > self._collected:
                 return
             num_blocks = kind.prepare()
-            hits = self._hits(kind)
-            limit = kind.reusable // self.limits.block_size
-            if self._pending.worth_waiting(kind.sequence, len(hits), limit):
+            limits, hits = self.limits, self._hits(kind)
+            num_hits, limit = len(hits[0]), kind.reusable // limits.block_size
+            if self._pending.worth_waiting(kind.sequence, num_hits, limit):
                 return
-            if self._host.is_loading(kind.sequence.hashes, len(hits)):
+            if self._host.is_loading(kind.sequence.hashes[num_hits:]):
                 return
             if len(self._rows) < kind.num_rows:
                 return
-            # All that it needs must fit, and then one block for each row: for block_size steps none is preempted.
-            if not self.pool.can_take(num_blocks - len(hits) + self._num_rows - len(self._rows), hits):
+            tables = BlockTables(limits.attentions, limits.block_size, hits)
+            # All that it needs must fit, and then a block in each group for each row: for block_size steps none is
+            # preempted.
+            spare = (self._num_rows - len(self._rows)) * len(limits.attentions)
+            if not self.pool.can_take(num_blocks - len(tables.held) + spare, tables.held):
                 return
-            if self._load(builder, kind.sequence.hashes, hits, limit):
+            if self._load(builder, kind.sequence.hashes, num_hits, limit):
                 return
             self._waiting.remove(kind)
-            self._join(builder, kind, hits, now)
-            kind.advance(builder, [])
+            self._join(builder, kind, tables, now)
+            kind.advance(builder, self._take(kind, kind.need(builder.budget) or 0, now))
 
-    def _load(self, builder: PlanBuilder, hashes: list[bytes], hits: list[int], limit: int) -> bool:
-        """Begin to copy what the host holds behind the prefix hits of a request, if that is quicker than computing."""
-        count = self._host.worth_loading(hashes, len(hits), limit, self._budget.token_s)
-        if count:
-            self._host.load(builder, hits, hashes[len(hits) : len(hits) + count])
-        return count > 0
+    def _load(self, builder: PlanBuilder, hashes: list[bytes], num_hits: int, limit: int) -> bool:
+        """Begin to copy what the host holds behind the prefix hit of a request, if that is quicker than computing."""
+        end = self._host.worth_loading(hashes, num_hits, limit, self._budget.token_s)
+        return end > 0 and self._host.load(builder, hashes[:end])
 
-    def _join(self, builder: PlanBuilder, kind: RequestKind, hits: list[int], now: float) -> None:
+    def _join(self, builder: PlanBuilder, kind: RequestKind, tables: BlockTables, now: float) -> None:
         request, sequence = kind.request, kind.sequence
-        need = self.limits.blocks_for(len(sequence.tokens)) - len(hits)
-        revived = self.pool.share(hits)
-        sequence.blocks = hits + self.pool.take(need)
+        sequence.blocks, sequence.computed = tables, tables.covered
+        sequence.published = tables.covered // self.limits.block_size
+        end = len(sequence.tokens)
+        # What a window leaves is taken again for what comes next, so a chunk ahead is enough.
+        near = min(end, sequence.computed + self.limits.max_batch_tokens)
+        need = tables.lacks(end, near)
+        revived = self.pool.share(tables.held)
+        tables.extend(end, iter(self.pool.take(need)), near)
         request.bill(revived + need, now)
-        sequence.computed = len(hits) * self.limits.block_size
-        sequence.published = len(hits)
         self._pending.add(sequence)
-        self._host.add(sequence.hashes[: len(hits)])
+        self._host.add(sequence.hashes[: sequence.published])
         request.rows = [self._rows.pop() for _ in range(kind.num_rows)]
         request.phase = "running"
         sequence.row = request.rows[0]
@@ -291,7 +315,7 @@ class Scheduler:
                 tokens=tuple(sequence.tokens),
                 prompt_tokens=request.prompt_tokens,
                 computed_tokens=sequence.computed,
-                blocks=tuple(sequence.blocks),
+                tables=tuple([tuple(table) for table in tables.by_group]),
                 sampling=kind.sampling,
                 pooling=request.request.pooling,
             )
@@ -306,9 +330,14 @@ class Scheduler:
         if not self.limits.prefix_cache or full <= sequence.published:
             return
         self._extend_hashes(sequence)
-        hashes, blocks = sequence.hashes[sequence.published : full], sequence.blocks[sequence.published : full]
-        for block, block_hash in zip(blocks, hashes, strict=True):
-            self.pool.publish(block, block_hash)
+        hashes = sequence.hashes[sequence.published : full]
+        for group, table in enumerate(sequence.blocks.by_group):
+            # A state is one of the end of the chunk, and of no other place.
+            is_state = self.limits.attentions[group].kind == "state"
+            first = full - (chunk.end % self.limits.block_size == 0) if is_state else sequence.published
+            for column in range(first, full):
+                if table[column] != ABSENT:
+                    self.pool.publish(table[column], sequence.hashes[column], group)
         self._pending.published(hashes)
         self._host.add(hashes)
         sequence.published = full
@@ -339,18 +368,18 @@ class Scheduler:
             self._waiting.remove(kind)
         request.phase = "ended"
         del self._requests[request.request_id]
-        self._counters.ended(request, aborted=aborted, block_size=self.limits.block_size)
+        self._counters.ended(request, aborted=aborted, limits=self.limits)
 
     def _release(self, kind: RequestKind, now: float, *, retract: bool = False) -> None:
         request = kind.request
         self._pending.remove(kind.sequence)
         for sequence in kind.release():
             if retract:
-                self.pool.retract(sequence.blocks)
+                self.pool.retract(sequence.blocks.held)
                 self._host.retract(sequence.hashes)
             in_flight = sequence.last_step > self._collected
-            self.pool.release(sequence.blocks, sequence.last_step if in_flight else None)
-            sequence.blocks = []
+            self.pool.release(sequence.blocks.held, sequence.last_step if in_flight else None)
+            sequence.blocks = BlockTables()
             sequence.row = -1
             sequence.active = False
         request.bill(0, now)
@@ -363,6 +392,6 @@ class Scheduler:
         if self.limits.prefix_cache:
             extend_block_hashes(sequence.hashes, sequence.tokens, root=sequence.root, block_size=self.limits.block_size)
 
-    def _hits(self, kind: RequestKind) -> list[int]:
-        """Blocks that already hold the beginning of its tokens, as far as it may use them."""
+    def _hits(self, kind: RequestKind) -> list[list[int]]:
+        """Tables of blocks that already hold the beginning of its tokens, as far as it may use them."""
         return self.pool.lookup(kind.sequence.hashes, kind.reusable // self.limits.block_size)

@@ -7,6 +7,7 @@ done once they are collected, so that a plan can be made while another is still 
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
+from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.request_state import RequestState
 
 Tokens = MutableSequence[int]
@@ -29,7 +30,7 @@ class SequenceState:
     hashes: list[bytes] = field(default_factory=list)
     active: bool = False
     row: int = -1
-    blocks: list[int] = field(default_factory=list)
+    blocks: BlockTables = field(default_factory=BlockTables)
     in_flight: int = 0
     computed: int = 0
     published: int = 0
@@ -39,7 +40,3 @@ class SequenceState:
     def known(self) -> int:
         """Tokens that the runner knows once every launched plan is collected."""
         return len(self.tokens) + self.in_flight
-
-    def lacks(self, num_tokens: int, block_size: int) -> int:
-        """Blocks that it lacks to compute so many more tokens; below 0 where it has more than enough."""
-        return -(-(self.computed + num_tokens) // block_size) - len(self.blocks)

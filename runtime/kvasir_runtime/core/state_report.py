@@ -26,30 +26,40 @@ def filled(
     kv_host: KvHostState,
 ) -> RuntimeState:
     """state with the cache, the queue, the counters and the digest filled in; its other fields stay as given."""
-    size = limits.block_size
     return msgspec.structs.replace(
         state,
         step=step,
-        kv=KvState(
-            capacity_tokens=limits.capacity_tokens,
-            pinned_tokens=pool.num_pinned * size,
-            cached_tokens=pool.num_cached * size,
-            free_tokens=pool.num_free * size,
-            block_size=size,
-        ),
+        kv=_kv_state(limits, pool),
         kv_host=kv_host,
         running=sum(kind.num_rows for kind in running),
         waiting=len(waiting),
         waiting_uncached_tokens=waiting.uncached_tokens,
         remaining_tokens=sum(kind.remaining for kind in running),
         expected_tokens=_expected_tokens(totals, waiting, running),
-        reused_tokens=pool.num_reused * size,
+        reused_tokens=limits.tokens_of(pool.num_reused),
         max_sequences=limits.max_sequences,
         max_model_len=limits.max_model_len,
         totals=totals,
         rates=throughput.rates,
         decoded=throughput.decoded,
         prefix_digest=prefix_digest,
+    )
+
+
+def _kv_state(limits: Limits, pool: BlockPool) -> KvState:
+    """Parts are rounded at their ends, so that they add up to the capacity."""
+    used = pool.num_pinned + pool.num_cached
+    pinned, ended, capacity = (limits.tokens_of(count) for count in (pool.num_pinned, used, limits.num_blocks))
+    return KvState(
+        capacity_tokens=capacity,
+        pinned_tokens=pinned,
+        cached_tokens=ended - pinned,
+        free_tokens=capacity - ended,
+        block_size=limits.block_size,
+        capacity_bytes=limits.num_blocks * limits.block_bytes,
+        pinned_bytes=pool.num_pinned * limits.block_bytes,
+        cached_bytes=pool.num_cached * limits.block_bytes,
+        free_bytes=pool.num_free * limits.block_bytes,
     )
 
 

@@ -134,13 +134,14 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         block_size=facts.block_size,
         max_batch_tokens=facts.max_batch_tokens,
         max_sequences=facts.max_sequences,
-        max_model_len=min(facts.max_model_len, facts.num_blocks * facts.block_size),
+        max_model_len=min(facts.max_model_len, facts.max_cached_tokens),
         prefix_cache=options.prefix_cache,
         target_step_s=0.0 if options.max_batch_tokens else TARGET_STEP_S[kind],
         min_step_tokens=MIN_STEP_TOKENS[kind],
         eos_token_ids=tuple(facts.eos_token_ids),
+        attentions=facts.attentions,
         host_blocks=facts.host_blocks,
-        block_bytes=facts.block_size * facts.kv_bytes_per_token,
+        block_bytes=facts.block_bytes,
         hash_salt=hash_salt,
     )
 

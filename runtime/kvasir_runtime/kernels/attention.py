@@ -2,25 +2,28 @@
 
     for s, t in sequences, queries of s:              # t at position p = kv_len[s] - query_len[s] + index of t in s
         for h in heads:
-            seen = [j for j in range(p + 1) if window == 0 or j > p - window]
+            first = max(0, p - window + 1) if window else p // chunk * chunk if chunk else 0
+            seen = range(first, p + 1)
             score[j] = scale * dot(query[t, h], key[s, j, h / group])
             if softcap: score[j] = softcap * tanh(score[j] / softcap)
             weight[j] = exp(score[j]) / (sum(exp(score[j]) for j in seen) + (exp(sinks[h]) if sinks else 0))
             out[t, h] = sum(weight[j] * value[s, j, h / group] for j in seen)
 
 query:   (tokens, heads, head_dim), contiguous in head_dim, sequences one after another as in attn_metadata
-cache:   (2, num_blocks, block_size, kv_heads, head_dim), each half contiguous; position j of s lies in block
+cache:   (2, num_blocks, block_size, kv_heads, head_dim), a layer of kernels.kv_cache; position j of s lies in block
          block_tables[s, j / block_size]; query's dtype, or a type of 8 bits with rows as kernels.kv_quant has them
 softcap: no score is beyond it on either side; 0 leaves them. sinks: (heads,) float32 or None: a score of each head that
          no value belongs to, where a head may put what it gives to no position; neither scaled nor capped
-out:     (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything
+out:     (tokens, heads * head_dim), contiguous, query's dtype; group = heads / kv_heads; window 0 sees everything; with
+         chunk a query sees what is between the last multiple of it and itself
+Blocks before what the first query of a sequence sees are not read, whatever their table holds.
 Softmax and sums in float32. Error: 2e-6 in float32 (1e-5 with a cap), 2 units of the last place in 16-bit types.
 Sources: Kwon et al. 2023 (paging); Dao et al. 2022 (online softmax, inside torch's operator); Gemma Team 2024 (cap);
 Xiao et al. 2023, with learned scores as in OpenAI's gpt-oss 2025 (sinks).
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +46,7 @@ class Attention(Protocol):
         window: int,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        chunk: int = 0,
     ) -> Tensor: ...
 
 
@@ -54,6 +58,7 @@ def reference(
     window: int,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     """The formula, one sequence at a time, in float32."""
     block_size, kv_heads = cache.shape[2], cache.shape[3]
@@ -64,12 +69,14 @@ def reference(
         start += num_queries
         if not num_queries:
             continue
-        wide = kv_quant.numbers(_gathered(cache, attn_metadata, index, 0, -(-end // block_size))[:, :end])
+        column = first_seen(end - num_queries, window, chunk) // block_size
+        first = column * block_size
+        wide = kv_quant.numbers(_gathered(cache, attn_metadata, index, column, -(-end // block_size))[:, : end - first])
         keys, values = wide.repeat_interleave(group, dim=2)
         scores = torch.einsum("qhd,khd->hqk", part.float(), keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~attn_metadata.mask(index, window, 0), float("-inf"))
+        scores = scores.masked_fill(~attn_metadata.mask(index, window, first, chunk), float("-inf"))
         weights = _softmax(scores, None if sinks is None else sinks.view(-1, 1, 1))
         out.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1).to(query.dtype))
     return _joined(out, query)
@@ -83,33 +90,47 @@ def cpu(
     window: int,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
-    """As reference, with ways of its own for long chunks and single tokens; consecutive blocks are read in place.
-
-    A cache of 8 bits takes the reference.
-    """
+    """As reference, with ways of its own for long chunks and single tokens. A cache of 8 bits takes the reference."""
     if cache.dtype != query.dtype:
-        return reference(query, cache, attn_metadata, scale, window, softcap, sinks)
+        return reference(query, cache, attn_metadata, scale, window, softcap, sinks, chunk)
     out, start = [], 0
     for index, num_queries in enumerate(attn_metadata.query_lens):
         part = query[start : start + num_queries]
         start += num_queries
         if not num_queries:
             continue
-        first = max(0, attn_metadata.kv_lens[index] - num_queries - window + 1) if window else 0
+        end = attn_metadata.kv_lens[index]
+        first = first_seen(end - num_queries, window, chunk)
         keys, values = _cached(cache, attn_metadata, index, first)
+        seen = _Seen(window, chunk, first)
         if softcap or sinks is not None:
-            out.append(_tiled(part, keys, values, scale, window, softcap, sinks))
+            out.append(_tiled(part, keys, values, scale, seen, softcap, sinks))
         elif num_queries == 1:
             out.append(_decode(part, keys, values, scale))
-        elif num_queries < 16 or num_queries * attn_metadata.kv_lens[index] < _MANY_SCORES:
-            mask = attn_metadata.mask(index, window, first)
+        elif num_queries < 16 or num_queries * end < _MANY_SCORES:
+            mask = attn_metadata.mask(index, window, first, chunk)
             whole = part.transpose(0, 1).unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0)
             few = F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=scale, enable_gqa=True)
             out.append(few[0].transpose(0, 1).flatten(1))
         else:
-            out.append(_tiled(part, keys, values, scale, window, 0.0, None))
+            out.append(_tiled(part, keys, values, scale, seen, 0.0, None))
     return out[0] if len(out) == 1 and out[0].shape[0] == query.shape[0] else _joined(out, query)
+
+
+def first_seen(position: int, window: int, chunk: int) -> int:
+    """First position that the query at a position sees."""
+    first = max(0, position - window + 1) if window else 0
+    return max(first, position // chunk * chunk) if chunk else first
+
+
+class _Seen(NamedTuple):
+    """What queries see of the keys of one sequence, which begin at its position first."""
+
+    window: int
+    chunk: int
+    first: int
 
 
 # Scores per head from which tiles of our own beat torch's flash operator: 32 queries of 512 positions, 128 of 128.
@@ -129,7 +150,7 @@ def _decode(part: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 
 def _tiled(
-    part: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None
+    part: Tensor, keys: Tensor, values: Tensor, scale: float, seen: _Seen, softcap: float, sinks: Tensor | None
 ) -> Tensor:
     """Many queries of one sequence, the last of its positions: (query_len, heads * head_dim).
 
@@ -147,8 +168,8 @@ def _tiled(
     for start in range(0, num_queries, tile):
         stop = min(start + tile, num_queries)
         last = end - num_queries + stop
-        first = max(0, last - (stop - start) - window + 1) if window else 0
-        unseen = _unseen(stop - start, last - first, window, part.device)
+        first = max(0, first_seen(seen.first + last - (stop - start), seen.window, seen.chunk) - seen.first)
+        unseen = _unseen(stop - start, last - first, seen._replace(first=seen.first + first), part.device)
         for head in range(kv_heads):
             scores = product(queries[start:stop, head].reshape(-1, head_dim), keys[head, first:last])
             if softcap:
@@ -176,39 +197,39 @@ def _joined(out: list[Tensor], query: Tensor) -> Tensor:
     return torch.cat((*out, padding))
 
 
-def _unseen(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
-    """Which keys the last queries must not see: (queries, 1, keys) bool; without a window only the last keys."""
-    num_keys = num_keys if window else num_queries
-    query = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None, None]
-    key = torch.arange(num_keys, device=device)
-    return (key > query) | (key <= query - window) if window else key > query
+def _unseen(num_queries: int, num_keys: int, seen: _Seen, device: torch.device) -> Tensor:
+    """Which keys the last queries must not see: (queries, 1, keys) bool; of full attention only the last keys."""
+    window, chunk, first = seen
+    num_keys = num_keys if window or chunk else num_queries
+    query = torch.arange(first + num_keys - num_queries, first + num_keys, device=device)[:, None, None]
+    key = torch.arange(first, first + num_keys, device=device)
+    unseen = key > query
+    if window:
+        unseen |= key <= query - window
+    return unseen | (key < query // chunk * chunk) if chunk else unseen
 
 
 def _cached(cache: Tensor, attn_metadata: AttentionMetadata, index: int, first: int) -> tuple[Tensor, Tensor]:
     """Keys and values of positions first.. of one sequence: each (kv_heads, kv_len - first, head_dim)."""
     _, _, block_size, kv_heads, head_dim = cache.shape
-    end, first_block, token = attn_metadata.kv_lens[index], attn_metadata.first_blocks[index], kv_heads * head_dim
-    if first_block < 0:
-        skipped = first // block_size
-        cache = _gathered(cache, attn_metadata, index, skipped, -(-end // block_size)).unflatten(1, (-1, block_size))
-        offset = first - skipped * block_size
-    else:
-        offset = first_block * block_size + first
+    end, skipped = attn_metadata.kv_lens[index], first // block_size
+    both = _gathered(cache, attn_metadata, index, skipped, -(-end // block_size))
     # One view each: the six of slicing and transposing would cost as much as reading a short sequence.
-    shape, stride = (kv_heads, end - first, head_dim), (head_dim, token, 1)
-    start = cache.storage_offset() + offset * token
-    return cache.as_strided(shape, stride, start), cache.as_strided(shape, stride, start + cache.stride(0))
+    shape, stride = (kv_heads, end - first, head_dim), (head_dim, kv_heads * head_dim, 1)
+    start = (first - skipped * block_size) * kv_heads * head_dim
+    return both.as_strided(shape, stride, start), both.as_strided(shape, stride, start + both.stride(0))
 
 
 def _gathered(cache: Tensor, attn_metadata: AttentionMetadata, index: int, first: int, stop: int) -> Tensor:
     """Blocks first.. to stop of a sequence, one after another: (2, positions, kv_heads, width)."""
     blocks = attn_metadata.block_tables[index, first:stop]
-    return cache.index_select(1, blocks).flatten(1, 2)
+    return cache.index_select(1, blocks).contiguous().flatten(1, 2)
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """Prefill, chunks, decode, several tokens each, all mixed; grouped heads; short and long windows; scattered and
-    consecutive; caps and sinks; caches of the same type and of 8 bits; lengths on the device with padding."""
+    """Prefill, chunks, decode, several tokens each, all mixed; grouped heads; short and long windows and chunks;
+    scattered and shared blocks; caps and sinks; caches of the same type and of 8 bits; lengths on the device, padding.
+    """
     shapes = (
         ((1,), (1,)),
         ((5,), (5,)),
@@ -223,6 +244,8 @@ def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 query, cache, attn_metadata, scale = _case(generator, query_lens, kv_lens, heads, kv_heads, dtype)
                 yield query, cache, attn_metadata, scale, window
+                if window:
+                    yield query, cache, attn_metadata, scale, 0, softcap, None, window
                 if dtype == torch.float16:
                     continue
                 yield query, kv_quant.stored(cache, torch.int8), attn_metadata, scale, window, softcap
@@ -246,11 +269,9 @@ def _case(
     num_blocks = 7 + columns * (len(kv_lens) + 1)
     cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator).to(dtype)
     tables = torch.randperm(num_blocks, generator=generator)[: len(kv_lens) * columns].view(len(kv_lens), columns)
-    first_blocks = [-1] * len(kv_lens)
-    # Consecutive; sequences may share blocks when they only read.
-    tables[0], first_blocks[0] = torch.arange(7, 7 + columns), 7
+    tables[0] = torch.arange(7, 7 + columns)  # sequences may share blocks when they only read
     query = torch.randn(sum(query_lens), heads, head_dim, generator=generator).to(dtype)
-    return query, cache, AttentionMetadata(query_lens, kv_lens, tables, first_blocks), head_dim**-0.5
+    return query, cache, AttentionMetadata(query_lens, kv_lens, tables), head_dim**-0.5
 
 
 def _padded(attn_metadata: AttentionMetadata) -> AttentionMetadata:

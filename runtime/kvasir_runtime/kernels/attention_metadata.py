@@ -5,6 +5,7 @@ the device does (`AttentionMetadata.on_device`), which a recorded graph and a st
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -21,19 +22,15 @@ class AttentionMetadata:
     kv_lens:       known positions of each sequence, this step's included; kv_lens[i] >= query_lens[i]
     block_tables:  (sequences, blocks) int64 or int32 on the cache's device; entries past a sequence's last block are
                    not read
-    first_blocks:  first block id of a sequence whose blocks are consecutive ids, so that its cache is a slice; else -1
     longest_query: no sequence has more query tokens; known on the host in any case, as grids follow from it
     """
 
-    __slots__ = ("_first_blocks", "_host", "_made", "block_tables", "longest_query")
+    __slots__ = ("_host", "_made", "block_tables", "longest_query")
 
-    def __init__(
-        self, query_lens: Sequence[int], kv_lens: Sequence[int], block_tables: Tensor, first_blocks: Sequence[int]
-    ) -> None:
+    def __init__(self, query_lens: Sequence[int], kv_lens: Sequence[int], block_tables: Tensor) -> None:
         self.block_tables = block_tables
         self.longest_query = max(query_lens)
         self._host: tuple[Sequence[int], Sequence[int]] | None = (query_lens, kv_lens)
-        self._first_blocks: Sequence[int] = first_blocks
         self._made: dict[Hashable, Any] = {}
 
     @classmethod
@@ -49,7 +46,7 @@ class AttentionMetadata:
         Tensors that each replay of a graph overwrites need metadata of their own for the capture: what follows
         from them is memoised.
         """
-        made = cls((longest_query,), (longest_query,), block_tables, (-1,) * kv_lens.shape[0])
+        made = cls((longest_query,), (longest_query,), block_tables)
         made._host = None
         made._made["lengths"] = (starts, kv_lens)
         return made
@@ -57,7 +54,7 @@ class AttentionMetadata:
     @property
     def num_sequences(self) -> int:
         """Sequences, padding included."""
-        return len(self._first_blocks)
+        return self.block_tables.shape[0]
 
     @property
     def query_lens(self) -> Sequence[int]:
@@ -69,17 +66,13 @@ class AttentionMetadata:
         """Known positions of each sequence, 0 of padding."""
         return self._on_host()[1]
 
-    @property
-    def first_blocks(self) -> Sequence[int]:
-        """First of consecutive blocks, or -1."""
-        return self._first_blocks
-
-    def mask(self, sequence: int, window: int, first: int) -> Tensor:
+    def mask(self, sequence: int, window: int, first: int, chunk: int = 0) -> Tensor:
         """Which cached positions from `first` on a sequence's queries see: (query_len, kv_len - first) bool.
 
-        window: positions that a query sees, itself included; 0 sees all before it. Made once for all layers of a step.
+        window, chunk: as in kernels.attention. Made once for all layers of a step.
         """
-        return self.once(("mask", sequence, window, first), lambda: self._mask(sequence, window, first))
+        key = ("mask", sequence, window, first, chunk)
+        return self.once(key, lambda: self._mask(sequence, window, first, chunk))
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """For kernels, int32 on the device; host lengths are brought there by one copy a step that nothing waits for.
@@ -95,11 +88,17 @@ class AttentionMetadata:
             self._made[key] = make()
         return cast("T", self._made[key])
 
+    def with_tables(self, block_tables: Tensor) -> "AttentionMetadata":
+        """The same lengths with the block tables of another cache group; what follows from the lengths is shared."""
+        made = copy(self)
+        made.block_tables = block_tables
+        return made
+
     def moved(self, device: torch.device) -> "AttentionMetadata":
         """The same with its tensors on another device."""
         tables = self.block_tables.to(device)
         if self._host is not None:
-            return AttentionMetadata(*self._host, tables, self._first_blocks)
+            return AttentionMetadata(*self._host, tables)
         starts, kv_lens = (tensor.to(device) for tensor in self.lengths())
         return AttentionMetadata.on_device(starts, kv_lens, tables, longest_query=self.longest_query)
 
@@ -110,12 +109,14 @@ class AttentionMetadata:
             self._host = query_lens, [known if n else 0 for n, known in zip(query_lens, kv_lens, strict=True)]
         return self._host
 
-    def _mask(self, sequence: int, window: int, first: int) -> Tensor:
+    def _mask(self, sequence: int, window: int, first: int, chunk: int) -> Tensor:
         num_queries, end, device = self.query_lens[sequence], self.kv_lens[sequence], self.block_tables.device
         query = torch.arange(end - num_queries, end, device=device)[:, None]
         cached = torch.arange(first, end, device=device)[None, :]
         seen = cached <= query
-        return seen & (cached > query - window) if window else seen
+        if window:
+            seen &= cached > query - window
+        return seen & (cached >= query // chunk * chunk) if chunk else seen
 
     def _lengths(self) -> tuple[Tensor, Tensor]:
         starts = [0]

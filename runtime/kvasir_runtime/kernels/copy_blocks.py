@@ -1,10 +1,10 @@
-"""Copy whole blocks of the cache to other blocks, in all layers, in place.
+"""Copy whole blocks of the cache to other blocks, in place.
 
-    for layer, s, t in layers, zip(sources, targets):
-        cache[layer, :, t] = cache[layer, :, s]
+    for s, t in zip(sources, targets):
+        blocks[t] = blocks[s]
 
-cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim); sources, targets: (copies,) int64, no target twice and
-none that is also a source. Exact.
+blocks: (num_blocks, block_bytes) uint8, contiguous, as in kernels.kv_cache; sources, targets: (copies,) int64, no
+target twice and none that is also a source. Exact.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 
-def reference(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+def reference(blocks: Tensor, sources: Tensor, targets: Tensor) -> None:
     """Copy block sources[i] to targets[i]."""
-    if cache.element_size() == 1:
-        cache = cache.view(torch.uint8)  # torch copies floats of 8 bits by index on no processor
-    cache.index_copy_(2, targets, cache.index_select(2, sources))
+    if blocks.shape[1] % 8 == 0:
+        blocks = blocks.view(torch.int64)  # torch copies by index element by element
+    blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """One and several copies, in floats of 32 and of 8 bits."""
+    """One and several copies, of blocks that are whole words and that are not."""
     for pairs in (((0, 3),), ((0, 3), (1, 4), (0, 5))):
         sources, targets = torch.tensor(pairs).unbind(1)
-        cache = torch.randn(2, 2, 6, 4, 2, 8, generator=generator)
-        yield cache, sources, targets
-        yield cache.to(torch.float8_e4m3fn), sources, targets
+        for block_bytes in (96, 97):
+            yield torch.randint(0, 256, (6, block_bytes), generator=generator).to(torch.uint8), sources, targets

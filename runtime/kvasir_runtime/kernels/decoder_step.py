@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.row_sampler import RowChunk, RowSampler
 
@@ -44,7 +46,7 @@ class LayerParts(Protocol):
     """Tensors and operations of one layer."""
 
     @property
-    def window(self) -> int: ...
+    def attention(self) -> LayerAttention: ...
     @property
     def attention_norm(self) -> Tensor: ...
     @property
@@ -83,7 +85,7 @@ class DecoderParts:
 class RowSteps(Protocol):
     """Steps whose inputs are made from rows of known ids, and whose sampled ids are appended to them."""
 
-    def begin(self, chunks: Sequence[RowChunk], cache: Tensor, *, greedy: bool) -> bool:
+    def begin(self, chunks: Sequence[RowChunk], cache: KvCache, *, greedy: bool) -> bool:
         """Start a step of these chunks.
 
         greedy: all take the largest logit, whatever their rows say. False where the step is too large. A step that was
@@ -99,7 +101,7 @@ class RowSteps(Protocol):
 class DecoderStep(Protocol):
     """The forward pass of one decoder."""
 
-    def takes(self, cache: Tensor) -> bool:
+    def takes(self, cache: KvCache) -> bool:
         """Whether it reads and writes a cache of this type."""
         ...
 
@@ -109,13 +111,14 @@ class DecoderStep(Protocol):
         positions: Tensor,
         slots: Tensor,
         rows: Tensor,
-        attn_metadata: AttentionMetadata,
-        cache: Tensor,
+        attn_metadata: Sequence[AttentionMetadata],
+        cache: KvCache,
         *,
         greedy: bool = False,
     ) -> None:
         """Start a step; ids are int64 and contiguous. rows: indices of the tokens whose output is wanted.
 
+        slots: (groups, tokens), attn_metadata: one for each cache group.
         greedy: compute greedy ids too. A step that was begun and not finished is lost.
         """
         ...
@@ -127,7 +130,7 @@ class DecoderStep(Protocol):
     def row_steps(self, tables: NDArray[np.int64], sampler: RowSampler, max_tokens: int) -> RowSteps | None:
         """Steps over the rows of a sampler of the same table, or None where the step does not compute logits itself.
 
-        tables: (rows, blocks), which stay where they are. max_tokens: of a step.
+        tables: (groups, rows, blocks), which stay where they are. max_tokens: of a step.
         """
         ...
 

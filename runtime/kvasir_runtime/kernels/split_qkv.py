@@ -8,7 +8,7 @@
 
 qkv:      (tokens, heads + 2 * kv_heads, head_dim), contiguous, bias included
 norm:     (heads + kv_heads, head_dim) or None; cos, sin: (tokens, 1, head_dim), as for kernels.rope
-cache:    (2, num_blocks, block_size, kv_heads, head_dim), contiguous, or of 8 bits, as for kernels.write_kv
+cache:    (2, num_blocks, block_size, kv_heads, head_dim), or of 8 bits, as for kernels.write_kv
 slots:    (tokens,) int64, -1 of padding, as for kernels.write_kv
 out:      (tokens, heads, head_dim), contiguous in head_dim; values are copied exactly
 Error as of norm and rotation together; a fused kernel rounds once where the three round four times.

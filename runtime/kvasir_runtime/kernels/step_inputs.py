@@ -3,16 +3,17 @@
     for i in sequences:
         row, count = rows[i], starts[i + 1] - starts[i]
         kv_lens[i] = lens[row] + count
-        block_tables[i] = tables[row]
+        block_tables[:, i] = tables[:, row]
         for t in range(starts[i], starts[i + 1]):
             position = positions[t] = lens[row] + t - starts[i]
             token_ids[t] = tokens[row, position]
-            slots[t] = tables[row, position / block_size] * block_size + position % block_size
+            for g in groups: slots[g, t] = tables[g, row, position / block_size] * block_size + position % block_size
 
 rows:   (sequences,) int64; starts: (sequences + 1,) int32, from 0 to num_tokens; longest: no sequence has more tokens
-lens:   (rows,) int32, computed positions of every row; tokens: (rows, positions) int32; tables: (rows, blocks) int32
-out:    token_ids, positions, slots: (num_tokens,) int64; kv_lens: (sequences,) int32; block_tables: (sequences, blocks)
-        int32, copied whole
+lens:   (rows,) int32, computed positions of every row; tokens: (rows, positions) int32; tables: (groups, rows, blocks)
+        int32, of each cache group
+out:    token_ids, positions: (num_tokens,) int64; slots: (groups, num_tokens) int64; kv_lens: (sequences,) int32;
+        block_tables: (groups, sequences, blocks) int32, copied whole
 Exact. The sizes are the host's, nothing else is: it may be part of a recorded step.
 """
 
@@ -44,14 +45,14 @@ def reference(
     longest: int,
 ) -> StepInputs:
     """The module docstring, on any device."""
-    computed, block_tables = lens[rows], tables[rows]
+    computed, block_tables = lens[rows], tables[:, rows]
     counts, device = starts[1:] - starts[:-1], rows.device
     owners = torch.arange(rows.shape[0], device=device)
     if longest > 1:
         owners = torch.repeat_interleave(owners, counts, output_size=num_tokens)
     offsets = torch.arange(num_tokens, device=device) - starts[owners]
     positions = computed[owners] + offsets
-    blocks = block_tables[owners, positions // block_size].long()
+    blocks = block_tables[:, owners, positions // block_size].long()
     return StepInputs(
         token_ids=tokens[rows[owners], positions].long(),
         positions=positions,
@@ -62,11 +63,11 @@ def reference(
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:
-    """Decode, prompts, both; rows in any order, one of them twice as padding is."""
-    for counts in ([1], [1, 1, 1, 1], [1, 37, 2], [70]):
+    """Decode, prompts, both; one cache group and several; rows in any order, one of them twice as padding is."""
+    for groups, counts in ((1, [1]), (3, [1, 1, 1, 1]), (1, [1, 37, 2]), (2, [70])):
         lens = torch.randint(0, 20, (6,), generator=generator, dtype=torch.int32)
         tokens = torch.randint(0, 500, (6, 100), generator=generator, dtype=torch.int32)
-        tables = torch.randperm(6 * 25, generator=generator).view(6, 25).int()
+        tables = torch.randperm(groups * 6 * 25, generator=generator).view(groups, 6, 25).int()
         rows = torch.randperm(6, generator=generator)[: len(counts)]
         if len(counts) == 4:
             rows[3] = rows[2]

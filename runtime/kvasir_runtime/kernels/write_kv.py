@@ -5,11 +5,10 @@
         cache[1, slots[t] / block_size, slots[t] % block_size] = value[t]
 
 key, value: (tokens, kv_heads, head_dim), cache dtype, contiguous in head_dim
-cache:      (2, num_blocks, block_size, kv_heads, head_dim), contiguous, key's dtype; or a type of 8 bits with rows as
-            kernels.kv_quant has them, to which key and value are rounded
+cache:      (2, num_blocks, block_size, kv_heads, head_dim), a layer of kernels.kv_cache, key's dtype; or a type of 8
+            bits with rows as kernels.kv_quant has them, to which key and value are rounded
 slots:      (tokens,) int64, all different but for those of padding, which are -1 and not written
-Exact but for that: no arithmetic is done. Layout after Kwon et al. 2023, section 4; keys and values of consecutive
-blocks are each one slice, so that a CPU can read a sequence's cache without gathering it.
+Exact but for that: no arithmetic is done. Paging after Kwon et al. 2023, section 4.
 """
 
 from collections.abc import Iterator
@@ -22,18 +21,18 @@ from kvasir_runtime.kernels import kv_quant
 
 def reference(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Write every token's key and value to its slot."""
-    flat = cache.flatten(1, 2)
-    for half, rows in zip(flat.unbind(0), (key, value), strict=True):
-        _scatter(half, kv_quant.stored(rows, cache.dtype), slots)
-
-
-def _scatter(flat: Tensor, rows: Tensor, slots: Tensor) -> None:
     kept = slots >= 0
     if not bool(kept.all()):
-        rows, slots = rows[kept], slots[kept]
-    if flat.dtype == kv_quant.FLOAT8:  # which torch does not scatter on a CPU
-        flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
-    flat.index_copy_(0, slots, rows)
+        key, value, slots = key[kept], value[kept], slots[kept]
+    size = cache.shape[2]
+    for half, rows in zip(cache.unbind(0), (key, value), strict=True):
+        _scatter(half, kv_quant.stored(rows, cache.dtype), slots // size, slots % size)
+
+
+def _scatter(half: Tensor, rows: Tensor, blocks: Tensor, places: Tensor) -> None:
+    if half.dtype == kv_quant.FLOAT8:  # which torch does not scatter on a CPU
+        half, rows = half.view(torch.uint8), rows.view(torch.uint8)
+    half.index_put_((blocks, places), rows)
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:

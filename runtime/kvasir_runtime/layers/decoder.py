@@ -10,8 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, with_rows
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import feed_forward, rotary
@@ -25,20 +27,22 @@ Angles = tuple[Tensor, Tensor]
 class Batch:
     """The query tokens of one step, sequence after sequence.
 
-    token_ids, positions: (tokens,) int64; slots: (tokens,) int64, where each token's key and value go
+    token_ids, positions: (tokens,) int64
+    slots: (groups, tokens) int64, where each token's key and value go in the layers of each cache group
+    attn_metadata: one for each cache group, of the same lengths
     logit_rows: (rows,) int64 indices of the tokens whose logits are wanted, or None for all of them
     """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    attn_metadata: AttentionMetadata
+    attn_metadata: tuple[AttentionMetadata, ...]
     logit_rows: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    window: int
+    attention: LayerAttention
     attention_norm: Tensor
     qkv: Linear
     qk_norm: Tensor | None
@@ -70,7 +74,7 @@ class Decoder:
             _angles(spec.local_rope, spec.head_dim, num_positions, table) if spec.local_rope else self._angles
         )
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
-        self._layers = tuple(self._layer(index, window, tensors) for index, window in enumerate(spec.windows))
+        self._layers = tuple(self._layer(index, attention, tensors) for index, attention in enumerate(spec.attentions))
         self._norm = self._norm_of(tensors, "norm")
         self._head: Linear | None = None
         has_own = False
@@ -113,11 +117,11 @@ class Decoder:
         """Time stamps that each kind of operation took since the last call; empty where they are not counted."""
         return {} if self.step is None else self.step.profiled()
 
-    def begins(self, cache: Tensor) -> bool:
+    def begins(self, cache: KvCache) -> bool:
         """Whether `begin` may be called: `forward` is one operation, in which this thread can take part later."""
         return self.step is not None and self.step.takes(cache)
 
-    def begin(self, batch: Batch, cache: Tensor, *, greedy: bool = False) -> None:
+    def begin(self, batch: Batch, cache: KvCache, *, greedy: bool = False) -> None:
         """Start the other threads on `forward` of a batch with logit_rows; `finish` completes it.
 
         greedy: compute greedy ids too.
@@ -132,11 +136,11 @@ class Decoder:
         assert self.step is not None
         return self.step.finish()
 
-    def forward(self, batch: Batch, cache: Tensor) -> ForwardOutput:
+    def forward(self, batch: Batch, cache: KvCache) -> ForwardOutput:
         """Hidden states of the wanted rows; the keys and values of all tokens are written to the cache.
 
-        cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim). As one operation where the table has one for
-        this model and cache, else operation by operation; only the former computes logits as well.
+        As one operation where the table has one for this model and cache, else operation by operation; only the former
+        computes logits as well.
         """
         spec, ops = self.spec, self._ops
         if batch.logit_rows is not None and self.begins(cache):
@@ -148,9 +152,14 @@ class Decoder:
         angles = _of_positions(self._angles, batch.positions)
         local = _of_positions(self._local_angles, batch.positions) if spec.local_rope else angles
         residual: Tensor | None = None
+        slots = batch.slots.unbind(0)
         for index, layer in enumerate(self._layers):
+            group = cache.groups[index]
             hidden, residual = ops.rms_norm(hidden, residual, layer.attention_norm, spec.norm_eps)
-            attended = self._attend(layer, hidden, local if layer.window else angles, batch, cache[index])
+            turned = local if layer.attention.kind == "window" else angles
+            attended = self._attend(
+                layer, hidden, turned, cache.layers[index], slots[group], batch.attn_metadata[group]
+            )
             if index == spec.num_layers - 1 and batch.logit_rows is not None:
                 # Only the wanted rows go on: nothing later reads the others.
                 attended = attended.index_select(0, batch.logit_rows)
@@ -184,15 +193,24 @@ class Decoder:
     def _outer(self, x: Tensor, norm: Tensor | None) -> Tensor:
         return x if norm is None else self._ops.rms_norm(x, None, norm, self.spec.norm_eps)[0]
 
-    def _attend(self, layer: _Layer, hidden: Tensor, angles: Angles, batch: Batch, cache: Tensor) -> Tensor:
+    def _attend(
+        self,
+        layer: _Layer,
+        hidden: Tensor,
+        angles: Angles,
+        cache: Tensor,
+        slots: Tensor,
+        attn_metadata: AttentionMetadata,
+    ) -> Tensor:
         spec, ops = self.spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
-        query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, batch.slots)
+        query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, slots)
         scale = spec.attention_scale or spec.head_dim**-0.5
-        return ops.attention(query, cache, batch.attn_metadata, scale, layer.window, spec.attention_cap)
+        seen = layer.attention
+        return ops.attention(query, cache, attn_metadata, scale, seen.window, spec.attention_cap, None, seen.chunk)
 
-    def _layer(self, index: int, window: int, tensors: MutableMapping[str, Weight]) -> _Layer:
+    def _layer(self, index: int, attention: LayerAttention, tensors: MutableMapping[str, Weight]) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
         qk_norm = None
         if spec.qk_norm:
@@ -204,7 +222,7 @@ class Decoder:
             return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
         return _Layer(
-            window=window,
+            attention=attention,
             attention_norm=self._norm_of(tensors, prefix + "attention_norm"),
             qkv=linear("qkv"),
             qk_norm=qk_norm,

@@ -6,6 +6,8 @@ Families in `models` derive it from a config.json. Nothing here opens a file or 
 from dataclasses import dataclass
 from typing import Literal
 
+from kvasir_api.cache_groups import CacheGroup, LayerAttention, group_layers, layers_per_block
+
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
@@ -57,7 +59,7 @@ class ExpertsSpec:
 class DecoderSpec:
     """One decoder-only transformer with pre-normalisation, grouped attention and a gated feed-forward layer.
 
-    windows: per layer, how many positions a token sees, itself included; 0 sees all before it.
+    attentions: per layer, what a token sees of those before it.
     head: what the last hidden states go through: to logits over the vocabulary, to those of num_labels labels, or none.
     local_rope: of layers with a window, where it is another than that of the others.
     norms_less_one: norms are stored less 1. outer_norms: what attention and feed-forward layers give is normalised too,
@@ -71,7 +73,7 @@ class DecoderSpec:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    windows: tuple[int, ...]
+    attentions: tuple[LayerAttention, ...]
     rope: RopeSpec
     norm_eps: float
     qkv_bias: bool = False
@@ -107,7 +109,7 @@ class DecoderSpec:
     @property
     def num_layers(self) -> int:
         """Decoder layers."""
-        return len(self.windows)
+        return len(self.attentions)
 
     @property
     def head_order(self) -> tuple[int, ...]:
@@ -142,9 +144,18 @@ class DecoderSpec:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Which layers share blocks of the cache."""
+        return group_layers(self.attentions)
+
     def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
-        """Bytes of KV cache that one token takes over all layers. scale_bytes: beside each head's numbers."""
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
+        """Bytes of KV cache of one token in every layer, and what blocks leave empty for it.
+
+        scale_bytes: beside each head's numbers.
+        """
+        rows = layers_per_block(self.cache_groups) * len(self.cache_groups) * self.num_kv_heads
+        return 2 * rows * (self.head_dim * element_bytes + scale_bytes)
 
 
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvasir_api import layer_types
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import Activation, DecoderSpec, ExpertsSpec, Head, RopeSpec
 from kvasir_runtime.models.config import ModelConfig
@@ -16,7 +18,6 @@ from kvasir_runtime.models.rope import rope_spec
 GENERATES, CLASSIFIES, HEADLESS = "ForCausalLM", "ForSequenceClassification", "Model"
 _HEADS: Final[tuple[tuple[str, Head], ...]] = ((GENERATES, "vocabulary"), (CLASSIFIES, "labels"), (HEADLESS, "none"))
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 _GELU: Final = "gelu_pytorch_tanh"
 
 
@@ -55,8 +56,8 @@ class Family:
 
 def decoder_spec(
     config: ModelConfig,
+    family: str,
     *,
-    windows: tuple[int, ...],
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -68,8 +69,10 @@ def decoder_spec(
 ) -> DecoderSpec:
     """The spec of a decoder whose sizes stand in its config under the usual names.
 
+    family: its model_type, by which `kvasir_api.layer_types` knows what each layer sees.
     activation: the only one that the family has. rope: where it is not at the usual place. tied: what a config means
-    that does not say. Raises ModelError for another activation.
+    that does not say. Raises ModelError for another activation and for layers of an
+    unknown type.
     """
     if activation == "silu" and config.hidden_act not in ("silu", "swish"):
         raise ModelError(f"config.json: hidden_act {config.hidden_act} is not supported; expected silu")
@@ -84,7 +87,7 @@ def decoder_spec(
         num_kv_heads=config.key_value_heads,
         head_dim=config.width_of_head,
         intermediate_size=config.intermediate_size,
-        windows=windows,
+        attentions=_attentions(config, family),
         rope=rope or rope_spec(config),
         norm_eps=config.rms_norm_eps,
         qkv_bias=qkv_bias,
@@ -99,14 +102,19 @@ def decoder_spec(
     )
 
 
-def windows_of(config: ModelConfig, types: tuple[str, ...]) -> tuple[int, ...]:
-    """Window of each layer by its type. Raises ModelError for other types, and for too few or too many."""
-    unknown = set(types) - {FULL, SLIDING}
-    if unknown or len(types) != config.num_hidden_layers:
-        raise ModelError(
-            f"config.json: layer_types must name {FULL} or {SLIDING} for each of {config.num_hidden_layers} layers"
+def _attentions(config: ModelConfig, family: str) -> tuple[LayerAttention, ...]:
+    try:
+        return layer_types.attentions(
+            family,
+            config.num_hidden_layers,
+            sliding_window=config.sliding_window,
+            use_sliding_window=config.use_sliding_window,
+            max_window_layers=config.max_window_layers,
+            layer_types=config.layer_types,
+            sliding_window_pattern=config.sliding_window_pattern,
         )
-    return tuple((config.sliding_window or 0) if kind == SLIDING else 0 for kind in types)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 def _head(config: ModelConfig) -> Head:

@@ -10,19 +10,18 @@ import msgspec
 
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 from kvasir_runtime.models.config import ModelConfig, RopeConfig
-from kvasir_runtime.models.family import FULL, SLIDING, Family, Place, decoder_spec, usual_places, whole, windows_of
+from kvasir_runtime.models.family import Family, Place, decoder_spec, usual_places, whole
 from kvasir_runtime.models.rope import rope_of
 
 # What a config means that does not say, as the families' own code has it.
 _QUERY_SCALAR: Final = 256.0
-_WINDOW: Final = 4096
 _ATTENTION_CAP: Final = 50.0
 _LOGIT_CAP: Final = 30.0
 
 
 def _gemma2(config: ModelConfig) -> DecoderSpec:
     return replace(
-        _spec(config, every=2),
+        _spec(config, "gemma2"),
         attention_cap=_cap(config.attn_logit_softcapping, _ATTENTION_CAP),
         logit_cap=_cap(config.final_logit_softcapping, _LOGIT_CAP),
     )
@@ -36,7 +35,7 @@ def _gemma3(config: ModelConfig) -> DecoderSpec:
     return replace(
         _spec(
             config,
-            every=config.sliding_window_pattern or 6,
+            "gemma3_text",
             qk_norm=True,
             rope=rope_of(config, full, config.rope_theta or 1_000_000.0),
         ),
@@ -46,14 +45,11 @@ def _gemma3(config: ModelConfig) -> DecoderSpec:
     )
 
 
-def _spec(config: ModelConfig, *, every: int, qk_norm: bool = False, rope: RopeSpec | None = None) -> DecoderSpec:
-    """every: so many layers the last has no window, where layer_types does not say which."""
-    types = config.layer_types or tuple(SLIDING if (i + 1) % every else FULL for i in range(config.num_hidden_layers))
-    windowed = msgspec.structs.replace(config, sliding_window=config.sliding_window or _WINDOW)
+def _spec(config: ModelConfig, family: str, *, qk_norm: bool = False, rope: RopeSpec | None = None) -> DecoderSpec:
     return replace(
         decoder_spec(
             config,
-            windows=windows_of(windowed, types),
+            family,
             qkv_bias=config.attention_bias,
             output_bias=config.attention_bias,
             qk_norm=qk_norm,

@@ -8,7 +8,7 @@ from kvasir_runtime.models.family import Family, decoder_spec, usual_places
 def _spec(config: ModelConfig) -> DecoderSpec:
     return decoder_spec(
         config,
-        windows=(0,) * config.num_hidden_layers,
+        "llama",
         qkv_bias=config.attention_bias,
         output_bias=config.attention_bias,
         mlp_bias=config.mlp_bias,

@@ -6,7 +6,7 @@ from kvasir_runtime.models.family import Family, decoder_spec, usual_places
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:
-    return decoder_spec(config, windows=(config.sliding_window or 0,) * config.num_hidden_layers)
+    return decoder_spec(config, "mistral")
 
 
 MISTRAL = Family(

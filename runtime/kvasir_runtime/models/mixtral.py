@@ -9,7 +9,7 @@ from kvasir_runtime.models.moe import expert_places, experts_spec
 def _spec(config: ModelConfig) -> DecoderSpec:
     return decoder_spec(
         config,
-        windows=(config.sliding_window or 0,) * config.num_hidden_layers,
+        "mixtral",
         experts=experts_spec(config, intermediate_size=config.intermediate_size, renormalised=True),
     )
 

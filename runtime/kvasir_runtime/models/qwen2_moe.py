@@ -5,7 +5,6 @@ from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, Place, decoder_spec, usual_places
 from kvasir_runtime.models.moe import expert_places, experts_spec
-from kvasir_runtime.models.qwen2 import windows
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:
@@ -19,7 +18,7 @@ def _spec(config: ModelConfig) -> DecoderSpec:
         renormalised=config.norm_topk_prob,
         shared_size=config.shared_expert_intermediate_size,
     )
-    return decoder_spec(config, windows=windows(config), qkv_bias=config.qkv_bias, experts=experts)
+    return decoder_spec(config, "qwen2_moe", qkv_bias=config.qkv_bias, experts=experts)
 
 
 def _places(spec: DecoderSpec) -> dict[str, Place]:

@@ -3,13 +3,12 @@
 from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.config import ModelConfig
 from kvasir_runtime.models.family import Family, decoder_spec, usual_places
-from kvasir_runtime.models.qwen2 import windows
 
 
 def _spec(config: ModelConfig) -> DecoderSpec:
     return decoder_spec(
         config,
-        windows=windows(config),
+        "qwen3",
         qkv_bias=config.attention_bias,
         output_bias=config.attention_bias,
         qk_norm=True,

@@ -10,10 +10,9 @@ from kvasir_runtime.models.moe import expert_places, experts_spec
 def _spec(config: ModelConfig) -> DecoderSpec:
     if config.moe_intermediate_size is None:
         raise ModelError("config.json: Qwen3-MoE needs moe_intermediate_size")
-    window = config.sliding_window or 0 if config.use_sliding_window else 0
     return decoder_spec(
         config,
-        windows=(window,) * config.num_hidden_layers,
+        "qwen3_moe",
         qkv_bias=config.attention_bias,
         output_bias=config.attention_bias,
         qk_norm=True,

@@ -97,11 +97,10 @@ class AsyncLLM:
             able = capabilities(folder, self._options, ready, loaded)
         except (StartError, EngineDeadError) as error:
             raise EngineError(str(error)) from error
-        longest = min(ready.max_model_len, ready.capacity_tokens)
         self._profile = ModelProfile(
             names=(NAME,),
             tokenizer=loaded,
-            max_context=longest,
+            max_context=ready.max_cached_tokens,
             capabilities=able,
             defaults=self.defaults,
             ready=ready,

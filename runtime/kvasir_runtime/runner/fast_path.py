@@ -6,10 +6,9 @@ in one call; the ids are those of the general path.
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from kvasir_runtime.core.plan import Chunk, StepPlan, StepResults
 from kvasir_runtime.kernels.decoder_step import RowSteps
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler, row_chunk
 from kvasir_runtime.runner.state.host_state import HostRowState
@@ -20,7 +19,7 @@ from kvasir_runtime.runner.step_output import sampled_tokens
 class FastPath:
     """Such steps of one model and its rows."""
 
-    def __init__(self, steps: RowSteps, cache: Tensor) -> None:
+    def __init__(self, steps: RowSteps, cache: KvCache) -> None:
         self._steps, self._cache = steps, cache
 
     def begin(self, chunks: Sequence[Chunk], *, greedy: bool) -> bool:
@@ -39,7 +38,7 @@ class FastPath:
 
 
 def fast_path_of(
-    model: Decoder, rows: RowState, host_sampler: HostSampler | None, cache: Tensor, max_tokens: int
+    model: Decoder, rows: RowState, host_sampler: HostSampler | None, cache: KvCache, max_tokens: int
 ) -> FastPath | None:
     """None on other devices, and with layers or a head that the backend does not compute as one operation."""
     if not isinstance(rows, HostRowState) or host_sampler is None or model.step is None or not model.begins(cache):

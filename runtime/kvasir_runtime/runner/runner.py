@@ -21,6 +21,7 @@ from torch import Tensor
 from kvasir_runtime.core.plan import Chunk, HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.decoder_step import ForwardOutput
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.fast_path import fast_path_of
@@ -60,14 +61,14 @@ class ModelRunner:
         *,
         model: Decoder,
         ops: Ops,
-        cache: Tensor,
+        cache: KvCache,
         rows: RowState,
         stream: DeviceStream,
         facts: EngineFacts,
         grammars: GrammarCompiler | None = None,
         graphs: StepGraphs | None = None,
     ) -> None:
-        """cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim), its contents need not be defined.
+        """cache: its contents need not be defined.
 
         grammars: None where no request is guided. graphs: None where every step is launched operation by operation.
         """
@@ -108,8 +109,7 @@ class ModelRunner:
     @property
     def blocks(self) -> Tensor:
         """(pieces, num_blocks, piece_bytes) uint8: the memory of the KV cache. A block is its pieces in all layers."""
-        num_blocks = self._cache.shape[2]
-        return self._cache.view(torch.uint8).view(-1, num_blocks, self._cache[0, 0, 0].nbytes)
+        return self._cache.blocks.unsqueeze(0)
 
     @property
     def hash_salt(self) -> bytes:
@@ -205,14 +205,14 @@ class ModelRunner:
 
         For measurements while no plan is launched: row 0 and the first blocks are overwritten.
         """
-        blocks = tuple(range(-(-len(tokens) // self.facts.block_size)))
+        columns, groups = -(-len(tokens) // self.facts.block_size), self._cache.num_groups
         join = Join(
             row=0,
             request_id="measured",
             tokens=tokens,
             prompt_tokens=len(tokens),
             computed_tokens=0,
-            blocks=blocks,
+            tables=tuple(tuple(range(group * columns, (group + 1) * columns)) for group in range(groups)),
             sampling=SamplingConfig(max_tokens=1),
         )
         self._rows.apply(StepPlan(step=0, joins=(join,)))
@@ -238,7 +238,7 @@ class ModelRunner:
         self._grammar_masks.apply(plan)
         if plan.copies:
             pairs = self._stream.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
-            self._ops.copy_blocks(self._cache, pairs[:, 0], pairs[:, 1])
+            self._ops.copy_blocks(self._cache.blocks, pairs[:, 0], pairs[:, 1])
         sampling.masks = self._grammar_masks.batch_of(sampling.chunks)
         if sampling.masks is not None:
             self._prepare_masks(step)

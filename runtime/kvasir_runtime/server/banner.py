@@ -52,7 +52,7 @@ def banner(ready: EngineFacts, start: StartSummary) -> str:
 def _host_tier(ready: EngineFacts) -> list[tuple[str, str]]:
     if not ready.host_blocks:
         return []
-    tokens = ready.host_blocks * ready.block_size
+    tokens = ready.host_blocks * ready.block_size // len(ready.attentions)
     return [("on the host", f"{tokens:,} tokens ({size(tokens * ready.kv_bytes_per_token)})")]
 
 

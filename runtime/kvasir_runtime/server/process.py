@@ -139,7 +139,7 @@ class ServeProcess:
             profile=ModelProfile(
                 names=app_state.names,
                 tokenizer=loaded,
-                max_context=min(ready.max_model_len, ready.capacity_tokens),
+                max_context=ready.max_cached_tokens,
                 capabilities=capabilities(folder, self._options, ready, loaded),
                 defaults=defaults,
                 ready=ready,

@@ -124,7 +124,7 @@ def attention_cells(scale: Scale, ops: Ops, device: torch.device, dtype: torch.d
         cache = torch.randn(2, num_blocks, scale.block_size, scale.kv_heads, scale.head, dtype=dtype, device=device)
         tables = torch.randperm(num_blocks, device=device).view(len(query_lens), columns)
         query = torch.randn(sum(query_lens), scale.heads, scale.head, dtype=dtype, device=device)
-        attn_metadata = AttentionMetadata(query_lens, [known] * len(query_lens), tables, [-1] * len(query_lens))
+        attn_metadata = AttentionMetadata(query_lens, [known] * len(query_lens), tables)
         return lambda: ops.attention(query, cache, attn_metadata, scale.head**-0.5, 0)
 
     for batch, known in scale.decode:

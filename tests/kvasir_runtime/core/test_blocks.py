@@ -35,7 +35,7 @@ def test_a_block_is_free_cached_or_pinned():
     pool.publish(blocks[0], b"a")
     pool.release(blocks)
     assert counts(pool) == (0, 1, 3)
-    assert pool.lookup([b"a"], 9) == blocks[:1]
+    assert pool.lookup([b"a"], 9) == [blocks[:1]]
     assert pool.share(blocks[:1]) == 1
     assert counts(pool) == (1, 0, 3)
     assert pool.share(blocks[:1]) == 0
@@ -72,9 +72,9 @@ def test_blocks_that_will_be_shared_are_not_counted_twice():
 def test_lookup_stops_at_the_first_gap_and_at_the_limit():
     pool = BlockPool(4)
     blocks = published(pool, b"a", b"b", b"d")
-    assert pool.lookup([b"a", b"b", b"c", b"d"], 9) == blocks[:2]
-    assert pool.lookup([b"a", b"b"], 1) == blocks[:1]
-    assert pool.lookup([b"x"], 9) == []
+    assert pool.lookup([b"a", b"b", b"c", b"d"], 9) == [blocks[:2]]
+    assert pool.lookup([b"a", b"b"], 1) == [blocks[:1]]
+    assert pool.lookup([b"x"], 9) == [[]]
 
 
 def test_tails_are_evicted_before_heads_and_old_before_new():

@@ -56,7 +56,7 @@ class PoolMachine(RuleBasedStateMachine):
             if name not in self.names:
                 break
             want.append(self.names[name])
-        assert self.pool.lookup(chain, limit) == want
+        assert self.pool.lookup(chain, limit) == [want]
         revived = sum(1 for block in want if block not in self.held())
         assert self.pool.share(want) == revived
         self.found.update(chain[: len(want)])

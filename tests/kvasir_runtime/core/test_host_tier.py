@@ -5,7 +5,9 @@ import pytest
 from fakes.host import FakeHost
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
+from kvasir_api.cache_groups import FULL, sliding
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.block_tables import ABSENT
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.host_tier import PROBE_EVERY, HostTier, key_of
 from kvasir_runtime.core.limits import Limits
@@ -96,7 +98,7 @@ def test_without_a_tier_nothing_is_remembered():
     ("resident_blocks", "hits", "limit", "want"),
     [
         (8, 0, 12, 8),
-        (8, 2, 12, 6),
+        (8, 2, 12, 8),
         (8, 0, 6, 6),  # the last token is always computed
         (3, 0, 12, 0),  # so few are computed sooner
         (8, 5, 12, 0),
@@ -112,9 +114,10 @@ def test_what_is_on_the_host_behind_the_hits_is_loaded(resident_blocks, hits, li
 def loaded_in(host, pool, seconds, count=8):
     """A load of so many blocks took so long."""
     builder = PlanBuilder(step=5, budget=64)
-    host.load(builder, [], HASHES[:count])
+    assert host.load(builder, HASHES[:count])
     blocks = [load.block for load in builder.loads]
     host.settle(TransferResults(through=5, loaded=tuple(blocks), load_s=seconds))
+    pool.forget()
     return builder
 
 
@@ -148,29 +151,53 @@ def test_loaded_blocks_are_found_and_the_missing_is_forgotten():
     hits = published(pool, 1)
     pool.release(hits)
     builder = PlanBuilder(step=1, budget=64)
-    host.load(builder, hits, HASHES[1:6])
+    assert host.load(builder, HASHES[:6])
     blocks = [load.block for load in builder.loads]
-    assert host.is_loading(HASHES, 1)
-    assert not host.is_loading(HASHES, 0)
+    assert host.is_loading(HASHES[1:])
+    assert not host.is_loading(HASHES[:1])
     assert pool.num_pinned == 6
     host.settle(TransferResults(through=1, loaded=(blocks[0], blocks[1], blocks[3])))
-    assert pool.lookup(HASHES, 12) == [*hits, *blocks[:2]]
+    assert pool.lookup(HASHES, 12) == [[*hits, *blocks[:2]]]
     assert (pool.num_pinned, pool.num_cached, pool.num_free) == (0, 4, 12)
     assert (host.state.loaded_tokens, host.state.missed_tokens) == (12, 8)
     assert host.worth_loading(HASHES, 3, 12, 0.0) == 0
     assert not host.is_copying
 
 
+def test_of_a_window_only_its_blocks_are_stored_and_loaded():
+    attentions = (FULL, sliding(6))
+    limits = Limits(
+        num_blocks=16,
+        block_size=4,
+        max_batch_tokens=64,
+        max_sequences=4,
+        max_model_len=64,
+        host_blocks=100,
+        attentions=attentions,
+    )
+    pool = BlockPool(16, attentions, 4)
+    host = HostTier(pool, limits)
+    host.changed(HostChanges(added=tuple(key_of(one, group) for group in (0, 1) for one in HASHES[:6])))
+    assert host.worth_loading(HASHES, 0, 12, 0.0) == 6
+    builder = PlanBuilder(step=1, budget=64)
+    assert host.load(builder, HASHES[:6])
+    want = [key_of(one) for one in HASHES[:6]] + [key_of(one, 1) for one in HASHES[4:6]]
+    assert [load.key for load in builder.loads] == want
+    blocks = [load.block for load in builder.loads]
+    host.settle(TransferResults(through=1, loaded=tuple(blocks)))
+    assert pool.lookup(HASHES, 12) == [blocks[:6], [ABSENT] * 4 + blocks[6:]]
+
+
 def test_what_was_loaded_while_everything_was_forgotten_is_not_found():
     pool, host = tier()
     resident(host, 6)
     builder = PlanBuilder(step=1, budget=64)
-    host.load(builder, [], HASHES[:6])
+    assert host.load(builder, HASHES[:6])
     blocks = [load.block for load in builder.loads]
     pool.forget()
     host.forget(1)
     host.settle(TransferResults(through=1, loaded=tuple(blocks)))
-    assert pool.lookup(HASHES, 12) == []
+    assert pool.lookup(HASHES, 12) == [[]]
     assert pool.num_free == 16
 
 

@@ -102,7 +102,7 @@ def test_a_prefix_hit_shares_full_blocks_and_computes_at_least_one_token():
     assert [join.computed_tokens for plan in served.plans for join in plan.joins] == [0, 8, 12]
     assert served.answers["b"].cached_tokens == 8
     assert served.answers["a"].tokens == served.answers["b"].tokens
-    first, second, third = (join.blocks for plan in served.plans for join in plan.joins)
+    first, second, third = (join.tables[0] for plan in served.plans for join in plan.joins)
     assert first[:2] == second[:2]
     assert first[:3] == third[:3]
 

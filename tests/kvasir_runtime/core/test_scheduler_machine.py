@@ -12,7 +12,9 @@ from fakes.host import FakeHost
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
+from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.core.block_tables import ABSENT
 from kvasir_runtime.core.kinds.factory import longest
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepPlan
@@ -38,9 +40,22 @@ SAMPLING = st.fixed_dictionaries(
         "grammar": st.sampled_from([None, Grammar(kind="json_object")]),
     }
 )
+ATTENTIONS = st.lists(
+    st.one_of(
+        st.just(FULL),
+        st.builds(LayerAttention, st.just("window"), st.integers(1, 9)),
+        st.builds(LayerAttention, st.just("chunked"), st.integers(1, 9)),
+        st.just(LayerAttention("latent")),
+        st.just(LayerAttention("state")),
+    ),
+    min_size=1,
+    max_size=4,
+).map(tuple)
 LIMITS = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(2, 14),
+        "attentions": st.one_of(st.just((FULL,)), ATTENTIONS),
+        "block_bytes": st.just(96),
+        "num_blocks": st.integers(4, 30),
         "block_size": st.sampled_from([1, 2, 4]),
         "max_batch_tokens": st.integers(1, 24),
         "max_sequences": st.integers(1, 5),
@@ -49,7 +64,8 @@ LIMITS = st.fixed_dictionaries(
         "eos_token_ids": st.just((0,)),
         "host_blocks": st.sampled_from([0, 3, 40]),
     }
-)
+).filter(lambda limits: not (limits["host_blocks"] and LayerAttention("state") in limits["attentions"]))
+"""The fake host copies tokens, not states."""
 
 
 def served_with(limits, depth):
@@ -58,7 +74,9 @@ def served_with(limits, depth):
         max_batch_tokens=limits["max_batch_tokens"],
         max_rows=limits["max_sequences"],
         block_size=limits["block_size"],
-        late_every=5,
+        # A state is never as of an earlier token, so a family with states must compute its masks in time.
+        late_every=0 if LayerAttention("state") in limits["attentions"] else 5,
+        attentions=limits["attentions"],
     )
     if limits["host_blocks"]:
         runner.host = FakeHost(num_slots=limits["host_blocks"], delay=limits["max_sequences"] % 3)
@@ -185,11 +203,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = self.served.scheduler
         kv = scheduler.report(RuntimeState()).kv
         assert kv.pinned_tokens + kv.cached_tokens + kv.free_tokens == kv.capacity_tokens
+        assert kv.pinned_bytes + kv.cached_bytes + kv.free_bytes == kv.capacity_bytes
         assert min(kv.pinned_tokens, kv.cached_tokens, kv.free_tokens) >= 0
+        limits, groups = scheduler.limits, len(scheduler.limits.attentions)
+        for part in ("capacity", "pinned", "cached", "free"):
+            size, tokens = getattr(kv, f"{part}_bytes"), getattr(kv, f"{part}_tokens")
+            assert abs(size / (groups * limits.block_bytes) * limits.block_size - tokens) < 1
+        self.nothing_is_pinned_that_no_token_sees()
         if not scheduler.has_work and not scheduler.num_launched:
             assert kv.pinned_tokens == 0
         host = scheduler.report(RuntimeState()).kv_host
         assert host.cached_tokens + host.free_tokens == host.capacity_tokens
+
+    def nothing_is_pinned_that_no_token_sees(self):
+        """Where no plan is in flight, a running sequence holds exactly the blocks that its last token and later ones
+        see, and those that it may write into."""
+        scheduler = self.served.scheduler
+        if scheduler.num_launched:
+            return
+        size = scheduler.limits.block_size
+        for kind in scheduler._running.values():
+            for sequence in (kind.sequence, *getattr(kind, "members", ())):
+                for attention, table in zip(scheduler.limits.attentions, sequence.blocks.by_group, strict=False):
+                    first = attention.first_seen(max(0, sequence.computed - 1)) // size
+                    assert all(block == ABSENT for block in table[:first])
+                    held = table[first : -(-sequence.computed // size)]
+                    assert ABSENT not in (held[-1:] if attention.kind == "state" else held)
 
     def look_at_plans(self):
         """Every plan is within the limits."""
@@ -296,7 +335,7 @@ def test_the_same_trace_gives_the_same_plans(limits, traffic, depth):
 @settings(max_examples=40, deadline=None)
 def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(limits, traffic, depth):
     served = served_with(limits, depth)
-    tables: dict[int, tuple[int, ...]] = {}
+    tables: dict[int, list[list[int]]] = {}
     named: dict[int, int] = {}
     arrivals = [request(f"r{number}", prompt, **sampling) for number, (_, prompt, sampling) in enumerate(traffic)]
     while arrivals or served.scheduler.has_work or served.flight:
@@ -305,29 +344,32 @@ def test_no_block_changes_hands_before_every_plan_that_names_it_was_collected(li
         before, collected = len(served.plans), len(served.plans) - len(served.flight)
         served.step()
         for plan in served.plans[before:]:
-            for block in fresh(plan, limits["block_size"]):
+            for block in filter(lambda block: block != ABSENT, fresh(plan, limits["block_size"])):
                 assert named.get(block, 0) <= collected, f"block {block} is still named by step {named[block]}"
-            follow(plan, tables, named)
+            follow(plan, tables, named, limits)
     assert not served.scheduler.num_launched
 
 
 def fresh(plan: StepPlan, block_size: int):
     """Blocks that this plan takes for itself, prefix hits excepted."""
     for join in plan.joins:
-        yield from join.blocks[join.computed_tokens // block_size :]
+        for table in join.tables:
+            yield from table[join.computed_tokens // block_size :]
     for grow in plan.grows:
         yield from grow.blocks
     for load in plan.loads:
         yield load.block
 
 
-def follow(plan, tables, named):
+def follow(plan, tables, named, limits):
+    """named: blocks that a chunk reads or writes."""
     for row in plan.leaves:
         tables.pop(row, None)
     for join in plan.joins:
-        tables[join.row] = join.blocks
+        tables[join.row] = [list(table) for table in join.tables]
     for grow in plan.grows:
-        tables[grow.row] += grow.blocks
+        tables[grow.row][grow.group] += grow.blocks
     for chunk in plan.chunks:
-        for block in tables[chunk.row]:
-            named[block] = plan.step
+        for attention, table in zip(limits["attentions"], tables[chunk.row], strict=True):
+            for block in table[attention.first_seen(chunk.start) // limits["block_size"] :]:
+                named[block] = plan.step

@@ -40,7 +40,7 @@ def test_the_estimate_follows_the_cache_up_and_down():
     resident(pool, made.sequence.hashes[:3])
     made.request.uncached_estimate = uncached_estimate(made, pool, 4)
     assert made.request.uncached_estimate == 5
-    pool.release(pool.lookup(made.sequence.hashes, 9))
+    pool.release(*pool.lookup(made.sequence.hashes, 9))
     pool.take(8)
     assert uncached_estimate(made, pool, 4) == 17
 

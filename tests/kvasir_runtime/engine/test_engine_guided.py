@@ -175,7 +175,7 @@ def test_what_is_launched_after_forced_tokens_were_taken_early_comes_to_nothing(
             tokens=prompt,
             prompt_tokens=3,
             computed_tokens=0,
-            blocks=(2 * row, 2 * row + 1),
+            tables=((2 * row, 2 * row + 1),),
             sampling=guided("g", grammar, words, prompt=prompt).sampling,
         )
         for row, grammar in enumerate((forced, free))

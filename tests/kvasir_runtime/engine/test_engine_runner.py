@@ -81,7 +81,8 @@ def test_answers_equal_the_oracles_under_pressure(tmp_path, name):
         tight, state = answers(
             folder, requests, depth=depth, device_stream=device_stream, kv_cache_tokens=480, block_size=8
         )
-        assert state.totals.preemptions > 0
+        # With a window in every layer a sequence soon holds all that it ever will.
+        assert (state.totals.preemptions > 0) == (name != "mistral-window")
         assert state.kv.pinned_tokens == 0
         assert tight == roomy
     cold, state = answers(folder, requests, depth=1, kv_cache_tokens=16_384, prefix_cache=False)

@@ -27,7 +27,7 @@ PLAN = StepPlan(
             tokens=(1, 2),
             prompt_tokens=2,
             computed_tokens=0,
-            blocks=(0,),
+            tables=((0,),),
             sampling=REQUEST.sampling,
         ),
     ),

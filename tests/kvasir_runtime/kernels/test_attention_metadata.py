@@ -14,7 +14,7 @@ def on_device(starts: list[int], kv_lens: list[int], longest_query: int) -> Atte
 
 
 def test_lengths_of_the_host_reach_the_device() -> None:
-    attn_metadata = AttentionMetadata((3, 1, 2), (3, 9, 12), TABLES, (-1, -1, -1))
+    attn_metadata = AttentionMetadata((3, 1, 2), (3, 9, 12), TABLES)
     starts, kv_lens = attn_metadata.lengths()
     assert (starts.tolist(), kv_lens.tolist()) == ([0, 3, 4, 6], [3, 9, 12])
     assert (starts.dtype, kv_lens.dtype) == (torch.int32, torch.int32)
@@ -24,7 +24,6 @@ def test_lengths_of_the_host_reach_the_device() -> None:
 def test_lengths_of_the_device_can_be_read_back() -> None:
     attn_metadata = on_device([0, 3, 4, 6], [3, 9, 12], 4)
     assert (list(attn_metadata.query_lens), list(attn_metadata.kv_lens)) == ([3, 1, 2], [3, 9, 12])
-    assert list(attn_metadata.first_blocks) == [-1, -1, -1]
     assert (attn_metadata.longest_query, attn_metadata.num_sequences) == (4, 3)  # a bound, which nobody made tighter
     assert attn_metadata.mask(1, 0, 0).tolist() == [[True] * 9]
 
@@ -36,12 +35,11 @@ def test_padding_has_no_tokens_and_nothing_known() -> None:
 
 def test_both_kinds_move() -> None:
     for attn_metadata in (
-        AttentionMetadata((1, 1, 1), (5, 6, 7), TABLES, (-1, 2, -1)),
+        AttentionMetadata((1, 1, 1), (5, 6, 7), TABLES),
         on_device([0, 1, 2, 3], [5, 6, 7], 1),
     ):
         moved = attn_metadata.moved(CPU)
         assert list(moved.kv_lens) == [5, 6, 7]
-        assert list(moved.first_blocks) == list(attn_metadata.first_blocks)
         assert moved.longest_query == 1
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.cache_layers import FILL, cache_of, layer_of
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.act_and_mul import Activation
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
@@ -31,6 +32,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NOT_COMPARED = ("name", "fallback", "quantize", "decoder_step", "row_sampler", "set_threads", "invariant_dtypes")
 OPERATIONS = [field.name for field in fields(Ops) if field.name not in NOT_COMPARED]
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
+CACHE = {"attention": 1, "write_kv": 2, "split_qkv": 5}
+"""Which argument is a layer of the cache: a view of blocks that other layers share."""
 IN_PLACE = {"write_kv", "copy_blocks", "split_qkv", "penalties", "bitmask", "append_ids"}
 # Seconds each when interpreted; the same paths are taken by smaller tiles in gpu/interpreted/test_attention.py.
 MANY_TOKENS = 50
@@ -93,6 +96,8 @@ def moved(case: tuple[object, ...], device: torch.device) -> tuple[object, ...]:
 def outcome(table: Ops, operation: str, case: tuple[object, ...]) -> list[Tensor]:
     """All tensors that an operation returns or may have changed, on the CPU, from its own copy of the arguments."""
     args = copy.deepcopy(case)
+    if operation in CACHE:
+        args = tuple(layer_of(arg) if place == CACHE[operation] else arg for place, arg in enumerate(args))  # type: ignore[arg-type]
     if operation in ("linear", "gated", "moe"):
         *weights, x = args
         return [getattr(table, operation)(*weights)(x).cpu()]
@@ -121,12 +126,28 @@ def assert_same(wanted: list[Tensor], got: list[Tensor], errors: int = 1) -> Non
             assert want.tolist() == have.tolist()
 
 
+@pytest.mark.parametrize("operation", ["write_kv", "split_qkv"])
+@pytest.mark.parametrize("table", [REFERENCE, CPU, CPP, ops_for(DEVICE)], ids=lambda table: table.name)
+def test_writes_stay_within_their_layer(table: Ops, operation: str) -> None:
+    device = DEVICE if table.name.startswith("triton") else torch.device("cpu")
+    for case in import_module(f"kvasir_runtime.kernels.{operation}").cases(torch.Generator().manual_seed(0)):
+        if INTERPRETED and not can_be_interpreted(case):
+            continue
+        args = list(moved(copy.deepcopy(case), device))
+        cache = cache_of(args[CACHE[operation]])  # type: ignore[arg-type]
+        layer_bytes = cache.blocks.shape[1] // 3
+        args[CACHE[operation]] = cache.layers[1]
+        getattr(table, operation)(*args)
+        beside = torch.cat((cache.blocks[:, :layer_bytes], cache.blocks[:, 2 * layer_bytes :]), dim=1)
+        assert (beside == FILL).all()
+
+
 def test_attention_is_its_formula() -> None:
     generator = torch.Generator().manual_seed(1)
     cache = torch.randn(2, 6, 4, 2, 8, generator=generator)
     query = torch.randn(4, 4, 8, generator=generator)
     tables, query_lens, kv_lens = [[5, 0, 2], [3, 3, 3]], (3, 1), (9, 2)
-    attn_metadata = AttentionMetadata(query_lens, kv_lens, torch.tensor(tables), (-1, 3))
+    attn_metadata = AttentionMetadata(query_lens, kv_lens, torch.tensor(tables))
     for window in (0, 4):
         for table in (REFERENCE, CPU, CPP):
             out = table.attention(query, cache, attn_metadata, 0.3, window).view(4, 4, 8)

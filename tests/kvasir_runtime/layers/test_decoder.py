@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from kvasir_api.cache_groups import FULL
 from kvasir_runtime.kernels.cpu.library import library
 from kvasir_runtime.kernels.cpu.linear import takes
 from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
@@ -21,7 +22,7 @@ def spec(*, tied: bool) -> DecoderSpec:
         num_kv_heads=1,
         head_dim=8,
         intermediate_size=24,
-        windows=(0,),
+        attentions=(FULL,),
         rope=RopeSpec(),
         norm_eps=1e-5,
         tied_embeddings=tied,

@@ -93,7 +93,8 @@ def test_absent_or_malformed_config_is_one_line(tmp_path: Path, text: str | None
     ],
 )
 def test_windows_of_layers(tmp_path: Path, family: str, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert spec_of(folder_with(tmp_path, changes, family=family)).windows == windows
+    attentions = spec_of(folder_with(tmp_path, changes, family=family)).attentions
+    assert tuple(attention.window for attention in attentions) == windows
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plans(sampling: SamplingConfig) -> list[StepPlan]:
     """A prompt of three tokens and two steps of one token."""
     join = Join(
-        row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, blocks=(4, 9), sampling=sampling
+        row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, tables=((4, 9),), sampling=sampling
     )
     chunks = [Chunk(row=0, start=start, num_tokens=count, samples=True) for start, count in ((0, 3), (3, 1), (4, 1))]
     return [StepPlan(step=i, joins=() if i else (join,), chunks=(chunk,)) for i, chunk in enumerate(chunks)]
@@ -69,7 +69,7 @@ def test_a_device_is_waited_for_at_every_step_whether_it_samples_or_not(folder: 
     stream = Overlapping()
     runner = runner_of(folder, device_stream=stream)
     prompt = tuple(range(3, 43))
-    join = Join(row=0, request_id="a", tokens=prompt, prompt_tokens=40, computed_tokens=0, blocks=tuple(range(5)),
+    join = Join(row=0, request_id="a", tokens=prompt, prompt_tokens=40, computed_tokens=0, tables=(tuple(range(5)),),
                 sampling=GREEDY)  # fmt: skip
     waited = []
     for number, start in enumerate(range(0, 40, 10)):

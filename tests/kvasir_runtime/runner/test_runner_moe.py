@@ -17,6 +17,7 @@ from fakes import checkpoints
 from fakes.by_hand import Hand, Stream, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import Oracle, oracle_of
+from kvasir_api.cache_groups import sliding
 from kvasir_api.options import Quantization
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.kernels import quantized
@@ -162,8 +163,8 @@ def test_fields_of_a_config_are_followed(
 def test_windows_and_biases_of_a_config_are_followed(tmp_path: Path) -> None:
     slides = {"use_sliding_window": True, "sliding_window": 8}
     kinds = ["sliding_attention", "full_attention"]
-    assert spec_of(tmp_path, "qwen3_moe", **slides).windows == (8, 8)
-    assert spec_of(tmp_path, "qwen2_moe", **slides, layer_types=kinds).windows == (8, 0)
-    assert spec_of(tmp_path, "mixtral", sliding_window=9).windows == (9, 9)
+    assert spec_of(tmp_path, "qwen3_moe", **slides).attentions == tuple(map(sliding, (8, 8)))
+    assert spec_of(tmp_path, "qwen2_moe", **slides, layer_types=kinds).attentions == tuple(map(sliding, (8, 0)))
+    assert spec_of(tmp_path, "mixtral", sliding_window=9).attentions == tuple(map(sliding, (9, 9)))
     assert not spec_of(tmp_path, "qwen2_moe", qkv_bias=False).qkv_bias
     assert spec_of(tmp_path, "qwen3_moe", attention_bias=True).output_bias

@@ -142,9 +142,16 @@ def check_logits(folder: Path, runner: ModelRunner, chunk: int, wanted: torch.Te
     """Of 61 tokens, computed in chunks, against wanted, or else the oracle's of the checkpoint in folder."""
     tokens = prompt(61)
     sampling = SamplingConfig(max_tokens=1, temperature=0.0)
-    blocks = tuple(int(b) for b in np.random.default_rng(0).permutation(32)[:8])
+    groups = len(runner.facts.attentions)
+    tables = np.random.default_rng(0).permutation(32 * groups)[: 8 * groups].reshape(groups, 8).tolist()
     join = Join(
-        row=1, request_id="a", tokens=tokens, prompt_tokens=61, computed_tokens=0, blocks=blocks, sampling=sampling
+        row=1,
+        request_id="a",
+        tokens=tokens,
+        prompt_tokens=61,
+        computed_tokens=0,
+        tables=tuple(map(tuple, tables)),
+        sampling=sampling,
     )
     runner.collect(runner.launch(StepPlan(step=1, joins=(join,))))
     logits = []
@@ -229,7 +236,7 @@ def test_copied_blocks_hold_what_the_source_held(root: Path) -> None:
     first = Stream(prompt=prompt(24))
     hand.run([first], 4)
     fork = Stream(prompt=prompt(24))
-    fork.blocks = [hand._free.pop() for _ in range(2)]
+    fork.columns = [hand.column() for _ in range(2)]
     fork.computed = 16
     hand.step([(fork, 8)], copies=[BlockCopy(first.blocks[i], fork.blocks[i]) for i in range(2)])
     hand.run([fork], 4)
@@ -285,7 +292,7 @@ def test_two_plans_in_flight_give_the_same_answer(root: Path) -> None:
         tokens=tokens,
         prompt_tokens=30,
         computed_tokens=0,
-        blocks=tuple(range(5)),
+        tables=(tuple(range(5)),),
         sampling=SamplingConfig(temperature=0.0, max_tokens=9),
     )
     plans = [StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=30, samples=True),))]

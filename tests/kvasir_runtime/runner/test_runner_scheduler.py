@@ -3,13 +3,19 @@
 import random
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fakes import checkpoints
 from fakes.by_hand import runner_of, scheduler_of
 from fakes.checkpoints import Shape
-from fakes.oracle import oracle_of
+from fakes.oracle import Oracle, oracle_of
+from fakes.overlapping import Overlapping
+from kvasir_api.cache_groups import FULL, LayerAttention
+from kvasir_runtime.kernels.cpu.ops import CPU, cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
@@ -32,11 +38,17 @@ def folder_of(root: Path, name: str) -> Path:
 
 
 def answers(
-    runner: ModelRunner, requests: list[EngineRequest], *, budget: int, depth: int = 1, handed: tuple[int, ...] = ()
+    runner: ModelRunner,
+    requests: list[EngineRequest],
+    *,
+    budget: int,
+    depth: int = 1,
+    handed: tuple[int, ...] = (),
+    prefix_cache: bool = True,
 ) -> tuple[dict[str, list[int]], int]:
     """All answers by request id, and how many sequences were preempted on the way. handed: ids that the first request
     is handed after some steps; they are put into its answer where they came."""
-    scheduler = scheduler_of(runner, budget=budget)
+    scheduler = scheduler_of(runner, budget=budget, prefix_cache=prefix_cache)
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
     ended, flying, joins = set(), deque(), 0
     for request in requests:
@@ -63,6 +75,70 @@ def requests_of(prompts: list[tuple[int, ...]], num_tokens: int) -> list[EngineR
     return [EngineRequest(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
 
 
+MIXES = st.lists(
+    st.one_of(
+        st.just(FULL),
+        st.builds(LayerAttention, st.just("window"), st.integers(1, 40)),
+        st.builds(LayerAttention, st.just("chunked"), st.integers(1, 40)),
+    ),
+    min_size=1,
+    max_size=5,
+).map(tuple)
+WAYS = st.fixed_dictionaries(
+    {
+        "num_blocks": st.sampled_from([24, 60, 200]),
+        "budget": st.sampled_from([7, 48, 400]),
+        "depth": st.integers(1, 2),
+        "prefix_cache": st.booleans(),
+        "in_cpp": st.booleans(),
+        "device_rows": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(mix=MIXES, ways=st.lists(WAYS, min_size=2, max_size=3), seed=st.integers(0, 99))
+def test_any_mix_of_layers_gives_the_oracles_answers_however_they_are_served(
+    root: Path, mix: tuple[LayerAttention, ...], ways: list[dict[str, Any]], seed: int
+) -> None:
+    """Whole and in chunks, alone and in a batch, behind cached prefixes, preempted, with one plan in flight and two."""
+    folder = root / f"mix of {len(mix)}"
+    if not folder.exists():
+        checkpoints.write(folder, Shape(family="qwen3", num_layers=len(mix), std=0.2))
+    oracle, chooser = Oracle(folder, mix), random.Random(seed)
+    common = tuple(chooser.choices(range(3, 320), k=64))
+    prompts = [
+        common[: chooser.choice((0, 16, 40, 64))] + tuple(chooser.choices(range(3, 320), k=n)) for n in (1, 9, 30, 5, 2)
+    ]
+    for way in ways:
+        runner = runner_of(
+            folder,
+            num_blocks=way["num_blocks"],
+            max_sequences=4,
+            attentions=mix,
+            ops=cpu_ops() if way["in_cpp"] else CPU,
+            device_stream=Overlapping() if way["device_rows"] else None,
+        )
+        found, _ = answers(
+            runner, requests_of(prompts, 20), budget=way["budget"], depth=way["depth"], prefix_cache=way["prefix_cache"]
+        )
+        for index, prompt in enumerate(prompts):
+            assert len(found[str(index)]) == 20
+            assert oracle.wrong_tokens(prompt, found[str(index)]) == []
+
+
+def test_a_window_holds_many_more_sequences_in_the_same_cache(root: Path) -> None:
+    """24 blocks of 8 tokens are less than one of these sequences is long, and hold three of them at a time."""
+    mix = (LayerAttention("window", 16),) * 2
+    folder = checkpoints.write(root / "windows", Shape(family="qwen3"))
+    runner = runner_of(folder, num_blocks=24, max_sequences=4, attentions=mix)
+    prompts = [tuple(random.Random(seed).choices(range(3, 320), k=250)) for seed in range(3)]
+    found, num_preempted = answers(runner, requests_of(prompts, 30), budget=24)
+    assert num_preempted == 0
+    for index, prompt in enumerate(prompts):
+        assert Oracle(folder, mix).wrong_tokens(prompt, found[str(index)]) == []
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_answers_are_the_oracles_when_blocks_are_short(root: Path, name: str, depth: int) -> None:
@@ -71,8 +147,8 @@ def test_answers_are_the_oracles_when_blocks_are_short(root: Path, name: str, de
     prompts = [
         common[: chooser.choice((0, 16, 40, 48))] + tuple(chooser.choices(range(3, 320), k=n)) for n in range(1, 25)
     ]
-    # 24 sequences of about 80 tokens want 240 blocks of 8.
-    runner = runner_of(folder, num_blocks=90, max_sequences=16)
+    # 16 sequences of about 80 tokens want 160 blocks of 8, but for those with a window 64.
+    runner = runner_of(folder, num_blocks=48 if name == "mistral" else 90, max_sequences=16)
     found, num_preempted = answers(runner, requests_of(prompts, 40), budget=48, depth=depth)
     assert num_preempted > 0
     for index, prompt in enumerate(prompts):

@@ -135,8 +135,8 @@ def test_logits_of_the_one_call_are_those_of_the_head_alone(root: Path, name: st
         batch = Batch(
             token_ids=torch.tensor(prompt(5)),
             positions=torch.arange(5),
-            slots=torch.arange(5),
-            attn_metadata=AttentionMetadata([5], [5], torch.tensor([[0]]), [0]),
+            slots=torch.arange(5)[None],
+            attn_metadata=(AttentionMetadata([5], [5], torch.tensor([[0]])),),
             logit_rows=torch.tensor(wanted),
         )
         output = runner._model.forward(batch, runner._cache)

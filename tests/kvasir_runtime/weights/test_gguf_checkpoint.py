@@ -82,7 +82,7 @@ def test_logits_equal_those_of_reference_weights(tmp_path: Path, name: str) -> N
         tokens=tokens,
         prompt_tokens=45,
         computed_tokens=0,
-        blocks=tuple(range(6)),
+        tables=(tuple(range(6)),),
         sampling=sampling,
     )
     runner.collect(runner.launch(StepPlan(step=1, joins=(join,))))

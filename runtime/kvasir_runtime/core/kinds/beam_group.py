@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvasir_runtime.core.block_tables import ABSENT, BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.beam_search import BeamSearch
 from kvasir_runtime.core.limits import Limits
@@ -22,12 +23,12 @@ from kvasir_runtime.wire import BeamSearchConfig, EngineOutput, EngineRequest, L
 
 
 class _Fork(NamedTuple):
-    """A fork that is in no plan yet. copied: the partly filled block that the new row needs a copy of, or -1."""
+    """A fork that is in no plan yet. copied: the partly filled blocks that the new row needs copies of, by group."""
 
     source: int
     position: int
     kept_blocks: int
-    copied: int
+    copied: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -82,9 +83,9 @@ class BeamGroup:
         common = len(self.sequence.tokens)
         longest = len(self.members[0].tokens) if self.members else common + 1
         if longest >= self.limit:  # it ends with what follows the head
-            return self.limits.blocks_for(common)
-        shared = common // self.limits.block_size
-        return shared + self.num_rows * (self.limits.blocks_for(longest) - shared)
+            return self.limits.blocks_of_sequence(common)
+        size, shared = self.limits.block_size, common // self.limits.block_size
+        return (shared + self.num_rows * (-(-longest // size) - shared)) * len(self.limits.attentions)
 
     def need(self, budget: int) -> int | None:
         """The beams move together, or wait together."""
@@ -95,7 +96,7 @@ class BeamGroup:
         count = min(len(head.tokens) - head.computed, budget)
         if head.in_flight or count < 1 or head.known >= self.limit:
             return None
-        return head.lacks(count, self.limits.block_size)
+        return head.blocks.lacks(head.computed + count)
 
     def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
         """The head alone, or all members; the blocks include those for copies."""
@@ -103,7 +104,8 @@ class BeamGroup:
             self._advance_members(builder, blocks)
             return
         if blocks:
-            builder.grow(self.sequence, blocks)
+            end = min(len(self.sequence.tokens), self.sequence.computed + builder.budget)
+            builder.grow(self.sequence, end, iter(blocks))
         self._compute(builder, self.sequence, builder.budget)
 
     def accept(
@@ -187,19 +189,20 @@ class BeamGroup:
             full = parent.computed // self.limits.block_size
             if parent.row in fertile:
                 fertile.remove(parent.row)
-                member.row, member.blocks = parent.row, list(parent.blocks)
-                copied = -1
+                member.row, member.blocks = parent.row, parent.blocks.fork()
+                forks.append(_Fork(parent.row, len(parent.tokens), len(parent.blocks.by_group[0])))
             else:
-                member.row, member.blocks = spare.pop(), parent.blocks[:full]
-                self.pool.share(member.blocks, hit=False)
-                copied = parent.blocks[full] if parent.computed % self.limits.block_size else -1
-            forks.append(_Fork(parent.row, len(parent.tokens), len(member.blocks), copied))
+                member.row, member.blocks = spare.pop(), parent.blocks.fork(full)
+                self.pool.share(member.blocks.held, hit=False)
+                in_part = parent.computed % self.limits.block_size > 0
+                copied = [table[full] for table in parent.blocks.by_group] if in_part else []
+                forks.append(_Fork(parent.row, len(parent.tokens), full, copied))
             members.append(member)
         continued = {parent for parent, _ in children}
         for parent in parents:
             if parent not in continued:
-                self.pool.release(parent.blocks)
-            parent.blocks = []
+                self.pool.release(parent.blocks.held)
+            parent.blocks = BlockTables()
             parent.active = False
         self.members, self._forks = members, forks
 
@@ -217,28 +220,33 @@ class BeamGroup:
 
     def _lacks(self, counts: list[int]) -> list[int]:
         """Blocks that each member lacks; a row without its copy has one block less."""
-        size = self.limits.block_size
-        return [member.lacks(count, size) for member, count in zip(self.members, counts, strict=True)]
+        return [
+            member.blocks.lacks(member.computed + count) for member, count in zip(self.members, counts, strict=True)
+        ]
 
     def _advance_members(self, builder: PlanBuilder, blocks: list[int]) -> None:
         counts = self._counts(builder.budget)
         fresh = iter(blocks)
         forks: Sequence[_Fork | None] = self._forks or [None] * len(self.members)
         self._forks = []
-        for member, count, lacks, fork in zip(self.members, counts, self._lacks(counts), forks, strict=True):
-            new = [next(fresh) for _ in range(lacks)]
+        for member, count, fork in zip(self.members, counts, forks, strict=True):
             if fork is not None:
-                self._write_fork(builder, member, fork, new)
-            elif new:
-                builder.grow(member, new)
+                self._write_fork(builder, member, fork)
+            first = len(builder.grows)
+            builder.grow(member, member.computed + count, fresh)
+            if fork is not None and fork.copied:
+                self._write_copies(builder, fork.copied, first)
             if count:
                 self._compute(builder, member, count)
         self.sequence.last_step = builder.step
 
-    def _write_fork(self, builder: PlanBuilder, member: SequenceState, fork: _Fork, new: list[int]) -> None:
-        member.blocks += new
-        if fork.copied >= 0:
-            builder.copies.append(BlockCopy(fork.copied, new[0]))
+    def _write_copies(self, builder: PlanBuilder, copied: Sequence[int], first: int) -> None:
+        """Into the first block that each group grew by. first: among the grows of the plan."""
+        for grow in builder.grows[first:]:
+            target = next(block for block in grow.blocks if block != ABSENT)
+            builder.copies.append(BlockCopy(copied[grow.group], target))
+
+    def _write_fork(self, builder: PlanBuilder, member: SequenceState, fork: _Fork) -> None:
         builder.forks.append(
             Fork(
                 row=member.row,
@@ -246,7 +254,6 @@ class BeamGroup:
                 position=fork.position,
                 tokens=tuple(member.tokens[fork.position :]),
                 kept_blocks=fork.kept_blocks,
-                blocks=tuple(new),
             )
         )
         member.last_step = builder.step
@@ -277,7 +284,8 @@ class BeamGroup:
 
 def longest(request: EngineRequest, beam: BeamSearchConfig, limits: Limits) -> int:
     """Longest prompt and answer: all beams must fit beside one another."""
-    fits = beam.max_length(request.prompt_tokens, limits.num_blocks, limits.block_size)
+    columns = limits.num_blocks // len(limits.attentions)
+    fits = beam.max_length(request.prompt_tokens, columns, limits.block_size)
     return min(limits.max_sequence_tokens, fits)
 
 

@@ -31,12 +31,10 @@ class Generation:
     undelivered: tuple[int, ...] = field(init=False, default=())
     sampling: SamplingConfig = field(init=False)
     num_rows: int = field(init=False, default=1)
-    _block_size: int = field(init=False)
     _max_in_flight: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.sampling = self.request.request.sampling
-        self._block_size = self.limits.block_size
         # The runner draws for a grammar once it has advanced it by the token before; it must know all but the last.
         self._max_in_flight = self.limit if self.sampling.grammar is None else 1
 
@@ -59,7 +57,7 @@ class Generation:
         """The whole of its tokens must fit. A plan that admits it names all of them."""
         self._insert()
         self.undelivered = ()
-        return self.limits.blocks_for(len(self.sequence.tokens))
+        return self.limits.blocks_of_sequence(len(self.sequence.tokens))
 
     def need(self, budget: int) -> int | None:
         """None also while ids wait for a sample in flight that they go behind."""
@@ -73,19 +71,19 @@ class Generation:
         # At its limit it ends when its last sample is collected, and the last token is never computed.
         if count < 1 or known >= self.limit or sequence.in_flight > self._max_in_flight:
             return None
-        return -(-(sequence.computed + count) // self._block_size) - len(sequence.blocks)
+        return sequence.blocks.lacks(sequence.computed + count)
 
     def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
         """One chunk; it samples where it computes the last known token."""
         sequence = self.sequence
+        known = len(sequence.tokens) + sequence.in_flight
+        end = min(known, sequence.computed + builder.budget)
         if blocks:
-            builder.grow(sequence, blocks)
+            builder.grow(sequence, end, iter(blocks))
         if self.undelivered:
             place = len(sequence.tokens) - len(self.undelivered)
             builder.inserts.append(Insert(sequence.row, place, self.undelivered))
             self.undelivered = ()
-        known = len(sequence.tokens) + sequence.in_flight
-        end = min(known, sequence.computed + builder.budget)
         early = self.sampling.min_tokens
         if end < known:
             builder.compute(sequence, end, samples=False)

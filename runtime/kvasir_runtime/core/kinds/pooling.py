@@ -35,20 +35,20 @@ class PromptPooling:
 
     def prepare(self) -> int:
         """The whole prompt must fit."""
-        return self.limits.blocks_for(len(self.sequence.tokens))
+        return self.limits.blocks_of_sequence(len(self.sequence.tokens))
 
     def need(self, budget: int) -> int | None:
         """None once the prompt is computed."""
         count = min(len(self.sequence.tokens) - self.sequence.computed, budget)
-        return self.sequence.lacks(count, self.limits.block_size) if count > 0 else None
+        return self.sequence.blocks.lacks(self.sequence.computed + count) if count > 0 else None
 
     def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
         """One chunk; a mean takes all its positions, the others the last one of the prompt."""
         sequence = self.sequence
-        if blocks:
-            builder.grow(sequence, blocks)
         start = sequence.computed
         end = min(len(sequence.tokens), start + builder.budget)
+        if blocks:
+            builder.grow(sequence, end, iter(blocks))
         is_last = end == len(sequence.tokens)
         pools = (start, end) if self._is_mean else (end - 1, end) if is_last else NOTHING
         builder.compute(sequence, end, samples=False, pools=pools, completes_vector=is_last)

@@ -16,16 +16,17 @@ struct Sequences {
   int64_t table_stride;
 };
 
-// cache: keys, and value_offset bytes behind them values: (num_blocks, block_size, kv_heads) rows of row_bytes each.
+// cache: keys, and value_offset bytes behind them values: blocks of (block_size, kv_heads) rows, block_bytes apart.
+// window, chunk: as in kernels/attention.py, 0 for none.
 // INT8 rows are head_dim numbers and behind them their scale, a float32.
 struct AttentionArgs {
   const void* query;  // (tokens, heads, head_dim), token_stride elements from token to token
   int64_t token_stride;
   void* out;  // (tokens, heads * head_dim), of query's type
   const uint8_t* cache;
-  int64_t value_offset;
+  int64_t value_offset, block_bytes;
   const Sequences* sequences;
-  int64_t heads, kv_heads, head_dim, block_size, window;
+  int64_t heads, kv_heads, head_dim, block_size, window, chunk;
   float scale;
   Type query_type, cache_type;
 };

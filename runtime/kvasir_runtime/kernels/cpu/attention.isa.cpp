@@ -110,7 +110,7 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
       for (int r = 0; r < count; ++r) {
         const int64_t position = begin + (first_row + row + r) / group;
         to[r] = least(keys, position + 1 - at);
-        from[r] = a.window ? position - a.window + 1 - at : 0;
+        from[r] = first_seen(a, position) - at;
         any |= to[r] > 0 && from[r] < keys;
       }
       if (any) panel<Kind, SCALED>(t, w, row, count, keys, from, to, scale);

@@ -26,7 +26,7 @@ struct Chunks {
   KVASIR_INLINE const uint8_t* at(int64_t chunk) const {
     const bool value = chunk >= count;
     const int64_t position = first + (value ? chunk - count : chunk) * CHUNK;
-    return a->cache + (table[position / a->block_size] * a->block_size + position % a->block_size) * token_bytes +
+    return a->cache + table[position / a->block_size] * a->block_bytes + position % a->block_size * token_bytes +
            (value ? a->value_offset : 0);
   }
 };

@@ -32,6 +32,12 @@ KVASIR_INLINE void finish(const AttentionArgs& a, const float* out, float sum, i
   for (; d < a.head_dim; ++d) narrow(to + d, out[d] * (1 / sum));
 }
 
+// First position that the query at a position sees.
+KVASIR_INLINE int64_t first_seen(const AttentionArgs& a, int64_t position) {
+  const int64_t begin = a.window ? most(0, position - a.window + 1) : 0;
+  return a.chunk ? most(begin, position / a.chunk * a.chunk) : begin;
+}
+
 // What attention_few.h takes: one query of a few heads that share keys, and blocks of whole chunks.
 constexpr int64_t CHUNK = 16;
 constexpr int64_t FEW_ROWS = 8, MOST_HEADS = 256;
@@ -56,7 +62,7 @@ Cut cut(const AttentionArgs& a, int64_t sequence) {
   const int64_t queries = a.sequences->query_lens[sequence], end = a.sequences->kv_lens[sequence];
   const int64_t rows = queries * (a.heads / a.kv_heads);
   if (rows > ROWS) return {(rows + ROWS - 1) / ROWS, 0, 1, false};
-  const int64_t first = a.window ? most(0, end - queries - a.window + 1) / SPLIT : 0;
+  const int64_t first = first_seen(a, end - queries) / SPLIT;
   return {1, first, (end - 1) / SPLIT - first + 1, is_few(a, queries)};
 }
 
@@ -146,12 +152,12 @@ constexpr bool same_elements() {
 // Where the rows of positions first .. first + KEYS lie; those from `end` on are rows of zeros.
 KVASIR_INLINE void locate(const AttentionArgs& a, const int64_t* table, int64_t kv_head, int64_t row_bytes, int64_t first,
                           int64_t end, const uint8_t* zeros, const uint8_t** at) {
-  const int64_t token_bytes = a.kv_heads * row_bytes, block_bytes = token_bytes * a.block_size;
+  const int64_t token_bytes = a.kv_heads * row_bytes;
   int64_t j = 0;
   const int64_t count = least(KEYS, end - first);
   while (j < count) {
     const int64_t inside = (first + j) % a.block_size, stop = least(count, j + a.block_size - inside);
-    const uint8_t* row = a.cache + table[(first + j) / a.block_size] * block_bytes + inside * token_bytes +
+    const uint8_t* row = a.cache + table[(first + j) / a.block_size] * a.block_bytes + inside * token_bytes +
                          kv_head * row_bytes;
     for (; j < stop; ++j, row += token_bytes) at[j] = row;
   }
@@ -173,7 +179,7 @@ Span span_of(const AttentionArgs& a, const Item& item) {
   const int64_t group = a.heads / a.kv_heads, queries = a.sequences->query_lens[item.sequence];
   const int64_t begin = a.sequences->kv_lens[item.sequence] - queries, row = item.tile * ROWS;
   const int64_t earliest = begin + row / group, latest = begin + (least(queries * group, row + ROWS) - 1) / group;
-  const Span all{a.window ? most(0, earliest - a.window + 1) : 0, latest + 1};
+  const Span all{first_seen(a, earliest), latest + 1};
   if (item.cut.tiles > 1) return all;
   return {most(all.first, item.split * SPLIT), least(all.stop, (item.split + 1) * SPLIT)};
 }
@@ -203,7 +209,7 @@ struct Ahead {
         if (row) ++position, line = 0;
         if (position >= end) return void(pace = 0);
         const int64_t block = table[position / a->block_size], inside = position % a->block_size;
-        row = a->cache + (block * a->block_size + inside) * token_bytes + offset;
+        row = a->cache + block * a->block_bytes + inside * token_bytes + offset;
       }
       __builtin_prefetch(row + line, 0, 2);
       __builtin_prefetch(row + a->value_offset + line, 0, 2);

@@ -44,26 +44,30 @@ class CpuKernels:
         window: int,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        chunk: int = 0,
     ) -> Tensor:
         """kernels.attention; scores that are capped or have a sink are torch's."""
         changed = bool(softcap) or sinks is not None
         if changed or not takes_heads(query.dtype, cache.dtype, query.shape[2]) or query.stride(1) != query.shape[2]:
-            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks)
+            return attention.cpu(query, cache, attn_metadata, scale, window, softcap, sinks, chunk)
         made, kept = structs.sequences(attn_metadata)
         tokens, heads, head_dim = query.shape
         out = query.new_empty((tokens, heads * head_dim))
+        value_offset, block_bytes = structs.strides(cache)
         args = structs.AttentionArgs(
             query=query.data_ptr(),
             token_stride=query.stride(0),
             out=out.data_ptr(),
             cache=cache.data_ptr(),
-            value_offset=structs.value_offset(cache),
+            value_offset=value_offset,
+            block_bytes=block_bytes,
             sequences=ctypes.pointer(made),
             heads=heads,
             kv_heads=cache.shape[3],
             head_dim=head_dim,
             block_size=cache.shape[2],
             window=window,
+            chunk=chunk,
             scale=scale,
             query_type=structs.TYPES[query.dtype],
             cache_type=structs.TYPES[cache.dtype],
@@ -101,6 +105,7 @@ class CpuKernels:
             return split_qkv.cpu(qkv, norm, eps, cos, sin, cache, slots)
         kv_heads = cache.shape[3]
         heads = qkv.shape[1] - 2 * kv_heads
+        value_offset, block_bytes = structs.strides(cache)
         args = structs.SplitArgs(
             qkv=qkv.data_ptr(),
             norm=None if norm is None else norm.data_ptr(),
@@ -109,11 +114,13 @@ class CpuKernels:
             positions=None,
             slots=slots.data_ptr(),
             cache=cache.data_ptr(),
-            value_offset=structs.value_offset(cache),
+            value_offset=value_offset,
+            block_bytes=block_bytes,
             tokens=qkv.shape[0],
             heads=heads,
             kv_heads=kv_heads,
             head_dim=qkv.shape[2],
+            block_size=cache.shape[2],
             eps=eps,
             type=structs.TYPES[qkv.dtype],
             cache_type=structs.TYPES[cache.dtype],

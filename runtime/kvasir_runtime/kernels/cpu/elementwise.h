@@ -19,13 +19,14 @@ struct NormArgs {
 // Norms of heads, rotation of queries (in place) and keys, keys and values into the cache.
 // qkv: (tokens, heads + 2 * kv_heads, head_dim); norm: (heads + kv_heads, head_dim) or null; slots: (tokens)
 // cos, sin: (positions, head_dim), row positions[t] for token t, or row t where positions is null
+// cache, value_offset, block_bytes: as in attention.h
 struct SplitArgs {
   void* qkv;
   const void *norm, *cos, *sin;
   const int64_t *positions, *slots;
   uint8_t* cache;
-  int64_t value_offset;
-  int64_t tokens, heads, kv_heads, head_dim;
+  int64_t value_offset, block_bytes;
+  int64_t tokens, heads, kv_heads, head_dim, block_size;
   float eps;
   Type type, cache_type;
 };

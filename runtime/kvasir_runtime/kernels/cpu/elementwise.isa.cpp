@@ -125,23 +125,26 @@ void split_token(const kvasir::SplitArgs& a, int64_t token) {
   const auto* norms = static_cast<const T*>(a.norm);
   const T *cos = static_cast<const T*>(a.cos) + row * dim, *sin = static_cast<const T*>(a.sin) + row * dim;
   float head[HEAD];
+  const int64_t slot = a.slots[token], size = a.block_size;
+  const int64_t row_bytes = a.cache_type == kvasir::INT8 ? dim + 4 : dim * static_cast<int64_t>(sizeof(T));
+  uint8_t* kept = slot < 0 ? nullptr : a.cache + slot / size * a.block_bytes + slot % size * a.kv_heads * row_bytes;
   for (int64_t h = 0; h < a.heads + a.kv_heads; ++h) {
     turned(qkv + h * dim, norms ? norms + h * dim : nullptr, a.eps, cos, sin, dim, head);
     if (h < a.heads) {
       put(head, dim, qkv + h * dim);
       continue;
     }
-    if (a.slots[token] < 0) continue;  // padding
-    const int64_t at = a.slots[token] * a.kv_heads + h - a.heads;
+    if (!kept) continue;  // padding
     const T* value = qkv + (h + a.kv_heads) * dim;
     if (a.cache_type == kvasir::INT8) {
-      put_int8(head, dim, a.cache + at * (dim + 4));
+      put_int8(head, dim, kept);
       widened(value, dim, head);
-      put_int8(head, dim, a.cache + a.value_offset + at * (dim + 4));
+      put_int8(head, dim, kept + a.value_offset);
     } else {
-      put(head, dim, reinterpret_cast<T*>(a.cache) + at * dim);
-      __builtin_memcpy(reinterpret_cast<T*>(a.cache + a.value_offset) + at * dim, value, dim * sizeof(T));
+      put(head, dim, reinterpret_cast<T*>(kept));
+      __builtin_memcpy(kept + a.value_offset, value, dim * sizeof(T));
     }
+    kept += row_bytes;
   }
 }
 

@@ -45,14 +45,16 @@ kvasir::AttentionArgs attention_args(const Step& s, const Buffers& b, int64_t la
   a.query = b.qkv;
   a.token_stride = (m.heads + 2 * m.kv_heads) * m.head_dim;
   a.out = b.attended;
-  a.cache = m.cache + layer * m.layer_bytes;
+  a.cache = m.cache + m.layers[layer].cache_offset;
   a.value_offset = m.value_offset;
-  a.sequences = &s.batch.sequences;
+  a.block_bytes = m.block_bytes;
+  a.sequences = s.batch.sequences + m.layers[layer].group;
   a.heads = m.heads;
   a.kv_heads = m.kv_heads;
   a.head_dim = m.head_dim;
   a.block_size = m.block_size;
   a.window = m.layers[layer].window;
+  a.chunk = m.layers[layer].chunk;
   a.scale = m.scale;
   a.query_type = m.type;
   a.cache_type = m.cache_type;
@@ -67,13 +69,15 @@ kvasir::SplitArgs split_args(const Step& s, const Buffers& b, int64_t layer) {
   a.cos = m.cos;
   a.sin = m.sin;
   a.positions = s.batch.positions;
-  a.slots = s.batch.slots;
-  a.cache = m.cache + layer * m.layer_bytes;
+  a.slots = s.batch.slots + m.layers[layer].group * s.batch.tokens;
+  a.cache = m.cache + m.layers[layer].cache_offset;
   a.value_offset = m.value_offset;
+  a.block_bytes = m.block_bytes;
   a.tokens = s.batch.tokens;
   a.heads = m.heads;
   a.kv_heads = m.kv_heads;
   a.head_dim = m.head_dim;
+  a.block_size = m.block_size;
   a.eps = m.eps;
   a.type = m.type;
   a.cache_type = m.cache_type;
@@ -193,7 +197,8 @@ KVASIR_EXPORT(kvasir_step)(const kvasir::StepModel* model, const kvasir::StepBat
     for (const kvasir::Linear* weight : weights) {
       scratch = most(scratch, linear_bytes(*weight, batch->tokens));
     }
-    if (i && layer.window == model->layers[i - 1].window) continue;
+    const kvasir::StepLayer& before = model->layers[i ? i - 1 : 0];
+    if (i && layer.window == before.window && layer.chunk == before.chunk) continue;
     partials = most(partials, attention_bytes(attention_args(step, b, i)));
   }
   const kvasir::Need needs[] = {{kvasir::SLOT_STEP, b.end - static_cast<char*>(nullptr)},
@@ -220,15 +225,12 @@ KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::St
   for (int64_t s = 0; s < r.count; ++s) {
     const int64_t row = r.chunks[4 * s], start = r.chunks[4 * s + 1], count = r.chunks[4 * s + 2];
     const int64_t flags = r.chunks[4 * s + 3];
-    const int64_t* table = r.tables + row * r.table_stride;
     for (int64_t at = start; at < start + count; ++at, ++tokens) {
       r.token_ids[tokens] = r.tokens[row * r.token_stride + at];
       r.positions[tokens] = at;
-      r.slots[tokens] = table[at / model->block_size] * model->block_size + at % model->block_size;
     }
     r.lens[s] = static_cast<int32_t>(count);
     r.lens[r.count + s] = static_cast<int32_t>(start + count);
-    __builtin_memcpy(r.blocks + s * longest, table, longest * sizeof(int64_t));
     if (!(flags & kvasir::SAMPLES)) continue;
     if (r.params) {
       r.draws[sampled] = r.params[row];
@@ -243,14 +245,23 @@ KVASIR_EXPORT(kvasir_step_rows)(const kvasir::StepModel* model, const kvasir::St
     }
     r.wanted[sampled++] = tokens - 1;
   }
-  const kvasir::Sequences sequences{r.count, r.lens, r.lens + r.count, r.blocks, longest};
+  for (int64_t group = 0; group < model->num_groups; ++group) {
+    int64_t *slots = r.slots + group * tokens, *blocks = r.blocks + group * r.count * longest;
+    r.sequences[group] = {r.count, r.lens, r.lens + r.count, blocks, longest};
+    for (int64_t s = 0; s < r.count; ++s) {
+      const int64_t start = r.chunks[4 * s + 1], count = r.chunks[4 * s + 2], size = model->block_size;
+      const int64_t* table = r.tables + group * r.group_stride + r.chunks[4 * s] * r.table_stride;
+      for (int64_t at = start; at < start + count; ++at) *slots++ = table[at / size] * size + at % size;
+      __builtin_memcpy(blocks + s * longest, table, longest * sizeof(int64_t));
+    }
+  }
   const kvasir::StepBatch batch{tokens,
                                 sampled,
                                 r.token_ids,
                                 r.positions,
                                 r.slots,
                                 r.wanted,
-                                sequences,
+                                r.sequences,
                                 r.out,
                                 r.logits,
                                 r.sampled,

@@ -21,17 +21,21 @@ from kvasir_runtime.kernels.cpu.row_sampler import CppRowSampler
 from kvasir_runtime.kernels.cpu.step_structs import BatchStruct, LayerStruct, ModelStruct, RowsStruct
 from kvasir_runtime.kernels.decoder_step import DecoderParts, ForwardOutput, LayerParts
 from kvasir_runtime.kernels.gated import FeedForward
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.row_sampler import ChunkFlag, RowChunk, RowSampler
 
 KINDS: Final = ("embedding", "norm", "qkv", "rope+cache", "attention", "output", "gate+up", "down", "head", "sampling")
-_WORK: Final = ("token_ids", "positions", "slots")
+_WORK: Final = ("token_ids", "positions")
 
 
 class CppDecoderStep:
     """The layers of one decoder."""
 
-    def __init__(self, found: Library, model: ModelStruct, kept: tuple[Any, ...]) -> None:
-        """kept: what the struct points into."""
+    def __init__(
+        self, found: Library, model: ModelStruct, layers: ctypes.Array[LayerStruct], kept: tuple[Any, ...]
+    ) -> None:
+        """layers: of the model. kept: what the structs point into."""
+        self._layers = layers
         self._ticks: NDArray[np.int64] | None = None
         self._model = model
         self._kept = kept
@@ -49,17 +53,21 @@ class CppDecoderStep:
         positions: Tensor,
         slots: Tensor,
         rows: Tensor,
-        attn_metadata: AttentionMetadata,
-        cache: Tensor,
+        attn_metadata: Sequence[AttentionMetadata],
+        cache: KvCache,
         *,
         greedy: bool = False,
     ) -> None:
-        """Start the other threads on the rows that are wanted; `finish` takes part. All ids int64 and contiguous."""
+        """Start the other threads on the rows that are wanted; `finish` takes part. All ids int64 and contiguous.
+
+        slots: (groups, tokens), attn_metadata: one for each cache group.
+        """
         self.ready(cache)
-        sequences, kept = structs.sequences(attn_metadata)
+        made = [structs.sequences(one) for one in attn_metadata]
+        sequences = (structs.Sequences * len(made))(*(one for one, _ in made))
         out = torch.empty((rows.shape[0], self._model.hidden), dtype=torch.bfloat16)
         logits = greedy_ids = None
-        if self.head_rows and rows.shape[0] <= sequences.count:
+        if self.head_rows and rows.shape[0] <= sequences[0].count:
             logits = torch.empty((rows.shape[0], self.head_rows), dtype=torch.bfloat16)
             greedy_ids = torch.empty(rows.shape[0], dtype=torch.int64) if greedy else None
         batch = BatchStruct(
@@ -79,7 +87,7 @@ class CppDecoderStep:
         )
         self._begun = (
             ForwardOutput(hidden=out, logits=logits, greedy_ids=greedy_ids),
-            (batch, kept, token_ids, positions, slots, rows),
+            (batch, sequences, made, token_ids, positions, slots, rows),
         )
         self._run(self.model, ctypes.byref(batch))
 
@@ -91,11 +99,11 @@ class CppDecoderStep:
         (output, _), self._begun = self._begun, None
         return output
 
-    def ready(self, cache: Tensor) -> None:
+    def ready(self, cache: KvCache) -> None:
         """Before a step begins: what was begun before is finished, and this is the cache that the next one reads."""
         self._join()
         self._begun = None
-        if cache.data_ptr() != self._cache:
+        if cache.blocks.data_ptr() != self._cache:
             self._look_at(cache)
 
     def room(self, count: int) -> tuple[Tensor, Tensor]:
@@ -125,20 +133,25 @@ class CppDecoderStep:
         self._ticks[:] = 0
         return counted
 
-    def takes(self, cache: Tensor) -> bool:
+    def takes(self, cache: KvCache) -> bool:
         """Whether the C++ reads a cache of this type."""
         return takes_heads(torch.bfloat16, cache.dtype, self._model.head_dim)
 
-    def _look_at(self, cache: Tensor) -> None:
-        self._cache = self._model.cache = cache.data_ptr()
-        self._model.layer_bytes = cache.stride(0) * cache.element_size()
-        self._model.value_offset = structs.value_offset(cache[0])
-        self._model.block_size = cache.shape[3]
+    def _look_at(self, cache: KvCache) -> None:
+        self._cache = self._model.cache = cache.blocks.data_ptr()
+        self._model.value_offset, self._model.block_bytes = structs.strides(cache.layers[0])
+        self._model.num_groups = cache.num_groups
+        for layer, view, group in zip(self._layers, cache.layers, cache.groups, strict=True):
+            layer.group, layer.cache_offset = group, view.data_ptr() - cache.blocks.data_ptr()
+        self._model.block_size = cache.layers[0].shape[2]
         self._model.cache_type = structs.TYPES[cache.dtype]
 
 
 class CppRowSteps:
-    """tables: (rows, blocks) int64, which stay where they are. sampler: of the same rows. max_tokens: of a step."""
+    """tables: (groups, rows, blocks) int64, which stay where they are. sampler: of the same rows.
+
+    max_tokens: of a step.
+    """
 
     def __init__(
         self, step: CppDecoderStep, tables: NDArray[np.int64], sampler: CppRowSampler, max_tokens: int
@@ -154,11 +167,14 @@ class CppRowSteps:
         num_rows = len(tokens)
         self._chunks = np.empty((num_rows, 4), dtype=np.int64)
         self._sampled = np.empty(num_rows, dtype=np.int64)
+        groups, _, columns = tables.shape
         work = {name: np.empty(max_tokens, dtype=np.int64) for name in _WORK}
+        work["slots"] = np.empty((groups, max_tokens), dtype=np.int64)
+        sequences = (structs.Sequences * groups)()
         each = {"wanted": np.empty(num_rows, dtype=np.int64), "sampled": self._sampled, "draws": np.empty_like(draws)}
         each["edited"] = np.empty(num_rows, dtype=np.uintp)
         lens, blocks = np.empty((2, num_rows), dtype=np.int32), np.empty(tables.shape, dtype=np.int64)
-        self._kept = (tables, work, each, lens, blocks)
+        self._kept = (tables, work, each, lens, blocks, sequences)
         self._results: tuple[Tensor, ...] = ()
         self._room = 0
         self._struct = RowsStruct(
@@ -166,14 +182,16 @@ class CppRowSteps:
             tokens=tokens.ctypes.data,
             token_stride=tokens.shape[1],
             tables=tables.ctypes.data,
-            table_stride=tables.shape[1],
+            table_stride=columns,
+            group_stride=num_rows * columns,
             **{name: array.ctypes.data for name, array in (work | each).items()},
             lens=lens.ctypes.data,
             blocks=blocks.ctypes.data,
+            sequences=sequences,
         )
         self._pointer = ctypes.byref(self._struct)
 
-    def begin(self, chunks: Sequence[RowChunk], cache: Tensor, *, greedy: bool) -> bool:
+    def begin(self, chunks: Sequence[RowChunk], cache: KvCache, *, greedy: bool) -> bool:
         """Start the other threads on these chunks.
 
         greedy: all take the largest logit. False where that is more than max_tokens. A step that was begun and not
@@ -215,7 +233,7 @@ def decoder_step(found: Library, parts: DecoderParts) -> CppDecoderStep | None:
         struct.attention_norm, struct.mlp_norm = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
         struct.qk_norm = None if layer.qk_norm is None else layer.qk_norm.data_ptr()
         struct.qkv, struct.output, struct.gate_up, struct.down = (ctypes.pointer(one.struct) for one in four)
-        struct.window = layer.window
+        struct.window, struct.chunk = layer.attention.window, layer.attention.chunk
     model = ModelStruct(
         layers=array,
         embedding=embedding.data_ptr() if isinstance(embedding, Tensor) else None,
@@ -234,7 +252,7 @@ def decoder_step(found: Library, parts: DecoderParts) -> CppDecoderStep | None:
         scale=parts.head_dim**-0.5,
         type=structs.TYPES[torch.bfloat16],
     )
-    return CppDecoderStep(found, model, (array, parts))
+    return CppDecoderStep(found, model, array, (parts,))
 
 
 def _weights(layer: LayerParts) -> tuple[Packed, Packed, Packed, Packed] | None:

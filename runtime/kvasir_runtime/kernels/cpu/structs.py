@@ -39,12 +39,14 @@ class AttentionArgs(ctypes.Structure):
         ("out", _POINTER),
         ("cache", _POINTER),
         ("value_offset", _COUNT),
+        ("block_bytes", _COUNT),
         ("sequences", ctypes.POINTER(Sequences)),
         ("heads", _COUNT),
         ("kv_heads", _COUNT),
         ("head_dim", _COUNT),
         ("block_size", _COUNT),
         ("window", _COUNT),
+        ("chunk", _COUNT),
         ("scale", _FLOAT),
         ("query_type", _TYPE),
         ("cache_type", _TYPE),
@@ -79,10 +81,12 @@ class SplitArgs(ctypes.Structure):
         ("slots", _POINTER),
         ("cache", _POINTER),
         ("value_offset", _COUNT),
+        ("block_bytes", _COUNT),
         ("tokens", _COUNT),
         ("heads", _COUNT),
         ("kv_heads", _COUNT),
         ("head_dim", _COUNT),
+        ("block_size", _COUNT),
         ("eps", _FLOAT),
         ("type", _TYPE),
         ("cache_type", _TYPE),
@@ -139,7 +143,8 @@ def draws(found: Draws) -> NDArray[np.void]:
 
 def sequences(attn_metadata: AttentionMetadata) -> tuple[Sequences, tuple[Any, ...]]:
     """The attention metadata of a step as the kernels take them, once a step, and the arrays that must live as long."""
-    return attn_metadata.once("cpu", lambda: _sequences(attn_metadata))
+    key = ("cpu", attn_metadata.block_tables.data_ptr())
+    return attn_metadata.once(key, lambda: _sequences(attn_metadata))
 
 
 def _sequences(attn_metadata: AttentionMetadata) -> tuple[Sequences, tuple[Any, ...]]:
@@ -159,6 +164,7 @@ def _sequences(attn_metadata: AttentionMetadata) -> tuple[Sequences, tuple[Any, 
     return made, (lens, tables)
 
 
-def value_offset(cache: Tensor) -> int:
-    """Bytes from a key to its value. cache: (2, ...) of one layer."""
-    return cache.stride(0) * cache.element_size()
+def strides(cache: Tensor) -> tuple[int, int]:
+    """Bytes from a key to its value, and from a block to the next. cache: (2, num_blocks, ...) of one layer."""
+    size = cache.element_size()
+    return cache.stride(0) * size, cache.stride(1) * size

@@ -39,12 +39,14 @@ def launch(
     window: int,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    chunk: int = 0,
 ) -> Tensor:
     """kernels.attention with the shipped launch parameters."""
     rows = attn_metadata.longest_query * (query.shape[1] // cache.shape[3])
     card = tuning_of(query.device)
     chosen = attention_tiles.choose(card.name, query.shape[2], query.element_size(), rows)
-    return attend(query, cache, attn_metadata, scale, window, softcap, sinks, chosen, _processors(query.device))
+    processors = _processors(query.device)
+    return attend(query, cache, attn_metadata, scale, window, softcap, sinks, chosen, processors, chunk)
 
 
 def attend(
@@ -57,6 +59,7 @@ def attend(
     sinks: Tensor | None,
     chosen: AttentionTiles,
     processors: int,
+    chunk: int = 0,
 ) -> Tensor:
     """kernels.attention with given launch parameters. processors: the programs that run at once decide on splitting.
 
@@ -78,8 +81,9 @@ def attend(
     if pieces:
         # The mean work of a program, not its longest, decides: keyed by all that enters.
         how = {**sizes, "TILE": chosen.tile, "ONE_BLOCK": one_block}
-        key = ("plan", window, processors, *how.values())
-        plan = attn_metadata.once(key, lambda: _plan(starts, lens, pieces, window, processors * _WANTED, how))
+        reach = window or chunk
+        key = ("plan", reach, processors, *how.values())
+        plan = attn_metadata.once(key, lambda: _plan(starts, lens, pieces, reach, processors * _WANTED, how))
     out = query.new_empty((tokens, heads * head))
     rows = pieces * kv_heads * block_m or 1
     parts = torch.empty((rows, head), dtype=torch.float32, device=query.device)
@@ -90,8 +94,9 @@ def attend(
     factor, cap = (scale * _LOG2E, 0.0) if not softcap else (scale / softcap * 2 * _LOG2E, softcap * _LOG2E)
     attention_kernels.attend[((pieces or blocks) * kv_heads,)](
         query, cache, scales, attn_metadata.block_tables, starts, lens, plan, sunk, out, parts, logs,
-        factor, cap, window, sequences, pieces, *query.stride()[:2], cache.stride(0), table_stride,
-        TILE=chosen.tile, ROW=row, BLOCK_SIZE=block_size, WINDOWED=window > 0, ONE_BLOCK=one_block, SPLIT=pieces > 0,
+        factor, cap, window, chunk, sequences, pieces, *query.stride()[:2], *cache.stride()[:2], table_stride,
+        TILE=chosen.tile, ROW=row, BLOCK_SIZE=block_size, WINDOWED=window > 0, CHUNKED=chunk > 0,
+        ONE_BLOCK=one_block, SPLIT=pieces > 0,
         KIND=kv_quant.kind(cache), CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=_precision(query.dtype),
         **sizes, **shape,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=True,
@@ -118,11 +123,14 @@ def most_pieces(
     return 0 if too_much or blocks * kv_heads >= full or tiles_of_longest < 2 * _MIN_TILES else pieces
 
 
-def _plan(starts: Tensor, lens: Tensor, pieces: int, window: int, wanted: int, how: dict[str, int]) -> Tensor:
-    """What is split into what, as attention_kernels has it: (pieces + 2 * sequences,) int32."""
+def _plan(starts: Tensor, lens: Tensor, pieces: int, reach: int, wanted: int, how: dict[str, int]) -> Tensor:
+    """What is split into what, as attention_kernels has it: (pieces + 2 * sequences,) int32.
+
+    reach: most positions that a query sees, 0 for all.
+    """
     plan = lens.new_empty((pieces + 2 * lens.shape[0],))
     attention_kernels.make_plan[(1,)](
-        starts, lens, plan, lens.shape[0], pieces, window, wanted,
+        starts, lens, plan, lens.shape[0], pieces, reach, wanted,
         **how, MIN_TILES=_MIN_TILES, BLOCK=256, **options(512),
     )  # fmt: skip
     return plan

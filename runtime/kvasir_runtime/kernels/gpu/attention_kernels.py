@@ -34,37 +34,37 @@ def _sequence_at(starts, index, num_sequences, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _of_sequences(starts, lens, index, num_sequences, window, BLOCK_Q: tl.constexpr, TILE: tl.constexpr):
+def _of_sequences(starts, lens, index, num_sequences, reach, BLOCK_Q: tl.constexpr, TILE: tl.constexpr):
     """First query token, blocks of queries, and tiles that such a block sees at most, 0 past the last sequence."""
     here = index < num_sequences
     first = tl.load(starts + index, mask=here, other=0)
     num_queries = tl.load(starts + index + 1, mask=here, other=0) - first
     seen = tl.load(lens + index, mask=here, other=0)
-    if window > 0:
-        seen = tl.minimum(seen, window + num_queries - 1)
+    if reach > 0:
+        seen = tl.minimum(seen, reach + num_queries - 1)
     return first, (num_queries + BLOCK_Q - 1) // BLOCK_Q, (seen + TILE - 1) // TILE
 
 
 @triton.jit(
-    do_not_specialize=["num_sequences", "num_pieces", "window", "wanted"],
+    do_not_specialize=["num_sequences", "num_pieces", "reach", "wanted"],
     do_not_specialize_on_alignment=["starts", "lens", "plan"],
 )
 def make_plan(
-    starts, lens, plan, num_sequences, num_pieces, window, wanted,
+    starts, lens, plan, num_sequences, num_pieces, reach, wanted,
     KV_HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, ONE_BLOCK: tl.constexpr,
     MIN_TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Cut all sequences into pieces of equal length, about as many as wanted, and never more than wanted and blocks."""
     lanes = tl.arange(0, BLOCK)
-    work = window * 0
+    work = reach * 0
     for base in range(0, num_sequences, BLOCK):
-        _, blocks, tiles = _of_sequences(starts, lens, base + lanes, num_sequences, window, BLOCK_Q, TILE)
+        _, blocks, tiles = _of_sequences(starts, lens, base + lanes, num_sequences, reach, BLOCK_Q, TILE)
         work += tl.sum(tiles * blocks)
     piece = tl.maximum((work * KV_HEADS + wanted - 1) // wanted, MIN_TILES)
-    total = window * 0
+    total = reach * 0
     for base in range(0, num_sequences, BLOCK):
         index = base + lanes
-        first, blocks, tiles = _of_sequences(starts, lens, index, num_sequences, window, BLOCK_Q, TILE)
+        first, blocks, tiles = _of_sequences(starts, lens, index, num_sequences, reach, BLOCK_Q, TILE)
         splits = tl.minimum(tl.maximum((tiles + piece - 1) // piece, 1), ROOM)
         pieces = splits * blocks
         begin = total + tl.cumsum(pieces, 0) - pieces
@@ -107,15 +107,27 @@ def _add(total, weights, content, scales, KIND: tl.constexpr, PRECISION: tl.cons
 
 
 @triton.jit
+def _first_seen(position, window, chunk, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr):
+    """First position that the query at a position sees."""
+    first = position * 0
+    if WINDOWED:
+        first = tl.maximum(position - window + 1, 0)
+    if CHUNKED:
+        first = tl.maximum(first, position // chunk * chunk)
+    return first
+
+
+@triton.jit
 def _advance(
-    total, sums, peaks, rows, cache, scales, table, position, first_tile, last_tile, jump, gap, stop, log2_scale,
-    cap, window, values,
+    total, sums, peaks, rows, cache, scales, table, position, first, begin, first_tile, last_tile, jump, gap, stop,
+    log2_scale, cap, values, block_stride,
     HEAD: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLOT: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, LIMITED: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles into the running softmax of all rows. Not MASKED: every row sees all positions of the tiles.
 
-    From `jump` on, tiles are those `gap` further: what lies between was taken without masks.
+    From `jump` on, tiles are those `gap` further: what lies between was taken without masks. LIMITED: a row sees from
+    its `first` on, and no row anything before `begin`, where blocks may be another sequence's by now.
     SLOT: elements from a position to the next one of its block, which the compiler must know to load whole words.
     """
     dims = tl.arange(0, PADDED)
@@ -124,13 +136,15 @@ def _advance(
         tile = tl.where(step < jump, step, step + gap) if MASKED else step
         at = tile * TILE + lanes
         known = at < stop
+        if LIMITED:
+            known = known & (at >= begin)
         if BLOCK_SIZE % TILE == 0:
             block = tl.load(table + (tile * TILE) // BLOCK_SIZE).to(tl.int64)
         elif MASKED:
             block = tl.load(table + at // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
         else:
             block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
-        places = block * (BLOCK_SIZE * SLOT) + (at % BLOCK_SIZE) * SLOT
+        places = block * block_stride + (at % BLOCK_SIZE) * SLOT
         inside = dims < HEAD
         mask = inside[None, :] & (known | (not MASKED))[:, None]
         if KIND == INT8:
@@ -143,8 +157,8 @@ def _advance(
         scores = _scores(rows, keys, key_scales, log2_scale, cap, KIND, CAPPED, PRECISION)
         if MASKED:
             seen = at[None, :] <= position[:, None]
-            if WINDOWED:
-                seen = seen & (at[None, :] > position[:, None] - window)
+            if LIMITED:
+                seen = seen & (at[None, :] >= first[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         peak = tl.maximum(peaks, tl.max(scores, 1))
         weights = tl.exp2(scores - peak[:, None])
@@ -159,16 +173,16 @@ def _advance(
 # What changes from step to step must not be compiled for: serving would wait for the compiler. Nor must where lengths
 # begin, which are slices of what one copy brought.
 @triton.jit(
-    do_not_specialize=["num_sequences", "num_pieces", "window", "table_stride"],
+    do_not_specialize=["num_sequences", "num_pieces", "window", "chunk", "table_stride"],
     do_not_specialize_on_alignment=["tables", "starts", "lens", "plan", "sinks"],
 )
 def attend(
-    query, cache, scales, tables, starts, lens, plan, sinks, out, parts, logs, log2_scale, cap, window,
-    num_sequences, num_pieces, token_stride, query_head_stride, values, table_stride,
+    query, cache, scales, tables, starts, lens, plan, sinks, out, parts, logs, log2_scale, cap, window, chunk,
+    num_sequences, num_pieces, token_stride, query_head_stride, values, block_stride, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PADDED: tl.constexpr, ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOWED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr, CAPPED: tl.constexpr,
-    SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, CHUNKED: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, one key head, all of the block's positions or a piece of them.
 
@@ -203,7 +217,9 @@ def attend(
 
     origin = tl.load(lens + sequence) - num_queries
     stop = origin + tl.minimum(num_queries, skipped + BLOCK_Q)
-    first_tile = tl.maximum(origin + skipped - window + 1, 0) // TILE if WINDOWED else 0
+    begin = _first_seen(origin + skipped, window, chunk, WINDOWED, CHUNKED)
+    first = _first_seen(origin + token, window, chunk, WINDOWED, CHUNKED)
+    first_tile = begin // TILE
     last_tile = (stop + TILE - 1) // TILE
     num_splits = 1
     if SPLIT:
@@ -224,19 +240,19 @@ def attend(
     inner, gap = last_tile, 0
     if not ONE_BLOCK:
         # Between the window's left edge and the diagonal, where there is nothing to mask.
-        left = tl.maximum(first_tile, (stop - window + TILE - 1) // TILE) if WINDOWED else first_tile
+        left = tl.maximum(first_tile, (_first_seen(stop - 1, window, chunk, WINDOWED, CHUNKED) + TILE - 1) // TILE)
         inner = tl.minimum(left, last_tile)
         full = tl.maximum(tl.minimum((origin + skipped + 1) // TILE, last_tile), inner)
         gap = full - inner
         total, sums, peaks = _advance(
-            total, sums, peaks, q, keys, key_scales, table, origin + token, inner, full, inner, 0, stop, log2_scale,
-            cap, window, values,
+            total, sums, peaks, q, keys, key_scales, table, origin + token, first, begin, inner, full, inner, 0, stop,
+            log2_scale, cap, values, block_stride,
             HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, False, False, KIND, CAPPED, PRECISION,
         )  # fmt: skip
     total, sums, peaks = _advance(
-        total, sums, peaks, q, keys, key_scales, table, origin + token, first_tile, last_tile - gap, inner, gap, stop,
-        log2_scale, cap, window, values,
-        HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, True, WINDOWED, KIND, CAPPED, PRECISION,
+        total, sums, peaks, q, keys, key_scales, table, origin + token, first, begin, first_tile, last_tile - gap,
+        inner, gap, stop, log2_scale, cap, values, block_stride,
+        HEAD, PADDED, TILE, BLOCK_SIZE, KV_HEADS * ROW, True, WINDOWED or CHUNKED, KIND, CAPPED, PRECISION,
     )  # fmt: skip
     result = total / tl.where(sums > 0, sums, 1.0)[:, None]
     if num_splits == 1:

@@ -20,14 +20,15 @@ def launch(
     qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor
 ) -> Tensor:
     """kernels.split_qkv."""
-    (tokens, all_heads, head), (kv_heads, row) = qkv.shape, cache.shape[3:]
+    (tokens, all_heads, head), (block_size, kv_heads, row) = qkv.shape, cache.shape[2:]
     heads = all_heads - 2 * kv_heads
     padded = triton.next_power_of_2(head // 2)
     block = min(triton.next_power_of_2(all_heads), max(1, _ELEMENTS // (2 * padded)))
     query = qkv.new_empty((tokens, heads, head))
     _split_qkv[(tokens, -(-all_heads // block))](
         qkv, qkv if norm is None else norm, cos, sin, query, cache, kv_quant.scales(cache), slots, eps,
-        cache.stride(0),
+        *cache.stride()[:2],
+        BLOCK_SIZE=block_size,
         HEADS=heads, KV_HEADS=kv_heads, HALF=head // 2, ROW=row, PADDED=padded, BLOCK=block, NORMED=norm is not None,
         KIND=kv_quant.kind(cache), **options(2 * block * padded),
     )  # fmt: skip
@@ -36,7 +37,8 @@ def launch(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _split_qkv(
-    qkv, norm, cos, sin, query, cache, scales, slots, eps, values,
+    qkv, norm, cos, sin, query, cache, scales, slots, eps, values, block_stride,
+    BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROW: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr, NORMED: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +74,8 @@ def _split_qkv(
         return
     kept = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
     half = tl.where(rotated, 0, 1).to(tl.int64) * values
-    place = slot * (KV_HEADS * ROW) + half + (head - HEADS) % KV_HEADS * ROW
+    place = slot // BLOCK_SIZE * block_stride + (slot % BLOCK_SIZE) * (KV_HEADS * ROW)
+    place += half + (head - HEADS) % KV_HEADS * ROW
     most = head.to(tl.float32)  # read by INT8 alone
     if KIND == INT8:
         most = tl.maximum(kv_quant.most(left), kv_quant.most(right))

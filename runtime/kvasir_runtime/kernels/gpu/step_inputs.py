@@ -24,26 +24,29 @@ def launch(
     longest: int,
 ) -> StepInputs:
     """kernels.step_inputs."""
-    sequences, columns, device = rows.shape[0], tables.shape[1], rows.device
-    # An even stride keeps each of the three at a multiple of 16 bytes, for which kernels are compiled.
-    wide = torch.empty((3, num_tokens + num_tokens % 2), dtype=torch.int64, device=device)[:, :num_tokens]
+    (groups, _, columns), sequences, device = tables.shape, rows.shape[0], rows.device
+    # An even stride keeps each of them at a multiple of 16 bytes, for which kernels are compiled.
+    wide = torch.empty((2 + groups, num_tokens + num_tokens % 2), dtype=torch.int64, device=device)[:, :num_tokens]
     kv_lens = torch.empty((sequences,), dtype=torch.int32, device=device)
-    block_tables = torch.empty((sequences, columns), dtype=torch.int32, device=device)
+    block_tables = torch.empty((groups, sequences, columns), dtype=torch.int32, device=device)
     programs = min(_MOST_PROGRAMS, -(-max(longest, columns) // _BLOCK))
-    _step_inputs[(sequences, programs)](
-        rows, starts, lens, tokens, tables, *wide, kv_lens, block_tables, columns, block_size,
-        tokens.stride(0), tables.stride(0), BLOCK=_BLOCK, **options(_BLOCK),
+    token_ids, positions, slots = wide[0], wide[1], wide[2:]
+    _step_inputs[(sequences, programs, groups)](
+        rows, starts, lens, tokens, tables, token_ids, positions, slots, kv_lens, block_tables, columns, block_size,
+        tokens.stride(0), *tables.stride()[:2], slots.stride(0), BLOCK=_BLOCK, **options(_BLOCK),
     )  # fmt: skip
-    token_ids, positions, slots = wide.unbind(0)
     return StepInputs(token_ids, positions, slots, kv_lens, block_tables)
 
 
 @triton.jit(do_not_specialize=["columns", "block_size"])
 def _step_inputs(
     rows, starts, lens, tokens, tables, token_ids, positions, slots, kv_lens, block_tables, columns, block_size,
-    tokens_stride, tables_stride, BLOCK: tl.constexpr,
+    tokens_stride, group_stride, tables_stride, slots_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    sequence, lanes = tl.program_id(0), tl.arange(0, BLOCK)
+    sequence, group, lanes = tl.program_id(0), tl.program_id(2), tl.arange(0, BLOCK)
+    tables += group.to(tl.int64) * group_stride
+    slots += group.to(tl.int64) * slots_stride
+    block_tables += group.to(tl.int64) * tl.num_programs(0) * columns
     row = tl.load(rows + sequence)
     first = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - first

@@ -11,10 +11,11 @@ from kvasir_runtime.kernels.gpu.options import options
 
 def launch(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
     """kernels.write_kv."""
-    (tokens, kv_heads, head), row = key.shape, cache.shape[4]
+    (tokens, kv_heads, head), (block_size, _, row) = key.shape, cache.shape[2:]
     padded_heads, padded = triton.next_power_of_2(kv_heads), triton.next_power_of_2(head)
     _write_kv[(tokens, 2)](
-        key, value, cache, kv_quant.scales(cache), slots, *key.stride()[:2], *value.stride()[:2], cache.stride(0),
+        key, value, cache, kv_quant.scales(cache), slots, *key.stride()[:2], *value.stride()[:2],
+        *cache.stride()[:2], BLOCK_SIZE=block_size,
         KV_HEADS=kv_heads, HEAD=head, ROW=row, PADDED_HEADS=padded_heads, PADDED=padded, KIND=kv_quant.kind(cache),
         **options(padded_heads * padded),
     )  # fmt: skip
@@ -23,6 +24,7 @@ def launch(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor) -> None:
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kv(
     key, value, cache, scales, slots, key_stride, key_head_stride, value_stride, value_head_stride, values,
+    block_stride, BLOCK_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD: tl.constexpr, ROW: tl.constexpr, PADDED_HEADS: tl.constexpr, PADDED: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +34,7 @@ def _write_kv(
         return
     head, dims = tl.arange(0, PADDED_HEADS), tl.arange(0, PADDED)
     mask = (head < KV_HEADS)[:, None] & (dims < HEAD)[None, :]
-    place = slot * (KV_HEADS * ROW) + head * ROW
+    place = slot // BLOCK_SIZE * block_stride + (slot % BLOCK_SIZE) * (KV_HEADS * ROW) + head * ROW
     if tl.program_id(1) == 0:
         x = tl.load(key + token * key_stride + (head * key_head_stride)[:, None] + dims[None, :], mask=mask, other=0.0)
     else:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.core.plan import Chunk
+from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
 from kvasir_runtime.runner.graphs import cudagraph_sizes
@@ -54,7 +55,7 @@ class StepGraphs:
         *,
         model: Decoder,
         ops: Ops,
-        cache: Tensor,
+        cache: KvCache,
         rows: DeviceRowState,
         stream: DeviceStream,
         capturer: GraphCapturer,

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from kvasir_api import cache_groups
 from kvasir_api.options import ServeOptions
 from kvasir_runtime import source
 from kvasir_runtime.errors import CapacityError, DeviceMemoryError
 from kvasir_runtime.guide.compiler import GrammarCompiler
-from kvasir_runtime.kernels import kv_quant
+from kvasir_runtime.kernels import kv_cache, kv_quant
 from kvasir_runtime.kernels.backends import ops_for
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -134,7 +135,7 @@ def _facts(
         fallback=ops.fallback,
         dtype=str(loaded.dtype).removeprefix("torch."),
         block_size=options.block_size,
-        num_blocks=-(-options.kv_cache_tokens // options.block_size),
+        num_blocks=-(-options.kv_cache_tokens // options.block_size) * len(spec.cache_groups),
         max_model_len=loaded.max_model_len,
         max_sequences=options.max_sequences,
         max_batch_tokens=options.max_batch_tokens or (8192 if device.type == "cuda" else 512),
@@ -148,6 +149,7 @@ def _facts(
         head=spec.head,
         num_labels=spec.num_labels,
         quantization=loaded.quantization,
+        attentions=tuple(group.attention for group in spec.cache_groups),
     )
 
 
@@ -187,11 +189,15 @@ def _with_kv_cache(
 def _fitted(facts: EngineFacts, options: ServeOptions, memory: capacity.MeasuredMemory) -> EngineFacts:
     """Facts with the blocks that memory allows, and the longest sequence that they hold."""
     if not options.kv_cache_tokens:
-        block_bytes = facts.kv_bytes_per_token * facts.block_size
-        requested = -(-max(options.max_model_len - 1, 0) // facts.block_size)
-        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, block_bytes, requested)
+        requested = cache_groups.blocks_of_sequence(
+            facts.attentions,
+            max(options.max_model_len - 1, 0),
+            block_size=facts.block_size,
+            chunk_tokens=facts.max_batch_tokens,
+        )
+        num_blocks = capacity.cache_blocks(memory, options.memory_fraction, facts.block_bytes, requested)
         facts = msgspec.structs.replace(facts, num_blocks=num_blocks)
-    longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.capacity_tokens)
+    longest = capacity.fitting_limit(facts.max_model_len, options.max_model_len, facts.max_cached_tokens)
     return msgspec.structs.replace(facts, max_model_len=longest)
 
 
@@ -222,11 +228,17 @@ def assemble(
     not initialized: the kernel allocates its pages when they are first written, so an idle pod stays small.
     """
     spec = model.spec
-    row = kv_quant.width(spec.head_dim, dtype)
     device_stream = stream_of(device) if device_stream is None else device_stream
-    shape = (spec.num_layers, 2, facts.num_blocks + device_stream.overlaps, facts.block_size, spec.num_kv_heads, row)
     try:
-        cache = torch.empty(shape, dtype=dtype, device=device)
+        cache = kv_cache.allocate(
+            groups=[group.layers for group in spec.cache_groups],
+            num_blocks=facts.num_blocks + device_stream.overlaps,
+            block_size=facts.block_size,
+            kv_heads=spec.num_kv_heads,
+            row=kv_quant.width(spec.head_dim, dtype),
+            dtype=dtype,
+            device=device,
+        )
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"a KV cache of {facts.capacity_tokens} tokens does not fit beside what others hold"
@@ -263,6 +275,7 @@ def _rows(facts: EngineFacts, ops: Ops, device_stream: DeviceStream) -> HostRowS
         "max_sequences": facts.max_sequences,
         "max_model_len": facts.max_model_len,
         "block_size": facts.block_size,
+        "num_groups": len(facts.attentions),
     }
     if not device_stream.overlaps:
         return HostRowState(**limits, eos_token_ids=facts.eos_token_ids)

@@ -90,10 +90,12 @@ def memory(device: torch.device, found: StepMemory, held_bytes: int) -> Measured
 def _prepared(
     scratch: Scratch, facts: EngineFacts, num_tokens: int, device: torch.device
 ) -> tuple[ModelRunner, tuple[StepPlan, ...]]:
-    num_blocks = -(-num_tokens // facts.block_size)
+    columns, groups = -(-num_tokens // facts.block_size), len(facts.attentions)
+    num_blocks = columns * groups
     runner = scratch(msgspec.structs.replace(facts, num_blocks=num_blocks, max_sequences=1, max_model_len=num_tokens))
     others = OTHER_CHUNKS if device.type == "cuda" else ()
-    return runner, plans_of(num_tokens, num_blocks, others, generates=facts.head == "vocabulary")
+    tables = tuple(tuple(range(group * columns, (group + 1) * columns)) for group in range(groups))
+    return runner, plans_of(num_tokens, tables, others, generates=facts.head == "vocabulary")
 
 
 def _run(runner: ModelRunner, plans: tuple[StepPlan, ...]) -> None:
@@ -121,7 +123,9 @@ def _release_cached(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, generates: bool) -> tuple[StepPlan, ...]:
+def plans_of(
+    num_tokens: int, tables: tuple[tuple[int, ...], ...], others: tuple[int, ...], *, generates: bool
+) -> tuple[StepPlan, ...]:
     """A prompt of full length, one token after half of it, and chunks of the other lengths as far as they fit.
 
     Without a vocabulary the prompt is pooled, and nothing else is computed.
@@ -132,7 +136,7 @@ def plans_of(num_tokens: int, num_blocks: int, others: tuple[int, ...], *, gener
         tokens=(0,) * num_tokens,
         prompt_tokens=num_tokens,
         computed_tokens=0,
-        blocks=tuple(range(num_blocks)),
+        tables=tables,
         sampling=SamplingConfig(max_tokens=1),
         pooling=None if generates else PoolingConfig(kind="mean"),
     )

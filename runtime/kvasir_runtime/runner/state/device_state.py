@@ -27,7 +27,7 @@ _PARAMETERS: Final = ("temperature", "top_p", "min_p", "top_k")
 
 
 class DeviceRowState:
-    """Implements `RowState`. null_block: a block of the cache that no plan names."""
+    """Implements `RowState`. null_block: a block of the cache that no plan names. num_groups: as in `HostRowState`."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class DeviceRowState:
         max_sequences: int,
         max_model_len: int,
         block_size: int,
+        num_groups: int,
         eos_token_ids: Sequence[int],
         null_block: int,
         ops: Ops,
@@ -45,19 +46,20 @@ class DeviceRowState:
         self._params = RowSamplingParams(max_sequences, eos_token_ids)
         self._upload_batch = HostToDeviceBatch(stream)
         num_rows, length, columns = max_sequences + 1, max_model_len + 1, -(-max_model_len // block_size)
-        sizes = (2 * num_rows, num_rows * length, num_rows * columns, num_rows, *(num_rows for _ in _PARAMETERS))
+        tables = num_groups * num_rows * columns
+        sizes = (2 * num_rows, num_rows * length, tables, num_rows, *(num_rows for _ in _PARAMETERS))
         self._offsets = np.cumsum((0, *sizes)).tolist()
         self._memory = torch.zeros(self._offsets[-1], dtype=torch.int32, device=stream.device)
         parts: tuple[Tensor, ...] = self._memory.split(sizes)
         self._seed = parts[0].view(torch.int64)
         self._tokens: Tensor = parts[1].view(num_rows, length)
-        self._tables: Tensor = parts[2].view(num_rows, columns)
+        self._tables: Tensor = parts[2].view(num_groups, num_rows, columns)
         self._lens = parts[3]
         self._temperature, self._top_p, self._min_p = (part.view(torch.float32) for part in parts[4:7])
         self._top_k = parts[7]
-        self._tables[self.padding_row] = null_block
+        self._tables[:, self.padding_row] = null_block
         # What the host knows of the device: blocks in the tables, and lengths once all that is enqueued has run.
-        self._num_blocks = [0] * num_rows
+        self._num_blocks = [[0] * num_rows for _ in range(num_groups)]
         self._known_lens = [0] * num_rows
 
     @property
@@ -77,7 +79,7 @@ class DeviceRowState:
         if plan.forks:
             self._fork(plan.forks)
         for grow in plan.grows:
-            self._append_blocks(grow.row, grow.blocks)
+            self._append_blocks(grow.row, grow.blocks, grow.group)
         for insert in plan.inserts:
             self.write_tokens(insert.row, insert.position, insert.tokens)
 
@@ -94,14 +96,11 @@ class DeviceRowState:
         )
         longest = int(lens.max())
         columns = -(-max(chunk.start + chunk.num_tokens for chunk in chunks) // self._block_size)
-        made = self._step_inputs(device_rows, starts_there, int(ends[-1]), longest, self._tables[:, :columns])
+        made = self._step_inputs(device_rows, starts_there, int(ends[-1]), longest, self._tables[:, :, :columns])
         positions = AppendPositions(device_rows, made.kv_lens)
         if len(sampling) < len(chunks):
             positions = AppendPositions(device_rows.index_select(0, indices), made.kv_lens.index_select(0, indices))
-        attn_metadata = AttentionMetadata.on_device(
-            starts_there, made.kv_lens, made.block_tables, longest_query=longest
-        )
-        return ModelInput(_batch(made, attn_metadata, logit_rows), positions)
+        return ModelInput(_batch(made, starts_there, longest, logit_rows), positions)
 
     def captured_input(self, rows: Tensor, starts: Tensor) -> ModelInput:
         """The input of a step in which each row computes one token and samples; nothing is read from the host.
@@ -109,8 +108,7 @@ class DeviceRowState:
         rows: (n,) int64, padding_row for padding; starts: (n + 1,) int32, 0 to n.
         """
         made = self._step_inputs(rows, starts, rows.shape[0], 1, self._tables)
-        attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, made.block_tables, longest_query=1)
-        return ModelInput(_batch(made, attn_metadata, None), AppendPositions(rows, made.kv_lens))
+        return ModelInput(_batch(made, starts, 1, None), AppendPositions(rows, made.kv_lens))
 
     def captured_mixed_input(self, rows: Tensor, starts: Tensor, num_tokens: int) -> ModelInput:
         """The input of a step in which rows compute any number of tokens; nothing is read from the host.
@@ -119,10 +117,9 @@ class DeviceRowState:
         where it gives none; starts: (n + 1,) int32, from 0 to num_tokens: padding_row has the tokens that no other has.
         """
         made = self._step_inputs(rows[0], starts, num_tokens, num_tokens, self._tables)
-        attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, made.block_tables, longest_query=num_tokens)
         last = (starts[1:] - 1).clamp_min(0).long()
         ends = torch.where(rows[1] < self.padding_row, made.kv_lens, 1)
-        return ModelInput(_batch(made, attn_metadata, last), AppendPositions(rows[1], ends))
+        return ModelInput(_batch(made, starts, num_tokens, last), AppendPositions(rows[1], ends))
 
     def prepare_replay(self, chunks: Sequence[Chunk]) -> None:
         """Send what plans wrote before a captured step of these chunks is replayed, which no model_input precedes."""
@@ -220,9 +217,10 @@ class DeviceRowState:
     def _join(self, join: Join) -> None:
         row, sampling = join.row, join.sampling
         self._upload_batch.discard_row(row)
-        self._num_blocks[row] = 0
         self.write_tokens(row, 0, join.tokens)
-        self._append_blocks(row, join.blocks)
+        for group, table in enumerate(join.tables):
+            self._num_blocks[group][row] = 0
+            self._append_blocks(row, table, group)
         self._params.assign(row, sampling)
         self._known_lens[row] = join.computed_tokens
         seed = np.array([sampling.seed % 2**64], dtype=np.uint64).view(np.int32)
@@ -239,27 +237,31 @@ class DeviceRowState:
         rows, sources = self._stream.upload(pairs).unbind(1)
         end = max(fork.position for fork in forks)
         self._tokens[rows, :end] = self._tokens[sources, :end]
-        columns = (self._temperature, self._top_p, self._min_p, self._top_k, self._seed, self._tables)
-        for column in columns:
+        self._tables[:, rows] = self._tables[:, sources]
+        for column in (self._temperature, self._top_p, self._min_p, self._top_k, self._seed):
             column[rows] = column[sources]
         self._params.copy(forks)
         for fork in forks:
             self.write_tokens(fork.row, fork.position, fork.tokens)
-            self._num_blocks[fork.row] = fork.kept_blocks
-            self._append_blocks(fork.row, fork.blocks)
+            for num_blocks in self._num_blocks:
+                num_blocks[fork.row] = fork.kept_blocks
             self._known_lens[fork.row] = -1  # written by the next batch
 
-    def _append_blocks(self, row: int, blocks: Sequence[int]) -> None:
-        have = self._num_blocks[row]
-        self._upload_batch.write(row, self._offsets[2] + row * self._tables.shape[1] + have, blocks)
-        self._num_blocks[row] = have + len(blocks)
+    def _append_blocks(self, row: int, blocks: Sequence[int], group: int) -> None:
+        """Blocks that are not there, -1, are never read; 0 keeps addresses that are computed of them in the cache."""
+        have, (_, num_rows, columns) = self._num_blocks[group][row], self._tables.shape
+        place = self._offsets[2] + (group * num_rows + row) * columns + have
+        self._upload_batch.write(row, place, np.maximum(np.asarray(blocks, dtype=np.int32), 0))
+        self._num_blocks[group][row] = have + len(blocks)
 
 
-def _batch(made: StepInputs, attn_metadata: AttentionMetadata, logit_rows: Tensor | None) -> Batch:
+def _batch(made: StepInputs, starts: Tensor, longest_query: int, logit_rows: Tensor | None) -> Batch:
+    first, *others = made.block_tables.unbind(0)
+    attn_metadata = AttentionMetadata.on_device(starts, made.kv_lens, first, longest_query=longest_query)
     return Batch(
         token_ids=made.token_ids,
         positions=made.positions,
         slots=made.slots,
-        attn_metadata=attn_metadata,
+        attn_metadata=(attn_metadata, *(attn_metadata.with_tables(tables) for tables in others)),
         logit_rows=logit_rows,
     )

@@ -24,30 +24,32 @@ class HostRowState:
         max_sequences: int,
         max_model_len: int,
         block_size: int,
+        num_groups: int,
         eos_token_ids: Sequence[int],
     ) -> None:
+        """num_groups: cache groups, each with a block table for every row."""
         self._block_size = block_size
         # A step that is launched behind a sample that is deferred looks up what is there: never anything but an id.
         # Zeros of numpy take no memory before they are written, and numpy is faster for small arrays.
         self._host: NDArray[np.int32] = np.zeros((max_sequences, max_model_len + 1), dtype=np.int32)
         self._tokens = torch.from_numpy(self._host)
-        self._block_tables = np.zeros((max_sequences, -(-max_model_len // block_size)), dtype=np.int64)
-        self._num_blocks = [0] * max_sequences
-        # First id of a row whose blocks have consecutive ids, else -1: its cache is read without a gather.
-        self._first_blocks = [-1] * max_sequences
+        columns = -(-max_model_len // block_size)
+        self._block_tables = np.zeros((num_groups, max_sequences, columns), dtype=np.int64)
+        self._num_blocks = [[0] * max_sequences for _ in range(num_groups)]
         self._params = RowSamplingParams(max_sequences, eos_token_ids)
 
     def apply(self, plan: StepPlan) -> None:
         """As in `RowState`, like the methods below."""
         for join in plan.joins:
             self._host[join.row, : len(join.tokens)] = join.tokens
-            self._num_blocks[join.row], self._first_blocks[join.row] = 0, -1
-            self._append_blocks(join.row, join.blocks)
+            for group, table in enumerate(join.tables):
+                self._num_blocks[group][join.row] = 0
+                self._append_blocks(join.row, table, group)
             self._params.assign(join.row, join.sampling)
         if plan.forks:
             self._fork(plan.forks)
         for grow in plan.grows:
-            self._append_blocks(grow.row, grow.blocks)
+            self._append_blocks(grow.row, grow.blocks, grow.group)
         for insert in plan.inserts:
             self.write_tokens(insert.row, insert.position, insert.tokens)
 
@@ -58,7 +60,7 @@ class HostRowState:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int32], Ints, NDArray[np.void]]:
-        """Arrays that never move: (rows, positions) known ids, (rows, blocks) ids of blocks, (rows,) DRAW."""
+        """Arrays that never move: (rows, positions) known ids, (groups, rows, blocks) ids of blocks, (rows,) DRAW."""
         return self._host, self._block_tables, self._params.records
 
     @property
@@ -76,22 +78,19 @@ class HostRowState:
         if ends[-1] > len(chunks):
             token_rows = np.repeat(rows, lens)
             positions = np.arange(ends[-1]) + np.repeat(starts - ends + lens, lens)
-        slots = self._block_tables[token_rows, positions // self._block_size] * self._block_size
-        slots += positions % self._block_size
+        # Indexed behind a slice numpy may lay out the groups last, and kernels want the slots of each in a row.
+        blocks = np.ascontiguousarray(self._block_tables[:, token_rows, positions // self._block_size])
+        slots = blocks * self._block_size + positions % self._block_size
         kv_lens = (starts + lens).tolist()
         longest = -(-max(kv_lens) // self._block_size)
-        attn_metadata = AttentionMetadata(
-            lens.tolist(),
-            kv_lens,
-            torch.from_numpy(self._block_tables[rows, :longest]),
-            [self._first_blocks[chunk.row] for chunk in chunks],
-        )
+        first, *others = torch.from_numpy(self._block_tables[:, rows, :longest]).unbind(0)
+        attn_metadata = AttentionMetadata(lens.tolist(), kv_lens, first)
         return ModelInput(
             batch=Batch(
                 token_ids=torch.from_numpy(self._host[token_rows, positions].astype(np.int64)),
                 positions=torch.from_numpy(positions),
                 slots=torch.from_numpy(slots),
-                attn_metadata=attn_metadata,
+                attn_metadata=(attn_metadata, *(attn_metadata.with_tables(tables) for tables in others)),
                 logit_rows=torch.from_numpy(logits_indices(chunks, ends)),
             )
         )
@@ -149,13 +148,12 @@ class HostRowState:
         sources = np.array([fork.source for fork in forks], dtype=np.int64)
         end = max(fork.position for fork in forks)
         self._host[rows, :end] = self._host[sources, :end]
-        self._block_tables[rows] = self._block_tables[sources]
+        self._block_tables[:, rows] = self._block_tables[:, sources]
         self._params.copy(forks)
-        firsts = [self._first_blocks[fork.source] for fork in forks]
-        for fork, first in zip(forks, firsts, strict=True):
+        for fork in forks:
             self.write_tokens(fork.row, fork.position, fork.tokens)
-            self._num_blocks[fork.row], self._first_blocks[fork.row] = fork.kept_blocks, first
-            self._append_blocks(fork.row, fork.blocks)
+            for num_blocks in self._num_blocks:
+                num_blocks[fork.row] = fork.kept_blocks
 
     def free_positions(self, position: int) -> int:
         """Tokens that a row can hold from a position on."""
@@ -165,12 +163,8 @@ class HostRowState:
         """Write known ids into a row, from a position on."""
         self._host[row, position : position + len(token_ids)] = token_ids
 
-    def _append_blocks(self, row: int, blocks: tuple[int, ...]) -> None:
-        if not blocks:
-            return
-        have, table = self._num_blocks[row], self._block_tables[row]
-        table[have : have + len(blocks)] = blocks
-        first = blocks[0] if have == 0 else self._first_blocks[row]
-        consecutive = first >= 0 and blocks == tuple(range(first + have, first + have + len(blocks)))
-        self._first_blocks[row] = first if consecutive else -1
-        self._num_blocks[row] = have + len(blocks)
+    def _append_blocks(self, row: int, blocks: tuple[int, ...], group: int) -> None:
+        """Blocks that are not there, -1, are never read; 0 keeps addresses that are computed of them in the cache."""
+        have = self._num_blocks[group][row]
+        self._block_tables[group, row, have : have + len(blocks)] = np.maximum(blocks, 0)
+        self._num_blocks[group][row] = have + len(blocks)

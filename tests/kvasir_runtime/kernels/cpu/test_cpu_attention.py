@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.cache_layers import layer_of
 from kvasir_runtime.kernels import attention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.cpu import bindings, build, structs
@@ -35,34 +36,38 @@ def case(heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[i
     num_blocks = columns * len(kv_lens) + 3
     cache = torch.randn(2, num_blocks, block_size, kv_heads, head_dim, generator=generator)
     tables = torch.randperm(num_blocks, generator=generator)[:-3].view(len(kv_lens), columns)
-    return torch.randn(sum(query_lens), num_heads, head_dim, generator=generator), cache, tables
+    return torch.randn(sum(query_lens), num_heads, head_dim, generator=generator), layer_of(cache), tables
 
 
-@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize(("window", "chunk"), [(0, 0), (100, 0), (0, 90)])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("heads", HEADS)
 def test_every_variant_agrees_and_neighbours_change_no_bit(
-    variant: CpuKernels, heads: tuple[int, int, int, int], batch: tuple[tuple[int, ...], tuple[int, ...]], window: int
+    variant: CpuKernels,
+    heads: tuple[int, int, int, int],
+    batch: tuple[tuple[int, ...], tuple[int, ...]],
+    window: int,
+    chunk: int,
 ) -> None:
     query, cache, tables = case(heads, batch)
     scale, (query_lens, kv_lens) = heads[2] ** -0.5, batch
     for dtype, worst in WORST.items():
-        given, kept = query.to(dtype), cache.to(dtype)
-        attn_metadata = AttentionMetadata(query_lens, kv_lens, tables, [-1] * len(kv_lens))
-        want = attention.reference(given.float(), kept.float(), attn_metadata, scale, window)
-        got = variant.attention(given, kept, attn_metadata, scale, window)
+        given, kept = query.to(dtype), layer_of(cache.to(dtype))
+        attn_metadata = AttentionMetadata(query_lens, kv_lens, tables)
+        want = attention.reference(given.float(), kept.float(), attn_metadata, scale, window, chunk=chunk)
+        got = variant.attention(given, kept, attn_metadata, scale, window, chunk=chunk)
         assert got.dtype == dtype
         torch.testing.assert_close(got.float(), want, atol=worst, rtol=worst)
         parts = given.split(list(query_lens))
         for index, mine in enumerate(got.split(list(query_lens))):
             one = slice(index, index + 1)
-            alone = AttentionMetadata(query_lens[one], kv_lens[one], tables[one], [-1])
-            assert torch.equal(variant.attention(parts[index], kept, alone, scale, window), mine)
+            alone = AttentionMetadata(query_lens[one], kv_lens[one], tables[one])
+            assert torch.equal(variant.attention(parts[index], kept, alone, scale, window, chunk=chunk), mine)
 
 
 def test_extreme_scores_stay_finite(variant: CpuKernels) -> None:
     query, cache, tables = case(HEADS[0], ((1, 20), (300, 20)))
-    attn_metadata = AttentionMetadata((1, 20), (300, 20), tables, (-1, -1))
+    attn_metadata = AttentionMetadata((1, 20), (300, 20), tables)
     query *= 1e4
     got = variant.attention(query, cache, attn_metadata, 1.0, 0)
     torch.testing.assert_close(got, attention.reference(query, cache, attn_metadata, 1.0, 0), atol=1e-4, rtol=1e-4)
@@ -72,9 +77,9 @@ def test_extreme_scores_stay_finite(variant: CpuKernels) -> None:
 def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: int) -> None:
     """Places of the last block that nobody has written, and those that a window has left, may hold anything."""
     query, cache, tables = case(HEADS[0], BATCHES[3])
-    query, cache = query.bfloat16(), cache.bfloat16()
+    query, cache = query.bfloat16(), layer_of(cache.bfloat16())
     query_lens, kv_lens = BATCHES[3]
-    attn_metadata = AttentionMetadata(query_lens, kv_lens, tables, [-1] * len(kv_lens))
+    attn_metadata = AttentionMetadata(query_lens, kv_lens, tables)
     clean = variant.attention(query, cache, attn_metadata, 0.125, window)
     places = torch.full(cache.shape[1:3], True)
     for table_of, queries, end in zip(tables, query_lens, kv_lens, strict=True):

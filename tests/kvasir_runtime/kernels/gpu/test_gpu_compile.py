@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from fakes.cache_layers import layer_of
 from fakes.hopper import Hopper
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
@@ -32,6 +33,7 @@ class Served:
     block_size: int = 16
     softcap: float = 0.0
     sinks: bool = False
+    chunk: int = 0
 
 
 VERIFY = {"query_lens": (5,) * 2, "kv_lens": (900,) * 2}
@@ -58,6 +60,8 @@ ATTENTION = {
     "decode-float8": Served(cached=FLOAT8),
     "prefill-float8": Served(cached=FLOAT8, **PREFILL),
     "prefill-gemma2": Served(**GEMMA2, **PREFILL),
+    "decode-chunked": Served(chunk=8192),
+    "prefill-chunked": Served(chunk=256, **PREFILL),
     "decode-gpt-oss": Served(**GPT_OSS),
     "prefill-gpt-oss": Served(**GPT_OSS, **PREFILL),
 }
@@ -68,12 +72,12 @@ def test_attention_compiles(hopper: Hopper, name: str) -> None:
     how = ATTENTION[name]
     cached = how.cached or how.dtype
     row = kv_quant.width(how.head, cached)
-    cache = torch.zeros(2, 2, how.block_size, how.kv_heads, row, dtype=torch.uint8).to(cached)
+    cache = layer_of(torch.zeros(2, 2, how.block_size, how.kv_heads, row, dtype=torch.uint8).to(cached))
     tables = torch.zeros(len(how.kv_lens), -(-max(how.kv_lens) // how.block_size), dtype=torch.int64)
     query = torch.zeros(sum(how.query_lens), how.heads, how.head, dtype=how.dtype)
-    attn_metadata = AttentionMetadata(how.query_lens, how.kv_lens, tables, [-1] * len(how.kv_lens))
+    attn_metadata = AttentionMetadata(how.query_lens, how.kv_lens, tables)
     sinks = torch.zeros(how.heads) if how.sinks else None
-    TRITON.attention(query, cache, attn_metadata, 0.1, how.window, how.softcap, sinks)
+    TRITON.attention(query, cache, attn_metadata, 0.1, how.window, how.softcap, sinks, how.chunk)
     assert hopper.spilled_bytes("attend")[-1:] == [0]
 
 
@@ -85,7 +89,7 @@ def test_what_follows_a_projection_compiles(
     qkv = torch.zeros(3, heads + 2 * kv_heads, head, dtype=BFLOAT16)
     norm = torch.zeros(heads + kv_heads, head, dtype=BFLOAT16) if normed else None
     angles, slots = torch.zeros(3, 1, head, dtype=BFLOAT16), torch.arange(3)
-    cache = torch.zeros(2, 2, 16, kv_heads, kv_quant.width(head, cached), dtype=torch.uint8).to(cached)
+    cache = layer_of(torch.zeros(2, 2, 16, kv_heads, kv_quant.width(head, cached), dtype=torch.uint8).to(cached))
     TRITON.split_qkv(qkv, norm, 1e-6, angles, angles, cache, slots)
     TRITON.rope(qkv[:, :heads], angles, angles)
     TRITON.write_kv(qkv[:, :kv_heads], qkv[:, kv_heads : 2 * kv_heads], cache, slots)
@@ -106,7 +110,7 @@ def test_rows_compile(hopper: Hopper) -> None:
 
 def test_what_surrounds_a_step_compiles(hopper: Hopper) -> None:
     rows, lens = torch.arange(3), torch.zeros(4, dtype=torch.int32)
-    tokens, tables = torch.zeros(4, 131_073, dtype=torch.int32), torch.zeros(4, 8192, dtype=torch.int32)
+    tokens, tables = torch.zeros(4, 131_073, dtype=torch.int32), torch.zeros(2, 4, 8192, dtype=torch.int32)
     TRITON.step_inputs(rows, lens, lens, tokens, tables, 16, 3, 1)
     TRITON.append_ids(rows, rows, lens, tokens, lens)
     assert {"_step_inputs", "_append_ids"} <= set(hopper.loaded)

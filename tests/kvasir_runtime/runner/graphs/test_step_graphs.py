@@ -129,11 +129,11 @@ def test_padding_never_touches_what_is_somebodys(folder: Path) -> None:
     others = torch.tensor([block for block in range(64) if block not in held])
     rows = [stream.row for stream in kept]
     idle = [row for row in range(9) if row not in rows]
-    before, tokens = runner._cache[:, :, others].clone(), runner._rows.tokens[idle].clone()
+    before, tokens = runner._cache.blocks[others].clone(), runner._rows.tokens[idle].clone()
     hand.run(kept[:3], 5)  # a size of 4, and nobody's row in it
     new = [block for stream in kept for block in stream.blocks if block not in held]
     still = [place for place, block in enumerate(others.tolist()) if block not in new]
-    torch.testing.assert_close(runner._cache[:, :, others[still]], before[:, :, still], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(runner._cache.blocks[others[still]], before[still])
     assert torch.equal(runner._rows.tokens[idle], tokens)
     assert runner._rows._lens[runner._rows.padding_row] == 0
     assert runner._rows.tokens[runner._rows.padding_row, 0] == 0
@@ -147,7 +147,7 @@ def test_recordings_are_launched_in_flight_without_the_host(folder: Path) -> Non
     runner.capture_graphs()
     sampling = SamplingConfig(max_tokens=20, seed=5, temperature=1.0)
     join = Join(
-        row=1, request_id="a", tokens=(7, 8), prompt_tokens=2, computed_tokens=0, blocks=(3, 1), sampling=sampling
+        row=1, request_id="a", tokens=(7, 8), prompt_tokens=2, computed_tokens=0, tables=((3, 1),), sampling=sampling
     )
     flying = [
         runner.launch(StepPlan(step=1, joins=(join,), chunks=(Chunk(row=1, start=0, num_tokens=2, samples=True),)))

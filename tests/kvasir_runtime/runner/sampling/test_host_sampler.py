@@ -88,7 +88,7 @@ rows = st.builds(
 
 def sampled(asked: list[Row], logits: Tensor, variant: str | None) -> tuple[list[int], list[list[float]]]:
     """Ids and logprobs, by torch's operations or by a variant of the library."""
-    state = HostRowState(max_sequences=len(asked), max_model_len=32, block_size=8, eos_token_ids=EOS)
+    state = HostRowState(max_sequences=len(asked), max_model_len=32, block_size=8, num_groups=1, eos_token_ids=EOS)
     stream, ops = HostStream(), REFERENCE
     if variant is not None:
         assert FOUND is not None
@@ -104,7 +104,7 @@ def sampled(asked: list[Row], logits: Tensor, variant: str | None) -> tuple[list
             tokens=row.prompt + row.answer,
             prompt_tokens=len(row.prompt),
             computed_tokens=0,
-            blocks=(),
+            tables=((),),
             sampling=row.sampling,
         )
         for number, row in enumerate(asked)

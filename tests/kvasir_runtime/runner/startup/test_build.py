@@ -59,7 +59,7 @@ def test_an_8_bit_cache_is_counted_with_its_scales_and_answers(folder: Path) -> 
         tokens=tokens,
         prompt_tokens=3,
         computed_tokens=0,
-        blocks=(0,),
+        tables=((0,),),
         sampling=SamplingConfig(temperature=0.0, max_tokens=1),
     )
     plan = StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))
@@ -116,7 +116,7 @@ def test_bfloat16_checkpoint_runs_in_16_bits(folder: Path) -> None:
         tokens=(5, 6, 7),
         prompt_tokens=3,
         computed_tokens=0,
-        blocks=(0,),
+        tables=((0,),),
         sampling=SamplingConfig(max_tokens=1, temperature=0.8, top_p=0.9),
     )
     plan = StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))

@@ -19,19 +19,19 @@ from kvasir_runtime.runner.state.device_stream import DeviceStream
     ],
 )
 def test_steps_cover_what_fits(num_tokens: int, others: tuple[int, ...], want: list[tuple[int, int]]) -> None:
-    plans = warmup.plans_of(num_tokens, 13, others, generates=True)
+    plans = warmup.plans_of(num_tokens, (tuple(range(13)),), others, generates=True)
     assert [(chunk.start, chunk.num_tokens) for plan in plans for chunk in plan.chunks] == want
     assert [plan.step for plan in plans] == list(range(len(want)))
 
 
 def test_a_model_without_a_vocabulary_pools_once() -> None:
-    (plan,) = warmup.plans_of(100, 13, (2, 40), generates=False)
+    (plan,) = warmup.plans_of(100, (tuple(range(13)),), (2, 40), generates=False)
     assert [(chunk.num_tokens, chunk.samples) for chunk in plan.chunks] == [(100, False)]
 
 
 @pytest.mark.parametrize("device_stream", [None, Overlapping()], ids=["host-rows", "device-rows"])
 def test_a_runner_computes_them_one_after_the_other(tmp_path: Path, device_stream: DeviceStream | None) -> None:
     runner = runner_of(checkpoints.write(tmp_path), device_stream=device_stream)
-    for plan in warmup.plans_of(100, 13, warmup.OTHER_CHUNKS, generates=True):
+    for plan in warmup.plans_of(100, (tuple(range(13)),), warmup.OTHER_CHUNKS, generates=True):
         (sampled,) = runner.collect(runner.launch(plan)).sampled
         assert len(sampled.tokens) == 1

@@ -70,7 +70,7 @@ def test_a_launch_waits_for_nothing_and_sends_one_packet(folder: Path) -> None:
         tokens=(5, 6, 7),
         prompt_tokens=3,
         computed_tokens=0,
-        blocks=(4, 9),
+        tables=((4, 9),),
         sampling=SamplingConfig(temperature=1.0, top_k=9, seed=1, max_tokens=9),
     )
     flying = [
@@ -91,7 +91,7 @@ def test_what_is_handed_in_is_read_behind_what_was_drawn(folder: Path, in_flight
     """A result of a call is inserted behind a token that only the device knows by then, and the answer goes on."""
     sampling = SamplingConfig(temperature=1.0, seed=5, max_tokens=30)
     join = Join(
-        row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, blocks=(4, 9), sampling=sampling
+        row=0, request_id="a", tokens=(5, 6, 7), prompt_tokens=3, computed_tokens=0, tables=((4, 9),), sampling=sampling
     )
     plans = [StepPlan(step=1, joins=(join,), chunks=(Chunk(row=0, start=0, num_tokens=3, samples=True),))]
     insert = Insert(row=0, position=4, tokens=(11, 12, 13))

@@ -11,7 +11,8 @@ from fakes import triton_device
 
 DEVICE = triton_device.device()
 
-from kvasir_runtime.kernels import attention as operation  # noqa: E402 -- behind the question where it can run
+from fakes.cache_layers import layer_of  # noqa: E402 -- behind the question where it can run
+from kvasir_runtime.kernels import attention as operation  # noqa: E402
 from kvasir_runtime.kernels import kv_quant  # noqa: E402
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata  # noqa: E402
 from kvasir_runtime.kernels.gpu import attention  # noqa: E402
@@ -24,6 +25,7 @@ def both(
     sequences: list[tuple[int, int]], *, heads: int, kv_heads: int, head: int, window: int, block_size: int,
     block_m: int, tile: int, processors: int, dtype: torch.dtype = torch.float32,
     cached: torch.dtype | None = None, softcap: float = 0.0, with_sinks: bool = False, padding: int = 0,
+    chunk: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """What the reference and the kernels say. sequences: query tokens, and positions cached before them.
 
@@ -39,11 +41,16 @@ def both(
         # What no sequence wrote may be anything, and so may the rest of a table.
         cache[:, tables[row, known // block_size] if known % block_size else 0, known % block_size :] = float("nan")
         tables[row, -(-known // block_size) :] = 1 << 40
+        # Blocks that no query sees may be another sequence's by now.
+        tables[row, : operation.first_seen(known - query_lens[row], window, chunk) // block_size] = 0
     query = torch.randn(sum(query_lens) + padding, heads, head, generator=generator).to(dtype)
     sinks = torch.randn(heads, generator=generator) * 2 if with_sinks else None
-    cache = kv_quant.stored(cache, cached or dtype)
-    attn_metadata = AttentionMetadata(query_lens, kv_lens, tables, [-1] * len(sequences))
-    want = operation.reference(query[: sum(query_lens)], cache, attn_metadata, head**-0.5, window, softcap, sinks)
+    cache[:, 0] = float("nan")
+    cache = layer_of(kv_quant.stored(cache, cached or dtype))
+    attn_metadata = AttentionMetadata(query_lens, kv_lens, tables)
+    want = operation.reference(
+        query[: sum(query_lens)], cache, attn_metadata, head**-0.5, window, softcap, sinks, chunk
+    )
     on_device = attn_metadata.moved(DEVICE)
     if padding:
         starts, known = on_device.lengths()
@@ -53,7 +60,7 @@ def both(
     chosen = AttentionTiles(block_m=block_m, tile=tile, num_warps=4, num_stages=2)
     have = attention.attend(
         query.to(DEVICE), cache.to(DEVICE), on_device, head**-0.5, window, softcap,
-        None if sinks is None else sinks.to(DEVICE), chosen, processors,
+        None if sinks is None else sinks.to(DEVICE), chosen, processors, chunk,
     )[: len(want)]  # fmt: skip
     return want, have.cpu()
 
@@ -64,7 +71,7 @@ def both(
     group=st.sampled_from([1, 3, 4, 7]),
     kv_heads=st.sampled_from([1, 2]),
     head=st.sampled_from([16, 24]),
-    window=st.sampled_from([0, 0, 1, 5, 17]),
+    limit=st.sampled_from([(0, 0), (0, 0), (1, 0), (5, 0), (17, 0), (0, 1), (0, 6), (0, 16), (0, 40)]),
     block_size=st.sampled_from([4, 16, 32]),
     tile=st.sampled_from([16, 32]),
     processors=st.sampled_from([1, 16]),
@@ -74,17 +81,20 @@ def both(
     padding=st.sampled_from([0, 0, 2]),
 )
 def test_ragged_batches_agree_with_the_reference(
-    sequences: list[tuple[int, int]], group: int, kv_heads: int, **how: Any
+    sequences: list[tuple[int, int]], group: int, kv_heads: int, limit: tuple[int, int], **how: Any
 ) -> None:
-    want, have = both(sequences, heads=group * kv_heads, kv_heads=kv_heads, block_m=16, **how)
+    window, chunk = limit
+    heads = group * kv_heads
+    want, have = both(sequences, heads=heads, kv_heads=kv_heads, block_m=16, window=window, chunk=chunk, **how)
     torch.testing.assert_close(have, want, atol=4e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("processors", [1, 16])
-@pytest.mark.parametrize("window", [33, 50, 64, 200])
-def test_tiles_inside_a_window_need_no_mask(window: int, processors: int) -> None:
+@pytest.mark.parametrize("limit", [(33, 0), (50, 0), (64, 0), (200, 0), (0, 33), (0, 96), (0, 64)])
+def test_tiles_inside_a_window_need_no_mask(limit: tuple[int, int], processors: int) -> None:
+    window, chunk = limit
     sizes = {"heads": 4, "kv_heads": 1, "head": 16, "block_size": 4, "block_m": 16, "tile": 16}
-    want, have = both([(12, 90), (1, 3), (7, 60)], window=window, processors=processors, **sizes)
+    want, have = both([(12, 90), (1, 3), (7, 60)], window=window, chunk=chunk, processors=processors, **sizes)
     torch.testing.assert_close(have, want, atol=4e-6, rtol=1e-5)
 
 

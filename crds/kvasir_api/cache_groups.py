@@ -1,0 +1,148 @@
+"""Cache groups: which layers share the blocks of a KV cache, and which blocks a sequence still needs.
+
+Layers of the same attention form groups of equally many layers, so that a block of every group has the same bytes and
+all groups draw on one pool. A sequence has one block table for each group. Pure arithmetic, used by the forecast, the
+scheduler and the runner, so that there is one count. Grouping after vLLM's hybrid KV cache manager (2025).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+AttentionKind = Literal["full", "window", "chunked", "latent", "state"]
+
+MAX_GROUPS: Final = 8
+"""Each group costs a block table for every sequence and step."""
+
+
+class LayerAttention(msgspec.Struct, frozen=True):
+    """What a token of a layer sees of the sequence before it, itself included.
+
+    full, latent: everything (latent rows are compressed: the layer's row width says so). window: the last span
+    positions. chunked: positions from the last multiple of span on. state: a state of fixed size behind the token
+    before, which a block holds as of its last computed position. span: in tokens, 0 for the other kinds.
+    """
+
+    kind: AttentionKind = "full"
+    span: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.kind in ("window", "chunked")) != (self.span > 0):
+            raise ValueError(f"attention {self.kind} with a span of {self.span} tokens")
+
+    @property
+    def window(self) -> int:
+        """Its span where that slides with the token, else 0."""
+        return self.span if self.kind == "window" else 0
+
+    @property
+    def chunk(self) -> int:
+        """Its span where that begins at multiples of it, else 0."""
+        return self.span if self.kind == "chunked" else 0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token of a sequence is needed to its end."""
+        return self.kind in ("full", "latent")
+
+    def first_seen(self, position: int) -> int:
+        """First position that the token at a position, and no later one, needs."""
+        if self.kind == "window":
+            return max(0, position - self.span + 1)
+        if self.kind == "chunked":
+            return position // self.span * self.span
+        return max(0, position - 1) if self.kind == "state" else 0
+
+    def left_at(self, end: int) -> int | None:
+        """First position from which on no token needs any position before end; None where there is none."""
+        if self.kind == "window":
+            return end + self.span - 1
+        if self.kind == "chunked":
+            return -(-end // self.span) * self.span
+        return end + 1 if self.kind == "state" else None
+
+    def most_blocks(self, num_tokens: int, block_size: int, chunk_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at once at most, computed in chunks of chunk_tokens.
+
+        What the last token sees is held too, since it may have to be computed again.
+        """
+        columns = -(-num_tokens // block_size)
+        if self.keeps_all:
+            return columns
+        if self.kind == "state":
+            return min(columns, 3)
+        return min(columns, -(-(self.span + chunk_tokens) // block_size) + 1)
+
+
+class CacheGroup(msgspec.Struct, frozen=True):
+    """Layers, by index, whose keys and values of the same tokens lie in the same block."""
+
+    attention: LayerAttention
+    layers: tuple[int, ...]
+
+
+FULL: Final = LayerAttention()
+
+
+def sliding(window: int) -> LayerAttention:
+    """A window of so many positions; 0 is none."""
+    return LayerAttention("window", window) if window else FULL
+
+
+def group_layers(attentions: Sequence[LayerAttention]) -> tuple[CacheGroup, ...]:
+    """Cut the layers of each attention into groups of at most as many layers as every block has room for.
+
+    That number wastes as little as possible of blocks that are kept to the end of a sequence, then of the others, and
+    makes at most MAX_GROUPS groups where the kinds of attention permit.
+    """
+    kinds: dict[LayerAttention, list[int]] = {}
+    for layer, attention in enumerate(attentions):
+        kinds.setdefault(attention, []).append(layer)
+    size = _group_size({attention: len(layers) for attention, layers in kinds.items()})
+    return tuple(
+        CacheGroup(attention, tuple(layers[first : first + size]))
+        for attention, layers in kinds.items()
+        for first in range(0, len(layers), size)
+    )
+
+
+def layers_per_block(groups: Iterable[CacheGroup]) -> int:
+    """Layers that a block has room for; groups with fewer leave the rest of theirs empty."""
+    return max(len(group.layers) for group in groups)
+
+
+def blocks_of_sequence(
+    attentions: Iterable[LayerAttention], num_tokens: int, *, block_size: int, chunk_tokens: int
+) -> int:
+    """Blocks over all groups that a sequence holds at once at most. attentions: one for each group."""
+    return sum([attention.most_blocks(num_tokens, block_size, chunk_tokens) for attention in attentions])
+
+
+def longest_sequence(
+    attentions: Sequence[LayerAttention], num_blocks: int, *, block_size: int, chunk_tokens: int, limit: int
+) -> int:
+    """Tokens of the longest sequence, at most limit, that so many blocks hold at every moment."""
+
+    def fits(num_tokens: int) -> bool:
+        needed = blocks_of_sequence(attentions, num_tokens, block_size=block_size, chunk_tokens=chunk_tokens)
+        return needed <= num_blocks
+
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _group_size(counts: dict[LayerAttention, int]) -> int:
+    """Layers of a group. counts: layers of each attention."""
+
+    def cost(size: int) -> tuple[bool, int, int, int]:
+        groups = sum([-(-count // size) for count in counts.values()])
+        padded = {attention: -count % size for attention, count in counts.items()}
+        kept = sum([empty for attention, empty in padded.items() if attention.keeps_all])
+        too_many = groups > max(MAX_GROUPS, len(counts))
+        return too_many, kept, sum(padded.values()), groups
+
+    return min(range(max(counts.values()), 0, -1), key=cost)

@@ -1,0 +1,37 @@
+"""A layer of a cache as the runner has it: a strided view of blocks that hold other layers too."""
+
+import torch
+from torch import Tensor
+
+from kvasir_runtime.kernels import kv_cache
+from kvasir_runtime.kernels.kv_cache import KvCache
+
+FILL = 0x3A
+"""Every byte of the layers beside: a number in each type, so that it shows where a kernel reads one."""
+
+
+def cache_of(content: Tensor, *, num_layers: int = 3) -> KvCache:
+    """content: (2, num_blocks, block_size, kv_heads, row), of the middle layer."""
+    _, num_blocks, block_size, kv_heads, row = content.shape
+    made = kv_cache.allocate(
+        groups=[range(num_layers)],
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_heads=kv_heads,
+        row=row,
+        dtype=content.dtype,
+        device=content.device,
+    )
+    made.blocks.fill_(FILL)
+    bytes_of(made.layers[num_layers // 2]).copy_(bytes_of(content))
+    return made
+
+
+def layer_of(content: Tensor) -> Tensor:
+    """The middle layer of `cache_of`."""
+    return cache_of(content).layers[1]
+
+
+def bytes_of(layer: Tensor) -> Tensor:
+    """The same memory as integers, which compare and copy exactly in every type."""
+    return layer.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[layer.element_size()])

@@ -1,0 +1,43 @@
+"""What a config.json says of its layers, for those who have no model to ask."""
+
+import pytest
+
+from kvasir_api import layer_types
+from kvasir_api.cache_groups import FULL, LayerAttention, sliding
+
+W = sliding(8)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "want"),
+    [
+        ("llama", {"sliding_window": 8}, (FULL,) * 4),
+        ("unheard-of", {"sliding_window": 8}, (FULL,) * 4),
+        ("mistral", {"sliding_window": None}, (FULL,) * 4),
+        ("mistral", {"sliding_window": 8}, (W,) * 4),
+        ("mixtral", {"sliding_window": 8}, (W,) * 4),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": False}, (FULL,) * 4),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, (FULL,) * 4),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (FULL, FULL, FULL, W)),
+        ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (W,) * 4),
+        (
+            "qwen3",
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (W, FULL, W, FULL),
+        ),
+        ("gemma2", {"sliding_window": None}, (sliding(4096), FULL, sliding(4096), FULL)),
+        ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, (W, W, FULL, W)),
+    ],
+)
+def test_attentions(family: str, fields: dict[str, object], want: tuple[LayerAttention, ...]) -> None:
+    assert layer_types.attentions(family, 4, **fields) == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("types", [["full_attention"], ["full_attention", "sliding_attention", "mamba", "mamba"]])
+def test_unknown_types_and_too_few_are_told(types: list[str]) -> None:
+    with pytest.raises(ValueError, match="layer_types must name full_attention or sliding_attention for each of 4"):
+        layer_types.attentions("gemma2", 4, layer_types=types)

@@ -1,0 +1,45 @@
+"""A block of all layers is one piece of memory, and each layer a view of it."""
+
+import pytest
+import torch
+
+from kvasir_runtime.kernels import copy_blocks, kv_cache, kv_quant
+
+
+def made(dtype: torch.dtype) -> kv_cache.KvCache:
+    row = kv_quant.width(8, dtype)
+    return kv_cache.allocate(groups=[(0, 1, 2)], num_blocks=5, block_size=4, kv_heads=2, row=row, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, kv_quant.FLOAT8])
+def test_layers_and_halves_lie_one_behind_the_other_in_each_block(dtype: torch.dtype) -> None:
+    cache = made(dtype)
+    half = 4 * 2 * kv_quant.width(8, dtype) * dtype.itemsize
+    assert (cache.dtype, cache.blocks.is_contiguous()) == (dtype, True)
+    assert tuple(cache.blocks.shape) == (5, 3 * 2 * half)
+    cache.blocks.zero_()
+    for place, layer in enumerate(cache.layers):
+        assert tuple(layer.shape) == (2, 5, 4, 2, kv_quant.width(8, dtype))
+        layer[1, 3].view(torch.uint8).fill_(place + 1)
+    want = torch.zeros(5, 3, 2, half, dtype=torch.uint8)
+    for place in range(3):
+        want[3, place, 1] = place + 1
+    assert torch.equal(cache.blocks, want.flatten(1))
+
+
+def test_groups_share_all_blocks_and_small_ones_leave_the_end_empty() -> None:
+    cache = kv_cache.allocate(groups=[(0, 2), (1,)], num_blocks=2, block_size=4, kv_heads=1, row=8, dtype=torch.float32)
+    assert (cache.groups, cache.num_groups) == ((0, 1, 0), 2)
+    assert tuple(cache.blocks.shape) == (2, 2 * 2 * 4 * 8 * 4)
+    offsets = [layer.data_ptr() - cache.blocks.data_ptr() for layer in cache.layers]
+    assert offsets == [0, 0, 2 * 4 * 8 * 4]
+
+
+def test_one_copy_moves_a_block_of_all_layers() -> None:
+    cache = made(torch.bfloat16)
+    cache.blocks.random_()
+    before = [layer.clone() for layer in cache.layers]
+    copy_blocks.reference(cache.blocks, torch.tensor([1]), torch.tensor([4]))
+    for layer, old in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer[:, 4].view(torch.int16), old[:, 1].view(torch.int16))
+        assert torch.equal(layer[:, :4].view(torch.int16), old[:, :4].view(torch.int16))
