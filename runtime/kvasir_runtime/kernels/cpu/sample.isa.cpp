@@ -49,19 +49,24 @@ struct Sampling {
   const Edits* edits(int64_t row) const { return a.edits ? a.edits[row] : nullptr; }
   Part& part(int64_t row, int64_t p) const { return found[row * (parts + 1) + p]; }
   const T* logits(int64_t row) const { return static_cast<const T*>(a.logits) + row * a.columns; }
-  Values<T> values(int64_t row) const {
-    return {logits(row), nullptr, a.columns, edits(row) ? edited[row].bits : nullptr};
-  }
-  Values<float> list(int64_t row) const {
-    if (!edits(row)) return {nullptr, nullptr, 0};
-    return {edited[row].logits, edited[row].ids, edited[row].count};
+  Values<float, LISTED> list(int64_t row) const {
+    if (!edits(row)) return {nullptr, 0};
+    return {edited[row].logits, edited[row].count, edited[row].ids};
   }
   int64_t end(int64_t p) const { return (p + 1) * PART < a.columns ? (p + 1) * PART : a.columns; }
+
+  // Calls back with the logits that are not listed.
+  template <class F>
+  auto of_values(int64_t row, const F& f) const {
+    if (!edits(row)) return f(Values<T, DENSE>{logits(row), a.columns});
+    return f(Values<T, MASKED>{logits(row), a.columns, nullptr, edited[row].bits});
+  }
 
   // Calls back with the values of a part, and with the first and the last of them.
   template <class F>
   void of_part(int64_t row, int64_t p, const F& f) const {
-    p < parts ? f(values(row), p * PART, end(p)) : f(list(row), 0, list(row).count);
+    if (p == parts) return f(list(row), int64_t{0}, list(row).count);
+    of_values(row, [&](const auto& v) { f(v, p * PART, end(p)); });
   }
 
   float top(int64_t row) const {
@@ -170,15 +175,16 @@ struct Sampling {
   }
 
   int64_t first_top(int64_t row, float top) const {
-    const Values<float> few = list(row);
+    const Values<float, LISTED> few = list(row);
     int64_t first = a.columns;
     for (int64_t i = 0; i < few.count; ++i) {
       if (few.values[i] == top && few.ids[i] < first) first = few.ids[i];
     }
     int64_t i = 0;
     while (i < first && part(row, i / PART).top != top) i += PART;
-    for (const Values<T> v = values(row); i < first; ++i) {
-      if (widen(v.values[i]) == top && (!v.bits || v.bits[i / 32] >> i % 32 & 1)) return i;
+    const uint32_t* bits = edits(row) ? edited[row].bits : nullptr;
+    for (const T* all = logits(row); i < first; ++i) {
+      if (widen(all[i]) == top && (!bits || bits[i / 32] >> i % 32 & 1)) return i;
     }
     return first;
   }
@@ -191,12 +197,14 @@ struct Sampling {
       mass += part(row, p).mass;
       ahead += part(row, p).before;
     }
-    return kept_by_top_p(values(row), list(row), s, best, ahead, a.draws[row].top_p * mass);
+    return of_values(row, [&](const auto& v) {
+      return kept_by_top_p(v, list(row), s, best, ahead, a.draws[row].top_p * mass);
+    });
   }
 
   // best: drawn from v and few. ahead: the mass before it, which is less than limit for the ids that are kept.
   template <class V>
-  int64_t kept_by_top_p(const V& v, const Values<float>& few, const Scale& s, Drawn best, double ahead,
+  int64_t kept_by_top_p(const V& v, const Values<float, LISTED>& few, const Scale& s, Drawn best, double ahead,
                         double limit) const {
     while (ahead > 0 && ahead >= limit) {
       const Range range = before(best, s.divisor);
@@ -214,10 +222,10 @@ struct Sampling {
     Selected few{reinterpret_cast<float*>(orders + most_orders()), nullptr, 0};
     few.ids = reinterpret_cast<int32_t*>(few.xs + a.columns);
     const float least = least_of_top_k(row, orders);
-    select(values(row), row, s, least, few);
+    of_values(row, [&](const auto& v) { select(v, row, s, least, few); });
     select(list(row), row, s, least, few);
     if (few.count > d.top_k) keep_first(few, d.top_k, orders);
-    const Values<float> v{few.xs, few.ids, few.count}, none{nullptr, nullptr, 0};
+    const Values<float, LISTED> v{few.xs, few.count, few.ids}, none{nullptr, 0};
     const Scale divided{1, 1, s.top / s.divisor, s.key};
     const Range all{-INFINITE};
     const Drawn best = drawn_of(v, 0, v.count, divided, all);

@@ -16,21 +16,23 @@ struct Drawn {
   float logit = -INFINITE;
 };
 
-// ids: null where a value's place is its id. bits: where they are 0 a value counts as -infinity; null for none.
-template <class T>
+// DENSE: a value's place is its id. MASKED: the same, and where bits are 0 a value counts as -infinity. LISTED: with ids.
+enum ValuesKind { DENSE, MASKED, LISTED };
+
+// ids and bits: of those kinds alone. The kind is known to the compiler, as loops over values are short.
+template <class T, ValuesKind KIND>
 struct Values {
   const T* values;
-  const int32_t* ids;
   int64_t count;
+  const int32_t* ids = nullptr;
   const uint32_t* bits = nullptr;
 
   // kLanes of them from a multiple of kLanes on; behind the last one -infinity, which is never drawn.
-  KVASIR_INLINE Floats at(int64_t i) const {
-    return kept(all_at(i), i);
-  }
+  KVASIR_INLINE Floats at(int64_t i) const { return kept(all_at(i), i); }
 
   KVASIR_INLINE Floats kept(Floats logits, int64_t i) const {
-    return bits ? chosen(logits, bits[i / 32] >> i % 32, splat(-INFINITE)) : logits;
+    if constexpr (KIND == MASKED) return chosen(logits, bits[i / 32] >> i % 32, splat(-INFINITE));
+    return logits;
   }
 
   KVASIR_INLINE Floats all_at(int64_t i) const {
@@ -41,12 +43,14 @@ struct Values {
   }
 
   KVASIR_INLINE Ints ids_at(int64_t i) const {
-    Ints found;
-    if (ids && i + kLanes <= count) return load_as<Ints>(ids + i);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      found[lane] = !ids ? lane : i + lane < count ? ids[i + lane] : 0;
+    Ints found{};
+    if constexpr (KIND == LISTED) {
+      if (i + kLanes <= count) return load_as<Ints>(ids + i);
+      for (int64_t lane = 0; i + lane < count; ++lane) found[lane] = ids[i + lane];
+      return found;
     }
-    return ids ? found : found + static_cast<int32_t>(i);
+    for (int lane = 0; lane < kLanes; ++lane) found[lane] = lane;
+    return found + static_cast<int32_t>(i);
   }
 };
 
@@ -101,8 +105,8 @@ KVASIR_INLINE Floats masses(Floats logits, const Scale& scale) {
   return exp2(larger(powers, splat(-126.0f)));
 }
 
-template <class T>
-double mass_of(const Values<T>& v, int64_t from, int64_t to, const Scale& scale, const Range& range) {
+template <class V>
+double mass_of(const V& v, int64_t from, int64_t to, const Scale& scale, const Range& range) {
   double total = 0;
   for (int64_t block = from; block < to; block += SAMPLE_BLOCK) {
     Floats part{};
@@ -118,8 +122,8 @@ double mass_of(const Values<T>& v, int64_t from, int64_t to, const Scale& scale,
 }
 
 // The id with the largest x + noise of those in the range. All of them get a bound of it, few the exact sum.
-template <class T>
-Drawn drawn_of(const Values<T>& v, int64_t from, int64_t to, const Scale& scale, const Range& range) {
+template <class V>
+Drawn drawn_of(const V& v, int64_t from, int64_t to, const Scale& scale, const Range& range) {
   Drawn best;
   // Multiplying instead of dividing may miss x by a few units in the last place of the largest.
   const float slack = NOISE_ERROR + 1e-6f * (32 + __builtin_fabsf(scale.top * scale.inverse));
