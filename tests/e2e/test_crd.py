@@ -112,7 +112,7 @@ def test_scale_works_by_hand_and_explains_itself_under_autoscaling(kubectl: Kube
     assert kubectl.apply({**MODEL, "autoscaling": {}}, "auto").returncode == 0
     refused = kubectl("scale", "infsvc/auto", "--replicas=3")
     assert refused.returncode != 0
-    assert "remove spec.autoscaling to scale by hand" in refused.stderr
+    assert "set autoscaling.mode to Advisory or External to scale by hand" in refused.stderr
 
 
 def test_kubectl_explains_and_lists(kubectl: Kubectl) -> None:
