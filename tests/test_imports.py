@@ -44,7 +44,7 @@ def modules_of(package: str) -> list[str]:
             found.append(f"{prefix}.{module.name}")
             if module.ispkg:
                 stack.append((place / module.name, f"{prefix}.{module.name}"))
-    return [name for name in found if not name.endswith(("__main__", "demo.train"))]
+    return [name for name in found if not name.endswith(("__main__", "demo.train", "simulation.plots"))]
 
 
 def loaded(python: Path | str, names: list[str], unwanted: str) -> str:

@@ -1,6 +1,8 @@
 """A real server whose engine says what a test wrote, token by token: for surfaces, tools and reasoning."""
 
+import base64
 import json
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +38,9 @@ class Scripted:
 
     def prompt(self) -> str:
         """The text of its prompt."""
-        return self.encoder.decode(self.heard()["prompt"], skip_special_tokens=False)
+        heard = self.heard()
+        ids = array("I", base64.b64decode(heard.get("packed_prompt", "")))
+        return self.encoder.decode(list(ids) or heard["prompt"], skip_special_tokens=False)
 
 
 @contextmanager
