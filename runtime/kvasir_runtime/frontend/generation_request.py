@@ -20,7 +20,8 @@ class GenerationRequest:
     chat's last message, where they are repeated before the answers. continues: the answer continues the text of its
     prompt. only_prompt: the engine samples a token, but none was asked for. special: special tokens are shown.
     token_ids: they are shown too. parser: what is looked for in the answers of a chat. grammar_field: the field that
-    requests their grammar. tool_results: renders the results of tools that are sent while the answer is written.
+    requests their grammar. stop_ids: those that the body names. tool_results: renders the results of tools that are
+    sent while the answer is written.
     """
 
     answer_id: str
@@ -33,6 +34,7 @@ class GenerationRequest:
     prompt_tokens: int
     stops: tuple[str, ...]
     include_stop: bool
+    stop_ids: tuple[int, ...] = ()
     continuous_usage: bool = False
     include_metrics: bool = False
     num_choices: int = 1

@@ -99,7 +99,6 @@ class OutputProcessor:
         "_said",
         "_sent",
         "_stop_id",
-        "_stop_ids",
         "_stops",
         "cached_tokens",
         "cumulative",
@@ -129,7 +128,6 @@ class OutputProcessor:
         self._decode = decode
         self._detokenizer = Detokenizer(decode, before)
         self._stops = StopMatcher(request.stops, include=request.include_stop) if request.stops else None
-        self._stop_ids = engine_request.sampling.stop_token_ids
         self._stop_id: int | None = None
         self._min_tokens = engine_request.sampling.min_tokens
         self._lead = echo
@@ -287,7 +285,7 @@ class OutputProcessor:
         if stop_token_id is None:
             return ""
         self.num_tokens += 1
-        if stop_token_id in self._stop_ids:
+        if stop_token_id in self._request.stop_ids:
             self._stop_id = stop_token_id
         if self._request.token_ids:
             self._ids.append(stop_token_id)

@@ -96,6 +96,7 @@ def from_body(
         num_prompts=len(prompts),
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         stops=tuple(body.stop),
+        stop_ids=tuple(body.stop_token_ids),
         include_stop=body.include_stop_str_in_output,
         num_choices=body.n,
         logprobs=shown,
@@ -122,7 +123,9 @@ def _prompted(body: Body, profile: ModelProfile) -> tuple[list[Prompt], OutputFo
     if not body.async_tool_calls:
         return [prompt], output, None
     tool_results.check(body, profile.parsers, output)
-    renderer = ToolResultRenderer(prompt=template, tokenizer=profile.tokenizer, max_context=profile.max_context)
+    renderer = ToolResultRenderer(
+        prompt=template, tokenizer=profile.tokenizer, max_context=profile.max_context, salt=_salt(body)
+    )
     return [prompt], output, renderer
 
 
@@ -304,7 +307,9 @@ def _encoded(text: str, body: Body, profile: ModelProfile) -> tuple[int, ...]:
             # Up to twice the context, so that an error says by how much a prompt is too long.
             limit = 2 * profile.max_context
             return profile.tokenizer.encode(text, special=special, limit=limit, salt=_salt(body))
-        return profile.tokenizer.encode_cut(text, special=special, keep=keep, side=body.truncation_side)
+        return profile.tokenizer.encode_cut(
+            text, special=special, keep=keep, side=body.truncation_side, salt=_salt(body)
+        )
     except PromptTooLong as error:
         raise _too_long(body, error, profile.max_context) from error
 

@@ -126,6 +126,8 @@ def _is_local_pattern(pattern: dict[str, str] | None) -> bool:
 def _is_harmless(token: AddedToken) -> bool:
     """Whether an added token cannot lie across a place, nor take the blank of one."""
     content = token.content
+    if re.search(rf"{_LETTER} $", content) or re.match(rf"[ \n]{_LETTER}", content):
+        return False
     if any(re.search(kind.pattern.replace("(?=", "(?:"), content) for kind in _KINDS):
         return False
     return not (token.lstrip and content[:1].isalpha()) and not (token.rstrip and content[-1:].isalpha())

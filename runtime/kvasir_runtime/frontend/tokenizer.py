@@ -66,12 +66,14 @@ class Tokenizer:
             raise PromptTooLong(len(ids))
         return ids
 
-    def encode_cut(self, text: str, *, special: bool, keep: int, side: Literal["left", "right"]) -> tuple[int, ...]:
+    def encode_cut(
+        self, text: str, *, special: bool, keep: int, side: Literal["left", "right"], salt: bytes = b""
+    ) -> tuple[int, ...]:
         """The first or, with side left, the last ids of what encode() gives, at most keep; what is cut off that side
-        is not tokenized. Raises Refused for a text that cannot be split."""
+        is not tokenized. salt: as of encode(). Raises Refused for a text that cannot be split."""
         before, behind = self._surrounding if special else ((), ())
         if side == "right":
-            return (*before, *self.text_encoder.ids(text, keep), *behind)[:keep]
+            return (*before, *self.text_encoder.ids(text, keep, salt=salt), *behind)[:keep]
         return (*before, *self.text_encoder.last_ids(text, keep), *behind)[-keep:]
 
     def least_tokens(self, text: str) -> int:

@@ -51,11 +51,13 @@ class ToolResultBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResultRenderer:
-    """Renders blocks for one request. max_context: of prompt and answer together, in tokens."""
+    """Renders blocks for one request. max_context: of prompt and answer together, in tokens. salt: of what is
+    remembered of texts."""
 
     prompt: ChatPrompt
     tokenizer: Tokenizer
     max_context: int
+    salt: bytes = b""
 
     def block(self, results: Sequence[ToolResult], names: Mapping[str, str]) -> ToolResultBlock:
         """names: of the functions, by the ids of their calls. Raises Refused; takes as long as a template may."""
@@ -74,7 +76,7 @@ class ToolResultRenderer:
             _, mark, text = rendered.rpartition(SO_FAR)
             if not mark:
                 raise TemplateError("the model's chat template does not show what was said before a result")
-            ids = self.tokenizer.encode(text, special=False, limit=self.max_context)
+            ids = self.tokenizer.encode(text, special=False, limit=self.max_context, salt=self.salt)
         except TemplateError as error:
             raise _refused(str(error), "chat_template_error") from error
         except PromptTooLong as error:

@@ -99,6 +99,11 @@ class AnswerChecker:
         """Whether the answer may end here, as its grammar says that it may."""
         return not self._after and self._valid(self._matcher)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether the way to end that is known is to write nothing more."""
+        return not self._end
+
     def admits(self, token: int) -> bool:
         """Whether the answer can be ended after this token, which the grammar allows."""
         own = self._own(token)
@@ -130,7 +135,7 @@ class AnswerChecker:
         self._ahead = None
 
     def token_to_end(self) -> int:
-        """The next token of the way to end that is known; there is one where a token was not admitted."""
+        """The next token of the way to end that is known, which is not ended yet."""
         return self._alphabet.tokens(self._end)[0]
 
     def _own(self, token: int) -> tuple[int, ...]:

@@ -81,6 +81,8 @@ class GrammarMatcher:
     def token_to_end(self) -> int:
         """A token that may follow, for a row in which all that were drawn may not."""
         assert self._checker is not None, "its mask is enough"
+        if self._checker.is_ended:  # without an end-of-sequence, any token: the request ends with an error
+            return min(self._ends or self._eos, default=0)
         return self._checker.token_to_end()
 
     def fill(self, mask: Mask) -> None:

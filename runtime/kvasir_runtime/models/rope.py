@@ -1,12 +1,14 @@
 """Which rotary embedding a config describes, as data that `layers.rotary` computes from.
 
 Called by families. Of the two places where configs keep it, rope_scaling wins, which is what model cards tell users to
-add; the base is taken from either.
+add; the base and the share of rotated dimensions are taken from either.
 """
 
 import math
 from dataclasses import replace
 from typing import Final, get_args
+
+import msgspec
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.layers.spec import RopeKind, RopeSpec
@@ -19,6 +21,8 @@ def rope_spec(config: ModelConfig) -> RopeSpec:
     """The rotary embedding that a config describes. Raises ModelError for a kind that is not implemented."""
     newer = config.rope_parameters or RopeConfig()
     scaling = config.rope_scaling or newer
+    if scaling.partial_rotary_factor is None:
+        scaling = msgspec.structs.replace(scaling, partial_rotary_factor=newer.partial_rotary_factor)
     if scaling.full_attention or scaling.sliding_attention:
         raise ModelError("config.json: rope_parameters for each kind of layer are not supported in this architecture")
     return rope_of(config, scaling, newer.rope_theta or config.rope_theta or 10_000.0)

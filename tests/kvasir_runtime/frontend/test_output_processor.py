@@ -1,9 +1,14 @@
 """Events become text, counts and reasons."""
 
+import json
+
 import pytest
 
-from fakes import tiny_tokenizer
+from fakes import checkpoints, tiny_tokenizer
+from kvasir_runtime.frontend import prepare
+from kvasir_runtime.frontend import tokenizer as tokenizers
 from kvasir_runtime.frontend.generation_request import GenerationRequest
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.output_processor import OutputProcessor
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
@@ -52,6 +57,23 @@ def test_the_token_that_stops_is_counted_and_not_shown():
     made = choice()
     assert accepted(made, event("one", "stop", stop_token_id=0)) == ("one", "stop")
     assert made.num_tokens == len(ids("one")) + 1
+
+
+def test_a_turn_end_is_no_stop_of_the_request(tmp_path):
+    """The end of a ChatML message ends a chat, though not because the request named it."""
+    checkpoints.write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 320}))
+    tokenizer = tokenizers.load(tmp_path)
+    profile = ModelProfile(names=("m",), tokenizer=tokenizer, max_context=99)
+    assert tokenizer.piece(tokenizer.turn_end) == "<|im_end|>"
+    reasons = []
+    for stops in ([], [tokenizer.turn_end], [5]):
+        body = {"messages": [{"role": "user", "content": "hi"}], "stop_token_ids": stops}
+        request = prepare.from_bytes(json.dumps(body).encode(), profile, chat=True)
+        assert tokenizer.turn_end in request.requests[0].sampling.stop_token_ids
+        made = OutputProcessor(request.requests[0], request, tokenizer.decode)
+        reasons.append(made.accept(event("one", "stop", stop_token_id=tokenizer.turn_end)).stopped_by)
+    assert reasons == [None, tokenizer.turn_end, None]
 
 
 def test_a_stop_string_across_events_ends_the_choice_and_asks_for_an_abort():

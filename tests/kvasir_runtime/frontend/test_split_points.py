@@ -41,6 +41,14 @@ def points_of(name: str) -> SplitPoints:
     return SplitPoints(tokenizer_families.family(name))
 
 
+@cache
+def with_token(token: str) -> tuple[Encoder, SplitPoints]:
+    """A tokenizer with an added token, and where it may be split."""
+    encoder = Encoder.from_str(tokenizer_families.family("llama3").to_str())
+    encoder.add_tokens([AddedToken(token, normalized=False)])
+    return encoder, SplitPoints(encoder)
+
+
 def splits(points: SplitPoints, text: str) -> list[tuple[int, int]]:
     found, start = [], 0
     while (split := points.first(text, start, len(text))) is not None:
@@ -70,6 +78,19 @@ def test_parts_have_the_ids_of_the_whole(name, text):
     assert ids == encoder.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("token", ["foo ", " foo", "\nfoo", "foo\n", "foo", "foo,", ",foo", " ", "\n", ". foo"])
+@given(text=st.lists(st.sampled_from(["foo", "a", "Z", "中", " ", " ", "\n", ",", ".", "1"]), max_size=24).map("".join))
+@settings(max_examples=150, deadline=None)
+def test_parts_have_the_ids_of_the_whole_with_added_tokens(token, text):
+    encoder, points = with_token(token)
+    ids, start = [], 0
+    for left, right in splits(points, text):
+        ids += encoder.encode(text[start:left], add_special_tokens=False).ids
+        start = right
+    ids += encoder.encode(text[start:], add_special_tokens=False).ids
+    assert ids == encoder.encode(text, add_special_tokens=False).ids
+
+
 @pytest.mark.parametrize(
     "token",
     [
@@ -77,6 +98,9 @@ def test_parts_have_the_ids_of_the_whole(name, text):
         AddedToken("mask", lstrip=True, normalized=False),
         AddedToken("end", rstrip=True, normalized=False),
         AddedToken("a\nb", normalized=False),
+        AddedToken("foo ", normalized=False),
+        AddedToken(" foo", normalized=False),
+        AddedToken("\nfoo", normalized=False),
     ],
 )
 def test_an_added_token_that_could_lie_across_a_place_forbids_them(token):

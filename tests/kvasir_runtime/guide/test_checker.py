@@ -50,6 +50,16 @@ def test_the_letter_of_a_second_equal_item_is_refused(words):
     assert words.tokenizer.decode_bytes([guide.token_to_end()]) == b"b"
 
 
+def test_an_answer_that_only_may_not_go_on_ends(words):
+    """Also where it is complete: its end is a token, which may be drawn in place of those that were refused."""
+    guide = begun(words, of_schema({"type": "number", "multipleOf": 1e-15}), "0.000000000000001")
+    assert admitted(words, guide, "123456789") == []
+    token = guide.token_to_end()
+    assert token == 0
+    taken = guide.take(token, room=0)
+    assert (taken.ended, taken.error) == (True, "")
+
+
 def test_calls_are_checked_in_tags(words):
     """Each of several, and only from its beginning on: what comes before is free."""
     call = tag("<f>", {"type": "json_schema", "json_schema": PAIR}, "</f>")

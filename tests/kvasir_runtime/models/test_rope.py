@@ -58,6 +58,11 @@ def test_longrope_stretches_from_the_original_positions(
         ({"partial_rotary_factor": 0.5}, 8),
         ({"partial_rotary_factor": 1.0}, 0),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, 4),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}, "rope_scaling": YARN}, 4),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.25}, "rope_scaling": YARN | {"partial_rotary_factor": 0.5}},
+            8,
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}, "partial_rotary_factor": 0.5}, 4),
     ],
 )

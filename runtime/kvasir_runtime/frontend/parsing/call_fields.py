@@ -161,7 +161,7 @@ class ParametersField:
         framed = self.named.endswith("\n")
         ends = ("\n" + self.close.strip(), self.close.strip()) if framed else (self.close.strip(),)
         held, size, first = "", 0, framed
-        retries = MAX_RETRIES if types != {"string"} else 0
+        retries = MAX_RETRIES if "string" not in types else 0
         while held not in ends or (retries and literals.is_begun_json("".join(whole))):
             if held in ends:
                 retries -= 1

@@ -72,15 +72,11 @@ def typed(text: str, wanted: Collection[str]) -> str:
 
 
 def is_begun_json(text: str) -> bool:
-    """Whether more has to come to make a text JSON."""
+    """Whether a text ends within a string of JSON that is right so far, so that an end behind it is part of it."""
     try:
         from_json(text)
-    except ValueError:
-        try:
-            from_json(text, allow_partial="trailing-strings")
-        except ValueError:
-            return False
-        return True
+    except ValueError as error:
+        return str(error).startswith("EOF while parsing a string")
     return False
 
 

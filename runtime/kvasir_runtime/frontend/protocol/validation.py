@@ -23,6 +23,8 @@ MAX_BRACKETS = 1 << 17
 """In a body, those of its texts included: about 40 ms of decoding."""
 MAX_IGNORED = 100
 """Fields of one body that are left out; a client that sends more is not a client of this API."""
+MAX_FAULTS = 10 * MAX_IGNORED
+"""Of one body that are looked at one by one, for which the interpreter is held."""
 Path = tuple[int | str, ...]
 Table = Mapping[str, tuple[Callable[[Any], bool], str]]
 
@@ -109,29 +111,37 @@ def ignore(info: ValidationInfo, name: str) -> None:
 def leave_out_unknown(error: ValidationError, fields: dict[str, Any]) -> list[str]:
     """Remove the unknown fields that an error is about from a document, at any depth. Their paths.
 
-    Empty where something else is wrong too, so that nothing was removed.
+    Empty where something else is wrong too, so that nothing was removed. Raises Refused where the faults are too many
+    to be listed.
     """
+    if error.error_count() > MAX_FAULTS:
+        message = f"The body has {error.error_count()} faults, such as unknown fields."
+        raise Refused(openai_errors.invalid(message, code="invalid_value")) from error
     details = error.errors(include_url=False, include_context=False, include_input=False)
     if any(detail["type"] != "extra_forbidden" for detail in details):
         return []
     removed = []
     for detail in details:
         *parents, name = detail["loc"]
-        parent = _found(fields, parents)
-        if parent is None or name not in parent:
+        parent = _found(fields, parents, name)
+        if parent is None:
             return []
         del parent[name]
         removed.append(_path(detail["loc"]))
     return removed
 
 
-def _found(document: Any, path: Sequence[int | str]) -> dict[Any, Any] | None:
-    """The object at a path, in which names of the kinds of a union may stand between those of fields."""
-    for part in path:
-        in_list = isinstance(document, list) and isinstance(part, int) and part < len(document)
-        if in_list or (isinstance(document, dict) and part in document):
-            document = document[part]
-    return document if isinstance(document, dict) else None
+def _found(document: Any, path: Sequence[int | str], name: int | str) -> dict[Any, Any] | None:
+    """The object with this name at a path, in which names of the kinds of a union may stand between those of fields."""
+    if not path:
+        return document if isinstance(document, dict) and name in document else None
+    part, *rest = path
+    in_list = isinstance(document, list) and isinstance(part, int) and part < len(document)
+    if in_list or (isinstance(document, dict) and part in document):
+        found = _found(document[part], rest, name)
+        if found is not None:
+            return found
+    return _found(document, rest, name)
 
 
 def translated(error: ValidationError) -> Refused:

@@ -139,6 +139,9 @@ def test_strings_of_xml_are_told_as_they_come():
         ({"enum": [1, 2]}, "1", "1"),
         ({"type": "object"}, "{'a': 1}", '{"a": 1}'),
         ({}, "5", '"5"'),
+        ({"type": "integer"}, "", '""'),
+        ({"type": "array"}, "[1", '"[1"'),
+        ({"type": "object"}, '{"a": "</parameter>"}', '{"a": "</parameter>"}'),
     ],
 )
 def test_xml_parameters_have_the_types_of_their_schema(schema, text, want):
@@ -146,6 +149,27 @@ def test_xml_parameters_have_the_types_of_their_schema(schema, text, want):
     asked = outputs.ParserConfig(tools="qwen3_coder", offered=offered)
     answer = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
     assert joined(asked, [answer]).calls[0].arguments == f'{{"x": {want}}}'
+
+
+NULLABLE = {"f": {"properties": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
+WRAPPED = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>",
+    "glm47": "<tool_call>f<arg_key>x</arg_key><arg_value>%s</arg_value></tool_call>",
+}
+
+
+@pytest.mark.parametrize("written", WRAPPED)
+@pytest.mark.parametrize("text", ['"Hi" she said', "[1] note", "{", "[", '"a', "", "nul"])
+def test_a_text_that_begins_like_json_is_a_text(written, text):
+    found = joined(outputs.ParserConfig(tools=written, offered=NULLABLE), [WRAPPED[written] % text])
+    assert (found.content, [json.loads(call.arguments) for call in found.calls]) == ("", [{"x": text}])
+
+
+@pytest.mark.parametrize("text", ["[1] note", '{"a": 1} x', '[1] "a', "[", "{"])
+def test_no_value_takes_the_end_of_its_call(text):
+    offered = {"f": {"properties": {"x": {"type": ["array", "object"]}}}}
+    found = joined(outputs.ParserConfig(tools="glm47", offered=offered), [WRAPPED["glm47"] % text])
+    assert [json.loads(call.arguments) for call in found.calls] == [{"x": text}]
 
 
 def test_identifiers_of_kimi_are_its_own_since_its_template_shows_them():

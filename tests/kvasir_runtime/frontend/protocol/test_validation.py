@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.validation import MAX_BRACKETS, MAX_COMMAS, ReceivedBody
+from kvasir_runtime.server.api.anthropic import protocol
 
 MESSAGE = {"role": "user", "content": "hi"}
 
@@ -58,6 +60,30 @@ def test_a_wrong_field_is_reported_before_an_unknown_one():
 def test_a_body_of_unknown_fields_alone_is_refused():
     with pytest.raises(Refused, match="Unrecognized"):
         generation.parse_chat(received(**{f"field{number}": 1 for number in range(200)}))
+
+
+def test_faults_beyond_count_are_counted_alone(monkeypatch):
+    """A list of half a million of them holds the interpreter for most of a second."""
+    monkeypatch.setattr(ValidationError, "errors", None, raising=False)
+    with pytest.raises(Refused, match="2000 faults") as caught:
+        generation.parse_chat(received(**{f"field{number}": 1 for number in range(2000)}))
+    assert caught.value.error.code == "invalid_value"
+
+
+def test_fields_named_like_kinds_of_a_union_are_told_from_them():
+    """The kind `text` stands in the path of an error where the block has a field of this name."""
+    block = {"type": "text", "text": "hi", "colour": 1}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{**block, "text": "there"}], "tool_result": 1}
+    body = ReceivedBody(
+        json.dumps({"max_tokens": 5, "messages": [{"role": "user", "content": [block, result]}]}).encode()
+    )
+    _, chat = protocol.parsed(body)
+    assert [message.content for message in chat.messages] == ["hi", "there"]
+    assert sorted(body.ignored) == [
+        "messages[0].content[0].text.colour",
+        "messages[0].content[1].tool_result.content[0].colour",
+        "messages[0].content[1].tool_result.tool_result",
+    ]
 
 
 @pytest.mark.parametrize("raw", [b"[" + b"1," * (MAX_COMMAS + 1) + b"1]", b"[" * (MAX_BRACKETS + 1)])
