@@ -32,7 +32,7 @@ def written(
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8)[0], bitorder="little")[:vocab_size])
         liked = [token for token in allowed.tolist() if token in closing]
         order = [*(liked if chance.random() < 0.5 else ()), *chance.permutation(allowed).tolist()]
-        drawn = next((token for token in order[:16] if guide.admits(token)), None)
+        drawn = next((token for token in order[:4] if guide.admits(token)), None)
         taken = guide.take(guide.token_to_end() if drawn is None else drawn, room=limit)
         assert not taken.error, taken.error
         tokens += [token for token in taken.tokens if token != eos]

@@ -21,6 +21,9 @@ import click
 from kvasir_runtime.commands.openai_client import ServerError, base_url
 
 TIMEOUT_S: Final = 3600.0
+KEY_VARIABLE: Final = "KVASIR_API_KEY"
+STREAMING: Final = "/api/"
+"""Where an answer is a stream unless its request says otherwise."""
 FIELDS: Final = ("custom_id", "method", "url", "body")
 
 
@@ -37,7 +40,11 @@ class LineError(ValueError):
 @click.option("-o", "--output-file", type=click.File("w"), required=True, metavar="FILE", help="Gets the answers.")
 @click.option("--model", metavar="MODEL", help="What to serve, as for `kvasir serve`.")
 @click.option("--url", metavar="URL", help="A server that runs already, instead of MODEL.")
-@click.option("--api-key", default="", help="Key to send.  [default: the variable OPENAI_API_KEY]")
+@click.option(
+    "--api-key",
+    default="",
+    help="Key to send.  [default: the variable OPENAI_API_KEY, or with --model first KVASIR_API_KEY]",
+)
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=64, show_default=True, help="Requests at a time.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def run_batch(
@@ -56,7 +63,7 @@ def run_batch(
     """
     if (model is None) == (url is None):
         raise click.UsageError("give either --model or --url")
-    key = api_key or os.environ.get("OPENAI_API_KEY", "")
+    key = api_key or _usual_key(own=url is None)
     try:
         if url is not None:
             root = base_url(url).removesuffix("/v1")
@@ -71,16 +78,22 @@ def run_batch(
         raise SystemExit(1)
 
 
+def _usual_key(*, own: bool) -> str:
+    """Of the environment. own: a server of our own reads the keys that it accepts from there too."""
+    accepted = os.environ.get(KEY_VARIABLE, "").split(",")[0] if own else ""
+    return accepted or os.environ.get("OPENAI_API_KEY", "")
+
+
 @contextmanager
 def _server(model: str, options: tuple[str, ...]) -> Iterator[str]:
     """The address of a server of our own, once it is ready. Raises ServerError."""
     command = [sys.executable, "-m", "kvasir_runtime", "serve", model, "--port", "0", "--ops-port", "0"]
     process = subprocess.Popen([*command, *options, "--log-format", "json"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    log = threading.Thread(target=process.stderr.read)
+    log = threading.Thread(target=deque, args=(process.stderr, 0))  # keeps no line of it
     try:
         address = _address(process.stderr)
-        log.start()  # its log is read on, so that it never waits for a full pipe
+        log.start()  # so that it never waits for a full pipe
         yield address
     finally:
         process.terminate()
@@ -139,8 +152,9 @@ async def _answered(session: Any, root: str, line: str) -> dict[str, Any]:
     document: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": None}
     document |= {"response": None, "error": None}
     try:
-        request = _request(line)
-        document["custom_id"] = request["custom_id"]
+        given = _decoded(line)
+        document["custom_id"] = given.get("custom_id")
+        request = _request(given)
         async with session.post(root + request["url"], json=request["body"]) as response:
             document["response"] = {
                 "status_code": response.status,
@@ -154,18 +168,26 @@ async def _answered(session: Any, root: str, line: str) -> dict[str, Any]:
     return document
 
 
-def _request(line: str) -> dict[str, Any]:
-    """The request of a line. Raises LineError."""
+def _decoded(line: str) -> dict[str, Any]:
+    """The object of a line. Raises LineError."""
     try:
-        request = json.loads(line)
-    except ValueError as error:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise LineError(f"the line is not JSON: {error}") from error
-    missing = [name for name in FIELDS if not isinstance(request, dict) or name not in request]
+    if not isinstance(found, dict):
+        raise LineError("the line is no JSON object")
+    return found
+
+
+def _request(request: dict[str, Any]) -> dict[str, Any]:
+    """The request of a line, complete. Raises LineError."""
+    missing = [name for name in FIELDS if name not in request]
     if missing:
         raise LineError(f"the line has no {missing[0]}")
     if request["method"] != "POST" or not str(request["url"]).startswith("/"):
         raise LineError("method must be POST and url a path, such as /v1/chat/completions")
     if not isinstance(request["body"], dict) or request["body"].get("stream"):
         raise LineError("body must be an object without stream")
-    found: dict[str, Any] = request
-    return found
+    if str(request["url"]).startswith(STREAMING) and request["body"].get("stream") is None:
+        return {**request, "body": {**request["body"], "stream": False}}
+    return request

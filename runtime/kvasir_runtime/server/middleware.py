@@ -123,10 +123,15 @@ class Middleware:
             scope["raw_path"] = scope["path"].encode()
 
     def _opens(self, scope: Scope) -> bool:
-        """Whether the request may pass."""
+        """Whether the request may pass. The key that opens is kept as the client, for those behind."""
         path = scope["path"]
         closed = path in CLOSED_PATHS or path.startswith(CLOSED_PREFIXES)
-        return not closed or scope["method"] == "OPTIONS" or self._accepts_key(_keys(scope["headers"]))
+        if not closed or scope["method"] == "OPTIONS" or self._accepts_key(()):
+            return True
+        key = next((key for key in _keys(scope["headers"]) if self._accepts_key((key,))), None)
+        if key is not None:
+            scope["state"]["client"] = key.decode("latin-1")
+        return key is not None
 
 
 def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

@@ -1,8 +1,16 @@
 """Long work is done in turn between clients, whatever one of them sends; short work waits for none of it."""
 
 import asyncio
+import json
 import threading
 
+import pytest
+from starlette.requests import Request
+
+from kvasir_runtime.server.api.responses import routes
+from kvasir_runtime.server.api.serving import client_of
+from kvasir_runtime.server.auth import ApiKeys
+from kvasir_runtime.server.middleware import Middleware
 from kvasir_runtime.server.worker_threads import LONG_BYTES, LONG_THREADS, Turns, WorkerThreads
 
 
@@ -80,3 +88,46 @@ def test_short_work_passes_long_work():
         return answer
 
     assert asyncio.run(served()) == "SHORT"
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers", "want"),
+    [
+        (("good",), {"authorization": "Bearer good"}, "good"),
+        (("good",), {"authorization": "Bearer junk 1", "x-api-key": "good"}, "good"),
+        (("good",), {"authorization": "junk 2", "x-api-key": "good"}, "good"),
+        (("good",), {"authorization": "Bearer junk 3"}, None),
+        ((), {"authorization": "Bearer junk 4", "x-api-key": "junk 5"}, "1.2.3.4"),
+    ],
+)
+def test_a_client_is_the_key_that_opened_or_its_address(keys, headers, want):
+    """Nobody gets more turns by headers that nothing looks at."""
+    found = []
+
+    async def app(scope, receive, send):
+        found.append(client_of(Request(scope)))
+
+    async def ignored(*_):
+        return {}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "client": ("1.2.3.4", 5)}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
+    middleware = Middleware(app, accepts_key=ApiKeys(keys).accepts, snapshot=ignored, measure=lambda *_: None)
+    asyncio.run(middleware(scope, ignored, ignored))
+    assert found == ([] if want is None else [want])
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_long"),
+    [
+        ('{"previous_response_id": "resp_a"}', True),
+        ('{"previous\\u005Fresponse_id" :\n "resp_a"}', True),
+        ('{"previous_response_id": null, "previous_response_id": "resp_a"}', True),
+        ('{"previous_response_id": null}', False),
+        ('{"previous_response_id"  :  null}', False),
+        (json.dumps({"input": 'a "previous_response_id": "b"'}), False),
+        ('{"input": "hi"}', False),
+    ],
+)
+def test_a_response_that_goes_on_is_long_work(raw, is_long):
+    assert routes._size(raw.encode()) == (LONG_BYTES if is_long else len(raw))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvasir_runtime.guide.matcher import GrammarMatcher
 
 _NEVER = float("-inf")
-_MAX_REFUSALS = 16
+_MAX_REFUSALS = 4
 """Tokens that a check may refuse in one place before the one is taken that it knows to be right."""
 
 

@@ -45,12 +45,16 @@ async def respond(
     prepare: Callable[[ReceivedBody, ModelProfile], PreparedRequest],
     *,
     on_end: Callable[[], None] = lambda: None,
+    size_of: Callable[[bytes], int] = len,
 ) -> GenerationResponse:
-    """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused."""
+    """The answer to a request, ready to be sent. prepare runs in a thread, on_end once at the end. Raises Refused.
+
+    size_of: a body as large as the work that it is.
+    """
     arrived = app_state.clock()
 
     async def work(raw: ReceivedBody, served_model: ServedModel) -> PreparedRequest:
-        prepared = await in_thread(request, app_state, prepare, raw, served_model.profile)
+        prepared = await in_thread(request, app_state, prepare, raw, served_model.profile, size_of=size_of)
         return replace(prepared, request=await served_model.grammar_validator.checked(prepared.request))
 
     prepared, served_model = await admit(request, app_state, work, lambda prepared, _: len(prepared.request.requests))
@@ -66,16 +70,20 @@ async def respond(
 
 
 async def respond_document(
-    request: Request, app_state: AppState, made: Callable[[ReceivedBody, ModelProfile], Any]
+    request: Request,
+    app_state: AppState,
+    made: Callable[[ReceivedBody, ModelProfile], Any],
+    *,
+    size_of: Callable[[bytes], int] = len,
 ) -> Response:
-    """A document that needs no engine. made runs in a thread. Raises Refused."""
+    """A document that needs no engine. made runs in a thread. size_of: as of respond(). Raises Refused."""
     served_model = app_state.ready_model()
     raw = await _received(request, app_state)
 
     def encoded(raw: ReceivedBody, profile: ModelProfile) -> bytes:
         return msgspec.json.encode(made(raw, profile))
 
-    document = await in_thread(request, app_state, encoded, raw, served_model.profile)
+    document = await in_thread(request, app_state, encoded, raw, served_model.profile, size_of=size_of)
     return Response(document, media_type="application/json")
 
 
@@ -121,15 +129,18 @@ async def in_thread(
     prepare: Callable[[ReceivedBody, ModelProfile], _Prepared],
     raw: ReceivedBody,
     profile: ModelProfile,
+    *,
+    size_of: Callable[[bytes], int] = len,
 ) -> _Prepared:
     """What prepare makes of a body, beside the event loop; a long body waits for its client's turn."""
-    return await app_state.threads.run(prepare, raw, profile, size_bytes=len(raw.raw), client=client_of(request))
+    size_bytes = size_of(raw.raw)
+    return await app_state.threads.run(prepare, raw, profile, size_bytes=size_bytes, client=client_of(request))
 
 
 def client_of(request: Request) -> str:
-    """Who sends a request, as far as taking turns goes: a key, or else an address."""
+    """Who sends a request, as far as taking turns goes: the key that was accepted, an address where none is needed."""
     address = request.client.host if request.client is not None else ""
-    return request.headers.get("authorization") or request.headers.get("x-api-key") or address
+    return str(request.scope["state"].get("client", address))
 
 
 def serving_context(app_state: AppState, served_model: ServedModel) -> ServingContext:

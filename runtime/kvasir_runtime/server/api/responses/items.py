@@ -115,7 +115,7 @@ _HOSTED: Final = frozenset(
         *("mcp_approval_response", "tool_search_call", "tool_search_output", "compaction"),
     }
 )
-"""Items about tools of another server, which the model here has never seen; they are left out."""
+"""Items about tools of another server, which the model here was not trained with; they are left out."""
 
 
 def read(value: Any, info: ValidationInfo) -> list[Item]:

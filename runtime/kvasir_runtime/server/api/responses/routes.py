@@ -5,6 +5,7 @@ it can be fetched and cancelled while it is being made.
 """
 
 import asyncio
+import re
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -28,9 +29,13 @@ from kvasir_runtime.server.api.sse import encode
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import body_schema, json_response
 from kvasir_runtime.server.streaming import GenerationResponse
+from kvasir_runtime.server.worker_threads import LONG_BYTES
 
 CANCEL_S: Final = 5.0
 ONE: Final = http_apis.RESPONSES + "/{response_id}"
+_LETTERS: Final = "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):02x}))" for letter in "previous_response_id")
+_GOES_ON: Final = re.compile(rf'"{_LETTERS}"\s*+:\s*+(?!null)'.encode())
+"""In a body, however it is escaped: it names a response."""
 
 
 class RunningResponse:
@@ -78,6 +83,11 @@ class RunningResponse:
             self._store.finish(document["id"], document, len(encode(document)))
 
 
+def _size(raw: bytes) -> int:
+    """Of the work that a body is: one that goes on from a response may stand for as much text as was kept of it."""
+    return max(len(raw), LONG_BYTES) if _GOES_ON.search(raw) else len(raw)
+
+
 def add(app: FastAPI, app_state: AppState) -> None:
     """All routes."""
     store = ResponseStore(StoreLimits(max_bytes=app_state.options.stored_response_bytes), app_state.clock)
@@ -86,7 +96,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
     @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
         response = RunningResponse(store, app_state.instance)
-        answer = await respond(request, app_state, response.prepare, on_end=response.left)
+        answer = await respond(request, app_state, response.prepare, on_end=response.left, size_of=_size)
         document = response.begin()
         assert response.prepared is not None
         if not response.prepared.body.background:
@@ -98,7 +108,9 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(http_apis.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
     async def input_tokens(request: Request) -> Response:
-        return await respond_document(request, app_state, lambda raw, profile: prepare.counted(raw, profile, store))
+        return await respond_document(
+            request, app_state, lambda raw, profile: prepare.counted(raw, profile, store), size_of=_size
+        )
 
     @app.get(ONE)
     async def retrieve(request: Request, response_id: str) -> Response:
