@@ -119,7 +119,7 @@ REASONS: Final = {
     "Forbidden": "The API server does not allow an object, because a permission is missing or a policy of the namespace forbids it; the message is the API server's.",
     "Rejected": "The API server finds an object invalid, or a policy or webhook denies it; the message is the API server's.",
     "MaximumReached": "The load requires more replicas than spec.autoscaling.maxReplicas allows.",
-    "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held for two minutes. With ScalingActive no ready replica answers, and the count stays.",
+    "ReadingsMissing": "Pods or gateways did not answer in time; scaling down is held for two minutes. With ScalingActive no ready replica has a usable reading, and the count stays.",
     "ReadingsImplausible": "The readings of a pod contradict themselves and are not used; the message names the pod and the number.",
     "ModeAdvisory": "The autoscaler reports a count and does not set it: spec.replicas determines the count.",
     "ModePaused": "The autoscaler leaves the count where it is.",

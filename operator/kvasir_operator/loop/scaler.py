@@ -95,7 +95,10 @@ class Scaler:
             service = self._store.get(INFERENCE_SERVICE, name)  # as it is by now, if it is still there
             if service is None or service["metadata"].get("deletionTimestamp") or self._scraper.incomplete(name):
                 continue
-            await self._look(name, service)
+            try:
+                await self._look(name, service)
+            except Exception:
+                LOG.exception("a tick of %s failed; the others are decided for", "/".join(name))
         for name in list(self.attention):
             self._workqueue.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
@@ -142,7 +145,7 @@ class Scaler:
             before = status.autoscaling or AutoscalingStatus()
             return before.model_copy(update={"desired_replicas": self._wanted(name, uid, spec, status)})
         return AutoscalingStatus(
-            desired_replicas=spec.replicas if spec.autoscaling.mode == "External" else decision.replicas,
+            desired_replicas=decision.replicas if memory.mode == "Advisory" else self._wanted(name, uid, spec, status),
             raw_replicas=min(decision.raw, MOST_REPLICAS),
             binding_signal=decision.demand.signal if decision.demand.known else "",
             limited_by=decision.limited_by,
@@ -168,15 +171,13 @@ class Scaler:
         status = parsed_status(service)
         memory = self._remembered(name, service["metadata"]["uid"], spec, status)
         inputs = self._inputs(name, replicas, revision=status.rollout.current_revision)
-        if spec.autoscaling is not None and spec.autoscaling.mode == "Paused" and memory.mode == "Advisory":
-            memory.state = replace(memory.state, wanted=spec.replicas)  # the count that there is, not the advice
-        memory.mode = spec.autoscaling.mode if spec.autoscaling is not None else ""
         result = tick(spec.autoscaling, memory.window, memory.state, inputs, by_hand=spec.replicas)
         self._log.write(
             name, memory.uid, spec.autoscaling, before=memory.state, inputs=inputs, by_hand=spec.replicas, result=result
         )
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
-        memory.decode_rates = followed(memory.decode_rates, replicas, now=inputs.at, window_s=self._speed_window_s)
+        believed = _believed(replicas, result.window.last)
+        memory.decode_rates = followed(memory.decode_rates, believed, now=inputs.at, window_s=self._speed_window_s)
         if result.decision is not None:
             self._telemetry.decided(name, result.decision)
             await self._tell(service, result.decision, memory)
@@ -188,7 +189,8 @@ class Scaler:
     def _inputs(self, name: Key, replicas: tuple[Replica, ...], *, revision: str) -> TickInputs:
         """What a tick reads. revision: of the next replica."""
         wall = self._clock.wall()
-        ready = [r for r in replicas if r.phase == "ready"]
+        # One without a reading may have been unready for hours after its start, and nothing tells that.
+        ready = [r for r in replicas if r.phase == "ready" and r.reading is not None]
         waits = [wall - r.created for r in replicas if r.live and r.phase == "unschedulable"]
         return TickInputs(
             at=self._clock.steady(),
@@ -233,21 +235,34 @@ class Scaler:
         self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
     ) -> ScalerMemory:
         memory = self._memory.get(name)
-        if memory is not None and memory.uid == uid:
-            if spec.autoscaling is None:
-                # Its demand is not watched before it is scaled by it.
-                memory.state = ScalingState(wanted=spec.replicas, since=self._clock.steady())
-            return memory
-        wanted, decisions = spec.replicas, []
-        if spec.autoscaling is not None:
-            before = status.autoscaling.desired_replicas if status.autoscaling else status.desired_replicas
-            wanted = before if spec.autoscaling.mode == "Paused" else max(before, spec.autoscaling.min_replicas)
-            decisions = list(status.autoscaling.decisions) if status.autoscaling else []
-        memory = ScalerMemory(
-            uid=uid, state=ScalingState(wanted=wanted, since=self._clock.steady()), decisions=decisions
-        )
-        self._memory[name] = memory
+        if memory is None or memory.uid != uid:
+            state = ScalingState(wanted=_before(spec, status), since=self._clock.steady())
+            decisions = list(status.autoscaling.decisions) if spec.autoscaling and status.autoscaling else []
+            memory = self._memory[name] = ScalerMemory(uid=uid, state=state, decisions=decisions)
+        mode = spec.autoscaling.mode if spec.autoscaling is not None else ""
+        if spec.autoscaling is None:
+            # Its demand is not watched before it is scaled by it.
+            memory.state = ScalingState(wanted=spec.replicas, since=self._clock.steady())
+        elif memory.mode in BY_HAND and mode not in BY_HAND:
+            memory.state = replace(memory.state, wanted=spec.replicas, changes=())  # that there are, not the advice
+        memory.mode = mode
         return memory
+
+
+def _before(spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
+    """How many were wanted when this operator came. Of advice, what was advised."""
+    if spec.autoscaling is None:
+        return spec.replicas
+    if spec.autoscaling.mode == "Paused":
+        return status.desired_replicas or spec.replicas  # 0 where no operator has counted yet
+    advised = status.autoscaling if spec.autoscaling.mode in BY_HAND else None
+    return max((advised or status).desired_replicas, spec.autoscaling.min_replicas)
+
+
+def _believed(replicas: tuple[Replica, ...], last: LoadSample | None) -> tuple[Replica, ...]:
+    """With readings that cannot be true taken away."""
+    wrong = {name for name, _ in last.contradictions} if last else set()
+    return tuple(replace(r, reading=None) if r.name in wrong else r for r in replicas)
 
 
 def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object, ...]:

@@ -78,6 +78,8 @@ class Scraper:
         self._gateways.update({name: LastDemand(services=s.services, at=now) for name, s in demands.items()})
         self._demands = {}
         for gateway in self._gateways.values():
+            if now - gateway.at > LOST_S:
+                continue  # what it held was answered or given up since
             for demand in gateway.services:
                 self._demands.setdefault((demand.namespace, demand.name), []).append(demand)
 
@@ -127,7 +129,7 @@ class Scraper:
         return tuple(sorted(name for name, had in silent if any(_has_traffic(d, service) for d in had)))
 
     def demands(self, service: Key) -> list[ServiceDemand]:
-        """Requests that gateways hold for a service."""
+        """Requests that gateways hold for a service. One that is silent holds what it held last, until LOST_S."""
         return self._demands.get(service, [])
 
     def _member(self, r: Replica, *, current: bool) -> ScaledReplica:

@@ -23,6 +23,8 @@ deleted."""
 GUESSED_STEP_S: Final = 0.05
 GUESSED_PREFILL: Final = 1000.0
 """Speed of a replica that has measured none: seconds of a step, tokens per second of a prompt."""
+MOST_COUNTED: Final = 2.0**53
+"""Tokens or requests: what a pod says may be an int of any length, which is no float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +88,9 @@ def cost_s(reading: RuntimeState | None) -> float:
     step_s = reading.rates.decode_step_s or GUESSED_STEP_S
     prefill = reading.rates.prefill_tokens_per_s or GUESSED_PREFILL
     # An older runtime reports only the bounds of its requests.
-    tokens = reading.expected_tokens or reading.remaining_tokens
-    prompts_s = (reading.waiting_uncached_tokens + reading.reused_tokens) / prefill
-    return tokens * step_s / max(1, reading.running) + prompts_s
+    tokens = min(reading.expected_tokens or reading.remaining_tokens, MOST_COUNTED)
+    prompts_s = min(reading.waiting_uncached_tokens + reading.reused_tokens, MOST_COUNTED) / prefill
+    return tokens * step_s / min(max(1, reading.running), MOST_COUNTED) + prompts_s
 
 
 def _next_action(r: Replica, now: float, timeout_s: float) -> PodAction | None:

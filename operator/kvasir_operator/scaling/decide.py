@@ -126,7 +126,7 @@ def _goal(
         if unplaced_s > UNPLACED_S:
             return state.wanted, "capacity"
         # Where a pod's reading contradicts itself the others' may be wrong as well: one step, then another look.
-        most = _most(policy, state, now, pods=1 if window.last.contradictions else policy.up_pods)
+        most = _most(policy, state, now, cautious=bool(window.last.contradictions))
         return (upper.replicas, "") if upper.replicas <= most else (max(most, state.wanted), "rate")
     if state.wanted <= policy.min_replicas:
         # None may leave, however long is waited: the bound says why, from the first tick on.
@@ -153,11 +153,12 @@ def _remembered(state: ScalingState, lower: Demand, policy: ScalingPolicy, now: 
     return replace(state, levels=levels, changes=tuple(c for c in state.changes if c.at > horizon))
 
 
-def _most(policy: ScalingPolicy, state: ScalingState, now: float, *, pods: int) -> int:
-    """Highest number that the rate of growth allows now: a share or a number of pods above the period's beginning."""
+def _most(policy: ScalingPolicy, state: ScalingState, now: float, *, cautious: bool) -> int:
+    """Highest number that the rate of growth allows now: a share or a number of pods above the period's beginning, one
+    with caution."""
     recent = [c for c in state.changes if c.at > now - policy.up_period_s and c.after > c.before]
     start = state.wanted - sum(c.after - c.before for c in recent)
-    return start + max(pods, floor(start * policy.up_fraction) if pods == policy.up_pods else 0)
+    return start + (1 if cautious else max(policy.up_pods, floor(start * policy.up_fraction)))
 
 
 def _least(policy: ScalingPolicy, state: ScalingState, now: float) -> int:

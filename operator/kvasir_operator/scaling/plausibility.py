@@ -4,7 +4,6 @@ Called by `window.py` for each reading of a tick. It knows the contract of `/sta
 """
 
 from collections.abc import Iterable
-from math import isfinite
 from typing import Final
 
 from kvasir_api.state import RequestTotals, RuntimeState
@@ -13,10 +12,18 @@ MOST_WAITING: Final = 1_000_000
 """Requests: far beyond the queue that any runtime keeps."""
 MOST_TOKENS_PER_S: Final = 1e8
 MOST_STEP_S: Final = 3_600.0
+MOST: Final = 2.0**53
+"""Of any number: up to it a float holds each integer. JSON knows no bound, and larger ones do not become floats."""
 
 
 def contradiction(reading: RuntimeState) -> str:
     """What in a reading cannot be true, for a person; empty when it may be. Zeros and absent fields always may be."""
+    said = next((said for said, wrong in _ranges(reading) if wrong), "")
+    return said or _disagreement(reading)
+
+
+def _disagreement(reading: RuntimeState) -> str:
+    """Which numbers, each possible by itself, cannot be true together."""
     kv, totals = reading.kv, reading.totals
     parts = kv.pinned_tokens + kv.cached_tokens + kv.free_tokens
     whole = bool(kv.cached_tokens or kv.free_tokens)
@@ -25,7 +32,6 @@ def contradiction(reading: RuntimeState) -> str:
         (
             said
             for said, wrong in (
-                *_ranges(reading),
                 (
                     f"{kv.pinned_tokens} pinned tokens of {kv.capacity_tokens}",
                     parts > kv.capacity_tokens + kv.block_size,
@@ -52,18 +58,23 @@ def contradiction(reading: RuntimeState) -> str:
 
 
 def _ranges(reading: RuntimeState) -> Iterable[tuple[str, bool]]:
-    """Each number with whether it is negative or not finite; speeds beyond any device."""
+    """Each number with whether it is negative, not finite or beyond MOST; speeds beyond any device."""
     rates, decoded, totals = reading.rates, reading.decoded, reading.totals
     for where in (reading.kv, totals, rates, decoded):
         for name in where.__struct_fields__:
-            value = getattr(where, name)
-            yield f"{name} is {value}", not isfinite(value) or value < 0
-    for name in ("running", "waiting", "waiting_uncached_tokens", "max_sequences"):
-        value = getattr(reading, name)
-        yield f"{name} is {value}", not isfinite(value) or value < 0
+            yield _range(name, getattr(where, name))
+    for name in ("running", "waiting", "waiting_uncached_tokens", "max_sequences", "max_model_len"):
+        yield _range(name, getattr(reading, name))
     speed, step = rates.prefill_tokens_per_s, rates.decode_step_s
     yield f"prefill_tokens_per_s is {speed:g}", speed > MOST_TOKENS_PER_S
     yield f"decode_step_s is {step:g}", step > MOST_STEP_S
+
+
+def _range(name: str, value: float) -> tuple[str, bool]:
+    """A number, written out only as far as it is one that can be written: an int may have hundreds of digits."""
+    if abs(value) > MOST:
+        return f"{name} is {'above 2^53' if value > 0 else 'below -2^53'}", True
+    return f"{name} is {value}", not value >= 0
 
 
 def _ended(totals: RequestTotals, longest: int) -> Iterable[tuple[str, bool]]:

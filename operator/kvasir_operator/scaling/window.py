@@ -22,6 +22,11 @@ JOINED_S: Final = 10.0
 LOST_S: Final = 120.0
 """A ready pod that was silent for so long is lost: it holds nothing back, and nothing is expected of it."""
 
+MOST_STEPS_PER_S: Final = 10_000.0
+LONGEST_STEP_S: Final = 60.0
+"""A step is counted when it ends, so that its seconds may lie before the last reading. Counters that grow by more steps
+or seconds than there can be are counted no further than that tick: the model forgets within hours only."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledReplica:
@@ -163,7 +168,7 @@ def extended(
         samples=(*_joined(window.samples, now), sample),
         records=records,
         complete=window.complete if silent else gauges,
-        step=_step(window, fresh, span_s),
+        step=_step(window, fresh, span_s, now),
     )
 
 
@@ -247,18 +252,17 @@ def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
     )
 
 
-def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float) -> StepModel:
+def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float, now: float) -> StepModel:
     """The model with the steps of each replica since it was read last; a process that restarted is left out once."""
-    model = window.step
-    for number, (uid, reading) in enumerate(fresh.items()):
+    model = window.step.extended(steps=0, rows=0, seconds=0.0, span_s=span_s if fresh else 0.0)
+    for uid, reading in fresh.items():
         known = window.records.get(uid)
-        old, new = known.reading.decoded if known else reading.decoded, reading.decoded
-        model = model.extended(
-            steps=new.steps - old.steps,
-            rows=max(0, new.rows - old.rows),
-            seconds=max(0.0, new.seconds - old.seconds),
-            span_s=0.0 if number else span_s,
-        )
+        if known is None or not known.read:
+            continue
+        old, new, gap_s = known.reading.decoded, reading.decoded, now - known.at
+        steps, seconds = new.steps - old.steps, max(0.0, new.seconds - old.seconds)
+        if steps <= MOST_STEPS_PER_S * gap_s and seconds <= gap_s + LONGEST_STEP_S:
+            model = model.extended(steps=steps, rows=max(0, new.rows - old.rows), seconds=seconds, span_s=0.0)
     return model
 
 

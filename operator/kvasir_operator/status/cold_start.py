@@ -1,9 +1,14 @@
 """Where the time of a start went: by Kubernetes until the container runs, then by the runtime."""
 
+from typing import Final
+
 from kvasir_api.state import StartupSeconds
 from kvasir_api.status import ColdStart
 from kvasir_operator.observed.replica import Replica
 from kvasir_operator.status.inputs import StatusInputs
+
+MOST_S: Final = 1_000_000_000
+"""Of a part that a runtime reports: a sum of two is within what status takes."""
 
 
 def cold_start(found: StatusInputs) -> ColdStart | None:
@@ -41,4 +46,5 @@ def _of(r: Replica) -> ColdStart:
 
 
 def _whole(seconds: float) -> int:
-    return max(0, round(seconds))
+    """Rounded, and within what status takes: what a runtime says is not measured here. 0 of what is no number."""
+    return round(min(seconds, MOST_S)) if seconds > 0 else 0

@@ -42,7 +42,7 @@ def _inactive(found: StatusInputs) -> tuple[str, str] | None:
     if rules.mode != "Active":
         return MODES[rules.mode], f"spec.autoscaling.mode is {rules.mode}"
     if found.scaler.unread:
-        return "ReadingsMissing", "no ready replica answers, so that the count stays as it is"
+        return "ReadingsMissing", "no ready replica has a usable reading, so that the count stays as it is"
     return None
 
 

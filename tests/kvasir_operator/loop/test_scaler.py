@@ -1,8 +1,22 @@
 """What status and events tell of the autoscaler: the message is about now, the decisions are about the changes."""
 
+import json
+
 import pytest
 
+from fakes.clock import FakeClock
+from fakes.cluster import FakeCluster
+from fakes.manifests import pod, service
 from fakes.operator_bench import Bench
+from fakes.readings import FakeReader
+from kvasir_api.state import RuntimeState
+from kvasir_kube.kinds import INFERENCE_SERVICE, POD
+from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.loop.scaler import Scaler
+from kvasir_operator.loop.scraper import Scraper
+from kvasir_operator.loop.store import Store
+from kvasir_operator.loop.workqueue import Workqueue
+from kvasir_operator.observed.settings import OperatorSettings
 
 ELASTIC = {"maxReplicas": 3, "scaleDown": {"windowSeconds": 60}}
 
@@ -45,3 +59,129 @@ async def test_an_event_that_scales_names_its_cause(bench):
         "3 → 4 replicas: no replica has reported its capacity yet; spec.autoscaling.minReplicas determines the count",
     ]
     assert bench.events("ScaledDown") == ["4 → 1 replica: spec.autoscaling was removed, spec.replicas is 1"]
+
+
+@pytest.mark.parametrize("mode", ["Active", "Advisory", "Paused", "External"])
+async def test_a_number_of_400_digits_stops_no_tick(bench, mode):
+    await bench.put_service(autoscaling={**ELASTIC, "mode": mode})
+    await bench.turn()
+    await bench.put_pods(1, running=10**400)
+    for _ in range(3):
+        await bench.turn()
+    stale = next(c for c in bench.status()["conditions"] if c["type"] == "MetricsStale")
+    assert stale["message"] == "p0 reports running is above 2^53: its readings are not used"
+
+
+@pytest.mark.parametrize("running", [-1, None])
+async def test_an_inactive_autoscaler_says_that_no_reading_can_be_used(bench, running):
+    """Whether the pod is silent, or answers what cannot be."""
+    await bench.put_service(autoscaling=ELASTIC)
+    await bench.turn()
+    await bench.put_pods(1, running=running or 0)
+    if running is None:
+        bench.reader.says.clear()
+    for _ in range(5):
+        await bench.turn()
+    inactive = next(c for c in bench.status()["conditions"] if c["type"] == "ScalingActive")
+    assert inactive["message"] == "no ready replica has a usable reading, so that the count stays as it is"
+
+
+class FailingTelemetry:
+    """Cannot tell of one service; knows of which it was told."""
+
+    def __init__(self, failing):
+        self.failing, self.told = failing, []
+
+    def decided(self, name, decision):
+        if name == self.failing:
+            raise OverflowError("int too large to convert to float")
+        self.told.append(name)
+
+
+def scaler_of(clock, telemetry, *, reader=None, services=(), pods=(), **settings):
+    """A scaler alone, of what the API server is said to have."""
+    store = Store()
+    for kind, found in [*((INFERENCE_SERVICE, s) for s in services), *((POD, p) for p in pods)]:
+        store.put(kind, {**found, "metadata": {**found["metadata"], "resourceVersion": "1"}})
+    recorder = Recorder(FakeCluster(), instance="test", clock=clock)
+    scraper = Scraper(store, reader or FakeReader(), clock=clock)
+    queue, settings = Workqueue(clock.steady), OperatorSettings(**settings)
+    return Scaler(store, scraper, queue, recorder, telemetry, settings=settings, clock=clock)
+
+
+@pytest.mark.parametrize("failing", ["a", "b", "c"])
+async def test_the_trouble_of_one_service_is_not_that_of_the_others(failing, caplog):
+    clock, telemetry = FakeClock(), FailingTelemetry(("default", failing))
+    scaler = scaler_of(clock, telemetry, services=[service(name, autoscaling=ELASTIC) for name in "abc"])
+    clock.advance(2)
+    await scaler.tick()
+    assert {name for _, name in telemetry.told} == set("abc") - {failing}
+    assert scaler.ticked_at == clock.steady()  # or the operator would be restarted
+    assert f"a tick of default/{failing} failed" in caplog.text
+
+
+async def test_only_a_replica_with_a_reading_tells_how_long_a_start_takes(tmp_path):
+    """Another may have been unready for hours after its start."""
+    clock, reader = FakeClock(), FakeReader()
+    silent = pod("p1", ready=True, ip="10.0.0.2")
+    silent["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T02:00:00Z"
+    reader.says["http://10.0.0.1:8001"] = RuntimeState(phase="ready")
+    scaler = scaler_of(
+        clock,
+        FailingTelemetry(None),
+        reader=reader,
+        services=[service(autoscaling=ELASTIC)],
+        pods=[pod("p0", ready=True), silent],
+        readings_dir=str(tmp_path),
+    )
+    for _ in range(5):
+        clock.advance(2)
+        await scaler.tick()
+    line = (tmp_path / "default.tiny.readings.jsonl").read_text().splitlines()[-1]
+    assert json.loads(line)["coldStartsS"] == [10.0]
+
+
+async def test_a_new_service_that_is_paused_has_the_replicas_of_its_spec(bench):
+    await bench.put_service(replicas=2, autoscaling={**ELASTIC, "mode": "Paused"})
+    for _ in range(3):
+        await bench.turn()
+    assert bench.replicas() == [2]
+    await bench.restarted()
+    assert bench.replicas() == [2]
+
+
+@pytest.mark.parametrize("mode", ["Advisory", "External"])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_pausing_leaves_the_count_that_was_set_by_hand(bench, mode, restart):
+    await bench.put_service(replicas=6, autoscaling={**ELASTIC, "mode": mode})
+    await bench.turn()
+    await bench.put_pods(6)
+    for _ in range(40):
+        await bench.turn()
+    assert bench.replicas() == [6]
+    await bench.put_service(replicas=6, autoscaling={**ELASTIC, "mode": "Paused"})
+    if restart:
+        bench.operator = bench.started()
+    for _ in range(40):
+        await bench.turn()
+        assert bench.replicas() == [6]
+    assert bench.status()["autoscaling"]["desiredReplicas"] == 6
+
+
+async def test_advice_that_is_put_into_force_is_followed_step_by_step(bench):
+    rules = {"maxReplicas": 8, "scaleDown": {"windowSeconds": 60}}
+    await bench.put_service(replicas=6, autoscaling={**rules, "mode": "Advisory"})
+    await bench.turn()
+    await bench.put_pods(6)
+    for _ in range(300):
+        await bench.turn()
+    assert (bench.replicas(), bench.status()["autoscaling"]["desiredReplicas"]) == ([6], 1)
+    await bench.put_service(replicas=6, autoscaling=rules)
+    await bench.operator.resync.once()
+    await bench.operator.reconciler.reconcile(("default", "tiny"))  # before a tick
+    assert bench.replicas() == [6]
+    await bench.turn()
+    assert (bench.status()["desiredReplicas"], bench.events("ScaledDown")) == (
+        5,
+        ["6 → 5 replicas: KV cache needs 0.0 replicas at 70 %; the rate of change is limited"],
+    )

@@ -136,3 +136,8 @@ def test_zero_timeout_finishes_at_once():
 )
 def test_what_it_costs_that_a_replica_leaves(reading, seconds):
     assert cost_s(reading) == seconds
+
+
+def test_a_number_of_400_digits_is_a_cost_too():
+    wild = RuntimeState(running=10**400, remaining_tokens=10**400, reused_tokens=10**400)
+    assert cost_s(wild) > cost_s(RuntimeState(remaining_tokens=10**6))

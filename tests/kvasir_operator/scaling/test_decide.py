@@ -122,6 +122,13 @@ def test_one_step_at_a_time_while_a_reading_contradicts_itself():
     assert (decision.replicas, decision.limited_by) == (4, "rate")
 
 
+def test_one_step_at_a_time_for_a_policy_of_one_pod_too():
+    """Its share would let the count double."""
+    odd = steady(pinned_tokens=9_000, contradictions=(("pod-b", "running is -1"),), missing=("pod-b",))
+    decision = decided(odd, 3, rules=ScalingPolicy(min_replicas=1, max_replicas=8, up_pods=1))
+    assert (decision.replicas, decision.limited_by) == (4, "rate")
+
+
 def test_a_day_long_window_takes_no_more_memory_than_there_are_levels():
     rules = ScalingPolicy(min_replicas=1, max_replicas=8, down_window_s=86_400.0)
     state = ScalingState(wanted=1, since=0.0)

@@ -26,6 +26,8 @@ NUMBERS = [
     ("rates", "decode_step_s"),
 ]
 
+LONG = [pytest.param(10**400, id="long"), pytest.param(-(10**400), id="minus-long")]
+
 
 def altered(part, name, value):
     if not part:
@@ -39,7 +41,7 @@ def test_what_a_pod_says_is_believed():
     assert contradiction(RuntimeState(kv=KvState(capacity_tokens=1000, pinned_tokens=300))) == ""
 
 
-@pytest.mark.parametrize("value", [10**9, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [10**9, -1, float("nan"), float("inf"), *LONG])
 @pytest.mark.parametrize(("part", "name"), NUMBERS)
 def test_a_number_that_cannot_be_is_named(part, name, value):
     assert contradiction(altered(part, name, value))
@@ -47,3 +49,17 @@ def test_a_number_that_cannot_be_is_named(part, name, value):
 
 def test_the_sentence_names_the_number():
     assert contradiction(altered("kv", "pinned_tokens", 10**9)) == "1000000000 pinned tokens of 1000"
+    assert contradiction(altered("", "running", -1)) == "running is -1"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        pytest.param(10**400, "above 2^53", id="long"),
+        pytest.param(-(10**400), "below -2^53", id="minus-long"),
+    ],
+)
+def test_a_number_of_any_length_is_told_in_few_words(value, said):
+    """JSON bounds no integer, and one of 400 digits is no float."""
+    assert contradiction(altered("kv", "pinned_tokens", value)) == f"pinned_tokens is {said}"
+    assert contradiction(altered("", "max_model_len", value)) == f"max_model_len is {said}"

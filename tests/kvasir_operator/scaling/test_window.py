@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
+from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState, ServiceDemand
 from kvasir_operator.scaling.window import EMPTY, LOST_S, ScaledReplica, extended
 
 
@@ -122,6 +122,28 @@ def test_gateways_add_what_they_hold():
     ]
     window = extended(EMPTY, [member("a")], held, missing_gateways=("gw",), now=0.0)
     assert (window.samples[-1].held, window.samples[-1].held_bytes, window.samples[-1].missing) == (3, 100, ("gw",))
+
+
+def stepped(*, steps, seconds, **fields):
+    decoded = DecodeTotals(steps=steps, seconds=seconds, rows=4 * steps)
+    return ScaledReplica(uid="a", name="a", **{"reading": RuntimeState(phase="ready", decoded=decoded), **fields})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "weight"),
+    [
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_050, seconds=42.0), 50),
+        # read for the first time, after a tick of silence: its whole life is not one tick's
+        (ScaledReplica(uid="a", name="a", fresh=False), stepped(steps=1_000_000, seconds=40_000.0), 0),
+        # within two seconds there are not so many seconds, nor so many steps
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_050, seconds=40_000.0), 0),
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_000_000, seconds=42.0), 0),
+        # one long step may have begun before the last reading
+        (stepped(steps=1_000, seconds=40.0), stepped(steps=1_010, seconds=80.0), 10),
+    ],
+)
+def test_steps_count_as_far_as_there_can_be_so_many(before, after, weight):
+    assert run([before], [after]).step.weight == weight
 
 
 def test_old_samples_are_forgotten():

@@ -9,9 +9,10 @@ from kvasir_api.state import RuntimeState, StartupSeconds
 from kvasir_api.status import ColdStart
 from kvasir_operator.status.compose import compose, document
 
+MEASURED = RuntimeState(start=StartupSeconds(weights_s=4.3, load_s=20.4, warm_s=5.2))
 
-def started(name, ready_at, **fields):
-    reading = RuntimeState(start=StartupSeconds(weights_s=4.3, load_s=20.4, warm_s=5.2))
+
+def started(name, ready_at, *, reading=MEASURED, **fields):
     times = {"created": 100.0, "scheduled_at": 102.0, "mounted_at": 105.0, "started_at": 110.0, "ready_at": ready_at}
     return replica("ready", name=name, reading=reading, **{**times, **fields})
 
@@ -39,6 +40,21 @@ def test_a_replica_that_was_unready_meanwhile_did_not_start_later(unready_s, sec
     """Ready 30 s after its container ran, and again when its probe succeeded hours later."""
     cold = compose(findings(started("a", 140.0 + unready_s)))[0].cold_start
     assert cold.seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("said", "weights", "load"),
+    [
+        (1e300, 1_000_000_003, 1_000_000_000),
+        (float("inf"), 1_000_000_003, 1_000_000_000),
+        (float("nan"), 3, 0),
+        (-5.0, 3, 0),
+    ],
+)
+def test_what_a_runtime_says_of_its_start_never_exceeds_what_status_takes(said, weights, load):
+    reading = RuntimeState(start=StartupSeconds(weights_s=said, load_s=said))
+    cold = compose(findings(started("a", 140.0, reading=reading)))[0].cold_start
+    assert (cold.weights_seconds, cold.load_seconds) == (weights, load)
 
 
 @given(st.lists(st.floats(0, 4000), min_size=6, max_size=6), st.floats(0, 59))
