@@ -19,12 +19,18 @@ from kvasir_runtime.core.throughput import DecayingMean
 
 LEAST_BLOCKS: Final = 4
 """Fewer are computed: a load delays its request by a step at least."""
+FIRST_BLOCKS: Final = 32
+"""Of a load before any was measured: no request is admitted until it ends, and the host may be slow."""
 PROBE_EVERY: Final = 16
 """Of the loads that were judged slower than computing, one in so many is made all the same, to measure again."""
 MEMORY_S: Final = 2.0
 """Seconds of copying after which a measurement weighs 1/e."""
 MOST_HELD: Final = 4
 """Blocks that wait to be copied may pin one in so many of the device's; those behind them may be lost."""
+HELD_S: Final = 0.1
+"""Seconds of copying to the host that may be under way: requests that need the blocks wait for no more."""
+FIRST_HELD: Final = 32
+"""The same in blocks, before any copy was measured."""
 
 
 class _Transfer(NamedTuple):
@@ -135,7 +141,8 @@ class HostTier:
     def store(self, builder: PlanBuilder) -> None:
         """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""
         stores: list[BlockStore] = []
-        while self._pending and self._num_held + len(stores) < self._most_held:
+        most = self._most_stores
+        while self._pending and len(stores) < most:
             key = next(iter(self._pending))
             del self._pending[key]
             block = self._pool.find(key[:-1], key[-1])
@@ -161,7 +168,11 @@ class HostTier:
         """
         if not self._resident:
             return 0
-        end = self._pool.reach(hashes, limit, lambda group, block_hash: key_of(block_hash, group) in self._resident)
+        end = self._reach(hashes, limit)
+        if not self._load_cost.value:
+            first = self._reach(hashes, min(end, start + max(LEAST_BLOCKS, FIRST_BLOCKS // len(self._groups))))
+            if first - start >= LEAST_BLOCKS:  # else a state or a window has no end so near
+                end = first
         if end - start < LEAST_BLOCKS:
             return 0
         count = sum(block is None for _, _, block in self._pool.needed(hashes[:end]))
@@ -220,6 +231,18 @@ class HostTier:
         self._pending.clear()
         self._resident.clear()
         self._forgotten_at = step
+
+    @property
+    def _most_stores(self) -> int:
+        """Copies to the host that may begin now."""
+        cost = self._store_cost.value
+        most = max(1, int(HELD_S / cost)) if cost else FIRST_HELD
+        stored = sum(len(transfer.held) for transfer in self._in_flight if not transfer.loads)
+        return min(self._most_held - self._num_held, most - stored)
+
+    def _reach(self, hashes: Sequence[bytes], limit: int) -> int:
+        """How much of a chain could be hits, by what is on the device and the host."""
+        return self._pool.reach(hashes, limit, lambda group, block_hash: key_of(block_hash, group) in self._resident)
 
     def _hold(self, transfer: _Transfer) -> None:
         self._num_held += len(transfer.held)

@@ -266,7 +266,7 @@ class Scheduler:
             num_hits, limit = len(hits[0]), kind.reusable // limits.block_size
             if self._pending.worth_waiting(kind.sequence, num_hits, limit):
                 return
-            if self._host.is_loading(kind.sequence.hashes[num_hits:]):
+            if self._host.is_loading(kind.sequence.hashes[num_hits:limit]):
                 return
             if len(self._rows) < kind.num_rows:
                 return

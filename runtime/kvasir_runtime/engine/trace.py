@@ -4,6 +4,8 @@ A file of frames, each a little-endian length of four bytes and a record in msgp
 the replay reads it. A file that ends in the middle of a frame is that of a process that died; it is read up to there.
 """
 
+import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,10 +78,13 @@ class NoTrace:
 
 
 class TraceFile:
-    """Appends every record to a file at once, so that a crash loses none."""
+    """Appends every record to a file at once, so that a crash loses none.
+
+    Only its owner may read it: it has prompts, and the secret from which the hashes of their blocks begin.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = os.fdopen(_opened(path), "wb")
         self._encoder = msgspec.msgpack.Encoder()
 
     def add(self, record: TraceRecord) -> None:
@@ -91,6 +96,14 @@ class TraceFile:
     def close(self) -> None:
         """No record follows."""
         self._file.close()
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of an empty file; one that is there already loses the permissions of others. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def records(path: Path) -> Iterator[TraceRecord]:

@@ -5,7 +5,7 @@ import pytest
 from fakes.host import FakeHost
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
-from kvasir_api.cache_groups import FULL, sliding
+from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.block_tables import ABSENT
 from kvasir_runtime.core.blocks import BlockPool
@@ -14,7 +14,8 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import HostChanges, TransferResults
 from kvasir_runtime.core.plan_builder import PlanBuilder
 
-HASHES = [bytes([number]) * 32 for number in range(12)]
+CHAIN = [bytes([number]) * 32 for number in range(200)]
+HASHES = CHAIN[:12]
 
 
 def tier(num_blocks=16, host_blocks=100):
@@ -85,6 +86,32 @@ def test_blocks_that_wait_to_be_copied_pin_a_share_of_the_device_only():
     assert host.has_work
 
 
+@pytest.mark.parametrize(
+    ("block_s", "want"),
+    [(0.0, 32), (0.001, 50), (0.01, 10), (5.0, 1)],  # not measured; a quarter of the device; 0.1 s; one
+)
+def test_copies_that_take_long_pin_few_blocks(block_s, want):
+    pool, host = tier(num_blocks=200)
+    for block, block_hash in zip(pool.take(160), CHAIN, strict=False):
+        pool.publish(block, block_hash)
+    host.add(CHAIN[:1])
+    plan_of(host, step=1)
+    host.settle(TransferResults(through=1, num_stored=1, store_s=block_s))
+    host.add(CHAIN[1:160])
+    assert [len(plan_of(host, step).stores) for step in (2, 3)] == [want, 0]
+    host.settle(TransferResults(through=2))
+    assert len(plan_of(host, step=4).stores) == want
+
+
+def test_blocks_that_are_loaded_hold_up_no_store():
+    pool, host = tier(num_blocks=200)
+    published(pool, 1)
+    host.changed(HostChanges(added=tuple(map(key_of, CHAIN[20:60]))))
+    assert host.load(PlanBuilder(step=1, budget=64), CHAIN[20:60])
+    host.add(HASHES[:1])
+    assert len(plan_of(host, step=2).stores) == 1
+
+
 def test_without_a_tier_nothing_is_remembered():
     pool, host = tier(host_blocks=0)
     published(pool, 3)
@@ -135,6 +162,36 @@ def test_the_quicker_of_copy_and_computation_is_taken_once_both_are_measured(loa
     resident(host, 8)
     loaded_in(host, pool, load_s)
     assert host.worth_loading(HASHES, 0, 12, token_s) == want
+
+
+@pytest.mark.parametrize(
+    ("hits", "limit", "want"),
+    [(0, 200, 32), (10, 200, 42), (0, 20, 20), (98, 200, 0), (90, 200, 100)],
+)
+def test_the_first_load_is_a_short_one(hits, limit, want):
+    pool, host = tier(num_blocks=200)
+    host.changed(HostChanges(added=tuple(map(key_of, CHAIN[:100]))))
+    assert host.worth_loading(CHAIN, hits, limit, token_s=0.0) == want
+    loaded_in(host, pool, 0.1)
+    assert host.worth_loading(CHAIN, 0, 200, token_s=0.0) == 100
+
+
+def test_the_first_load_reaches_the_end_of_a_state():
+    attentions = (FULL, LayerAttention(kind="state"))
+    limits = Limits(
+        num_blocks=200,
+        block_size=4,
+        max_batch_tokens=64,
+        max_sequences=4,
+        max_model_len=64,
+        host_blocks=200,
+        attentions=attentions,
+    )
+    host = HostTier(BlockPool(200, attentions, 4), limits)
+    host.changed(HostChanges(added=(key_of(CHAIN[63], 1), *map(key_of, CHAIN[:100]))))
+    assert host.worth_loading(CHAIN, 0, 200, token_s=0.0) == 64, "no shorter part is of use"
+    host.changed(HostChanges(added=(key_of(CHAIN[7], 1),)))
+    assert host.worth_loading(CHAIN, 0, 200, token_s=0.0) == 8
 
 
 def test_a_slow_copy_is_measured_again_now_and_then():
@@ -239,6 +296,25 @@ def test_others_go_on_while_a_request_waits_for_its_copy():
     assert not made.answers["waits"].tokens
     made.finish()
     assert made.answers["waits"].tokens == made.answers["a"].tokens
+
+
+@pytest.mark.parametrize(("options", "waits"), [({}, True), ({"prompt_logprobs": 0}, False)])
+def test_a_request_waits_for_no_copy_that_it_may_not_use(options, waits):
+    made = served(delay=6, num_blocks=64)
+    long = list(range(1, 41))
+    made.submit(request("a", long, max_tokens=2))
+    made.finish()
+    made.submit(request("b", list(range(100, 340)), max_tokens=2))
+    made.finish()
+    made.submit(request("gone", long, max_tokens=2))
+    made.step()
+    assert made.plans[-1].loads
+    made.scheduler.abort("gone", made.now)
+    made.submit(request("next", long, max_tokens=2, **options))
+    made.step()
+    assert any(join.request_id == "next" for join in made.plans[-1].joins) == (not waits)
+    made.finish()
+    assert made.answers["next"].tokens == made.answers["a"].tokens
 
 
 def test_a_preempted_request_gets_its_blocks_back_from_the_host():

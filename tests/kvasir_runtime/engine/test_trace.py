@@ -1,5 +1,10 @@
 """The trace file: what is written is read, also when the process died while writing."""
 
+import os
+from pathlib import Path
+
+import pytest
+
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import Chunk, Grow, Join, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.engine import replay
@@ -75,3 +80,19 @@ def test_the_command_says_whether_plans_are_the_same(tmp_path, capsys):
     assert replay.main([str(tmp_path / "noise")]) == 2
     assert replay.main([str(tmp_path / "missing")]) == 2
     assert replay.main([]) == 2
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_only_its_owner_may_read_a_trace(tmp_path, exists):
+    if exists:
+        (tmp_path / "t").write_bytes(b"an older trace" * 1000)
+        (tmp_path / "t").chmod(0o644)
+    write(tmp_path / "t", RECORDS)
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
+    assert list(records(tmp_path / "t")) == RECORDS
+
+
+def test_a_trace_may_go_to_a_device():
+    mode = Path(os.devnull).stat().st_mode
+    write(Path(os.devnull), RECORDS)
+    assert Path(os.devnull).stat().st_mode == mode

@@ -34,6 +34,8 @@ SUFFIX: Final = ".kvblocks"
 LOCK_S: Final = 0.2
 """Longer than any holder takes unless it is stopped; then others go on without."""
 LOCK_POLL_S: Final = 0.001
+SYNC_S: Final = 0.1
+"""Between two looks of `changes` at what others wrote: each reads the whole table while another process stores."""
 READS: Final = 3
 """Of a header that another process may be writing."""
 QUIET_S: Final = 60.0
@@ -66,7 +68,8 @@ class FileStore:
         self._seen = 0
         self._guard = threading.Lock()
         self._forgetting = False
-        self._complained_at = float("-inf")
+        self._synced_at = self._warned_at = float("-inf")
+        self._sync_or_reset()
 
     @property
     def salt(self) -> bytes:
@@ -79,11 +82,14 @@ class FileStore:
         return self._header.num_slots
 
     def changes(self) -> HostChanges | None:
-        """What the file holds and did not at the last call, by any process; None as well while it is busy."""
+        """What the file holds and did not at the last call; None as well while it is busy. What other processes wrote
+        is among it a moment later.
+        """
         if not self._guard.acquire(blocking=False):
             return None
         try:
-            self._sync()
+            if time.monotonic() >= self._synced_at + SYNC_S:
+                self._sync()
             return self._table.changes()
         except OSError:
             return self._table.changes()
@@ -96,13 +102,13 @@ class FileStore:
             return 0
         fresh: list[_Reserved] = []
         try:
-            with self._locked():
+            with self._locked(LOCK_S):
                 self._reserve(blocks, fresh)
             written = self._write_slots(fresh)
-            with self._locked():
+            with self._locked(LOCK_S):
                 return self._fill(written)
         except OSError as error:
-            self._complain(error)
+            self._warn("blocks are not kept in the KV cache's file", error)
             return 0
         finally:
             self._give_up(fresh)
@@ -126,10 +132,12 @@ class FileStore:
             if slot is not None:
                 (touched if is_right else damaged).append((slot, key))
         try:
-            with self._locked():
+            with self._locked(wait_s=0.0):
                 self._renew(reversed(touched), damaged)
+        except LockBusyError:
+            pass  # requests wait for what was read, and other blocks are renewed soon
         except OSError as error:
-            self._complain(error)
+            self._warn("blocks that were read could not be renewed in the KV cache's file", error)
         return found
 
     def begin_forgetting(self) -> None:
@@ -139,7 +147,7 @@ class FileStore:
     def forget(self) -> bool:
         """Erase every block, of all processes that share the file. False where it has to be tried again."""
         try:
-            with self._locked():
+            with self._locked(LOCK_S):
                 self._format(self._header.epoch + 1)
         except OSError as error:
             LOG.error("the blocks in the KV cache's file could not be erased: %s", _reason(error))  # noqa: TRY400
@@ -152,9 +160,9 @@ class FileStore:
         os.close(self._file)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, wait_s: float) -> Iterator[None]:
         """Alone among processes, and up to date with them. Raises OSError."""
-        _lock(self._file)
+        _lock(self._file, wait_s)
         try:
             with self._guard:
                 if not self._sync():
@@ -165,12 +173,12 @@ class FileStore:
 
     def _sync(self) -> bool:
         """Take in what others wrote. False where the file is damaged beyond its entries. Raises OSError."""
+        self._synced_at = time.monotonic()
         header = None
         for _ in range(READS):
             header = header or store_layout.decoded(os.pread(self._file, store_layout.HEADER_BYTES, 0))
         if header is None or header.block_bytes != self._header.block_bytes:
-            self._table.reset(self._header.num_slots)
-            self._seen = 0
+            self._adopt(self._header)
             return False
         if header.epoch != self._header.epoch or header.num_slots != self._header.num_slots:
             self._adopt(header)
@@ -188,11 +196,10 @@ class FileStore:
         try:
             self._sync()
         except OSError:
-            self._table.reset(self._header.num_slots)
-            self._seen = 0
+            self._adopt(self._header)
 
     def _adopt(self, header: StoreHeader) -> None:
-        """The file was emptied, perhaps with another size."""
+        """Nothing is known of the entries: the file was emptied, perhaps with another size, or could not be read."""
         self._header = header
         self._table.reset(header.num_slots)
         self._crcs, self._sequences = [0] * header.num_slots, [0] * header.num_slots
@@ -234,7 +241,7 @@ class FileStore:
             try:
                 self._write(header.slot_at(one.slot), one.content)
             except OSError as error:
-                self._complain(error)
+                self._warn("blocks are not kept in the KV cache's file", error)
             else:
                 written.append((one, crc32(one.content, crc32(one.key))))
         return written
@@ -309,11 +316,11 @@ class FileStore:
             return False
         return True
 
-    def _complain(self, error: OSError) -> None:
+    def _warn(self, what: str, error: OSError) -> None:
         now = time.monotonic()
-        if now >= self._complained_at + QUIET_S:
-            self._complained_at = now
-            LOG.warning("blocks are not kept in the KV cache's file: %s", _reason(error))
+        if now >= self._warned_at + QUIET_S:
+            self._warned_at = now
+            LOG.warning("%s: %s", what, _reason(error))
 
 
 def open_store(folder: Path, name: str, block_bytes: int, limit_bytes: int) -> FileStore:
@@ -340,7 +347,7 @@ def open_store(folder: Path, name: str, block_bytes: int, limit_bytes: int) -> F
 
 def _opened(descriptor: int, fresh: StoreHeader) -> FileStore:
     """The store of an open file; fresh: of the file as it would be made now."""
-    _lock(descriptor)
+    _lock(descriptor, LOCK_S)
     try:
         header = store_layout.decoded(os.pread(descriptor, store_layout.HEADER_BYTES, 0))
         wanted = (fresh.block_bytes, fresh.num_slots)
@@ -363,9 +370,9 @@ def _make(descriptor: int, header: StoreHeader) -> None:
     os.pwrite(descriptor, header.encoded(), 0)
 
 
-def _lock(descriptor: int) -> None:
+def _lock(descriptor: int, wait_s: float) -> None:
     """Wait a moment for the lock of a file. Raises OSError where another process keeps it."""
-    deadline = time.monotonic() + LOCK_S
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

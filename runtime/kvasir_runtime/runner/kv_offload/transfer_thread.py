@@ -34,7 +34,7 @@ class TransferThread:
         self._stores: deque[tuple[int, Sequence[BlockStore]]] = deque()
         self._open: dict[int, int] = {}
         """Batches that are left of each plan, by its step, in order."""
-        self._through = self._last_step = -1
+        self._last_step = -1
         self._loaded: list[tuple[int, int]] = []
         """Steps and blocks of loads that have ended well."""
         self._num_stored = 0
@@ -88,10 +88,13 @@ class TransferThread:
         return self._store.changes()
 
     def forget(self) -> None:
-        """Erase the file next; what is queued before finds and keeps nothing."""
+        """Erase the file next. What is queued is dropped: what it would store is forgotten, what it loads is a miss."""
         self._store.begin_forgetting()
         with self._changed:
             self._erase = True
+            for queue in (self._loads, self._stores):
+                while queue:
+                    self._finish(queue.popleft()[0])
             self._wake()
 
     @property
@@ -114,7 +117,8 @@ class TransferThread:
                 store = self._stores.popleft() if self._stores and load is None else None
             if erase and not self._store.forget():  # until then nothing is found and nothing kept
                 time.sleep(RETRY_S)
-                self.forget()
+                with self._changed:
+                    self._erase = True
             if load is not None:
                 self._load(*load)
             elif store is not None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NEVER = float("-inf")
 _MAX_REFUSALS = 4
-"""Tokens that a check may refuse in one place before the one is taken that it knows to be right."""
+"""Tokens that a check may refuse in one place before the one is taken that is known to be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,10 @@ class GrammarMasks:
         return GrammarMaskBatch(guided) if guided else None
 
     def start(self, batch: GrammarMaskBatch) -> None:
-        """Begin to compute the masks in threads, unless they were begun. All earlier tokens were accepted."""
+        """Begin to compute the masks in threads, unless they were begun. All earlier tokens were accepted.
+
+        Raises what the task of a late mask raised: it would never be ready.
+        """
         if batch.rows is not None:
             return
         batch.rows = [None] * len(batch.guided)
@@ -163,7 +166,10 @@ class GrammarMasks:
             if isinstance(chunk.matcher, str) or chunk.index in batch.dropped:
                 continue
             if chunk.row in self._late:
-                batch.rows[number] = self._late.pop(chunk.row)
+                row = self._late.pop(chunk.row)
+                if row.task.ended.done():
+                    row.task.ended.result()
+                batch.rows[number] = row
             elif chunk.row in self._slow:
                 (batch.rows[number],) = self._filler.begin([chunk.matcher], self._width, slow=True)
             else:

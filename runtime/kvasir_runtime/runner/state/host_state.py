@@ -78,7 +78,7 @@ class HostRowState:
         if ends[-1] > len(chunks):
             token_rows = np.repeat(rows, lens)
             positions = np.arange(ends[-1]) + np.repeat(starts - ends + lens, lens)
-        # Indexed behind a slice numpy may lay out the groups last, and kernels want the slots of each in a row.
+        # Indexed behind a slice numpy may lay out the groups last, and kernels require the slots of each in a row.
         blocks = np.ascontiguousarray(self._block_tables[:, token_rows, positions // self._block_size])
         slots = blocks * self._block_size + positions % self._block_size
         kv_lens = (starts + lens).tolist()

@@ -1,5 +1,6 @@
 """Blocks in a file: what is found is always right, whoever writes, dies, damages or fills the disk meanwhile."""
 
+import errno
 import fcntl
 import os
 import random
@@ -7,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,12 @@ from kvasir_runtime.runner.kv_offload.file_store import open_store
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(store_process.__file__).parents[1])}
 SLOTS = store_layout.num_slots(LIMIT_BYTES, BLOCK_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """What other processes wrote is among the changes at once."""
+    monkeypatch.setattr(file_store, "SYNC_S", 0.0)
 
 
 def put(store, *numbers):
@@ -255,3 +263,68 @@ def test_processes_that_are_killed_while_they_write_leave_only_right_blocks(tmp_
         assert found(opened(tmp_path), list(range(num_keys)))
         assert put(store, 1000 + round_) == 1, "a lock of the dead stands in nobody's way"
         assert found(store, [1000 + round_]) == [1000 + round_]
+
+
+def test_one_torn_header_hides_no_block_for_long(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path)
+    put(first, 1, 2)
+    assert set(second.changes().added) == {key(1), key(2)}
+    with path_of(tmp_path).open("r+b") as file:
+        whole = file.read(store_layout.HEADER_BYTES)
+        os.pwrite(file.fileno(), bytes(20), 0)
+        assert second.changes() == HostChanges(reset=True)
+        os.pwrite(file.fileno(), whole, 0)
+    assert set(second.changes().added) == {key(1), key(2)}
+    assert found(second, [1, 2]) == [1, 2]
+
+
+def test_one_failed_read_hides_no_block_for_long(tmp_path, monkeypatch):
+    store, failures, pread = opened(tmp_path), [True], os.pread
+    put(store, 1)
+
+    def fails_once(*arguments):
+        if failures:
+            failures.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", fails_once)
+    assert found(store, [1]) == []
+    assert found(store, [1]) == [1]
+
+
+def test_a_load_waits_for_no_lock(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(file_store, "LOCK_S", 60.0)
+    store = opened(tmp_path)
+    put(store, 1)
+    other = os.open(path_of(tmp_path), os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    before = time.monotonic()
+    assert found(store, [1]) == [1]
+    assert time.monotonic() - before < 30
+    assert caplog.text == ""
+    os.close(other)
+
+
+def test_a_block_that_cannot_be_renewed_is_loaded_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    store = opened(tmp_path)
+    put(store, 1)
+
+    def fails(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    assert found(store, [1]) == [1]
+    assert "blocks that were read could not be renewed in the KV cache's file: No space left on device" in caplog.text
+
+
+def test_what_others_wrote_is_read_at_open_and_then_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_store, "SYNC_S", 60.0)
+    first = opened(tmp_path)
+    put(first, 1)
+    second = opened(tmp_path)
+    assert second.changes() == HostChanges(added=(key(1),))
+    put(first, 2)
+    assert second.changes() is None
+    monkeypatch.setattr(file_store, "SYNC_S", 0.0)
+    assert second.changes() == HostChanges(added=(key(2),))

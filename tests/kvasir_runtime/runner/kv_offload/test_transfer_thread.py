@@ -134,3 +134,28 @@ def test_a_file_that_cannot_be_erased_now_is_erased_later(tmp_path, blocks, monk
     settled(transfers, 3)
     assert not failures
     assert transfers.changes().added == (key(3),)
+
+
+def test_what_was_queued_before_forgetting_is_neither_stored_nor_loaded(tmp_path, blocks):
+    store, begun, may_go_on = opened(tmp_path), threading.Event(), threading.Event()
+    store.put([(key(5), content(5))])
+    put = store.put
+
+    def slow_put(batch):
+        begun.set()
+        may_go_on.wait(WAIT_S)
+        return put(batch)
+
+    store.put = slow_put
+    transfers = TransferThread(store, blocks)
+    transfers.submit(StepPlan(step=1, stores=stores(1)))
+    assert begun.wait(WAIT_S)
+    transfers.submit(StepPlan(step=2, stores=stores(2), loads=(BlockLoad(key(5), 30),)))
+    transfers.forget()
+    transfers.submit(StepPlan(step=3, stores=stores(3)))
+    may_go_on.set()
+    assert settled(transfers, 3)[:2] == ((), 1)
+    assert transfers.changes().added == (key(3),)
+    (file,) = tmp_path.iterdir()
+    kept = file.read_bytes()
+    assert [number for number in (1, 2, 3, 5) if bytes(content(number)) in kept] == [3]

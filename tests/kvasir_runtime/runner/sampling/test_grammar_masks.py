@@ -1,15 +1,20 @@
 """Masks on the logits: the right bits on every device, and the last word."""
 
+import threading
+from concurrent.futures import wait
+
 import numpy as np
 import pytest
 import torch
 
 from fakes.overlapping import Overlapping
+from kvasir_runtime.core.plan import Chunk, Join, StepPlan
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, GuidedChunk
 from kvasir_runtime.runner.sampling.mask_filler import MaskRow, MaskTask
 from kvasir_runtime.runner.state.device_stream import HostStream
+from kvasir_runtime.wire import Grammar, SamplingConfig
 
 NEVER = float("-inf")
 
@@ -51,3 +56,40 @@ def test_where_others_forbade_all_that_is_allowed_the_mask_alone_decides(device_
     torn = {0: torch.tensor([1.0, 2.0, 3.0, 4.0]), 1: torch.tensor([9.0, 2.0, 3.0, 4.0])}
     GrammarMasks(GrammarCompiler(unused, ()), CPU, device_stream).mask_logits(logits, torn, batch_of([0, 1], bits))
     assert logits.tolist() == [[1.0, 2.0, NEVER, NEVER], [NEVER, 2.0, NEVER, NEVER]]
+
+
+class LateAndBroken:
+    """A grammar whose mask is late, and fails then. It stands for its compiler too."""
+
+    vocab_size = 32
+
+    def __init__(self) -> None:
+        self.begun, self.may_fail = threading.Event(), threading.Event()
+
+    def matcher(self, sampling, tokens):
+        return self
+
+    def fill(self, mask):
+        self.begun.set()
+        self.may_fail.wait(60)
+        raise MemoryError
+
+
+def test_what_a_late_mask_raises_is_raised_in_the_next_step():
+    broken, stream = LateAndBroken(), HostStream()
+    masks = GrammarMasks(broken, CPU, stream)
+    sampling = SamplingConfig(max_tokens=1, grammar=Grammar(kind="regex", text="a"))
+    join = Join(
+        row=0, request_id="a", tokens=(1,), prompt_tokens=1, computed_tokens=0, tables=((0,),), sampling=sampling
+    )
+    masks.apply(StepPlan(step=1, joins=(join,)))
+    chunk = Chunk(row=0, start=0, num_tokens=1, samples=True)
+    late = masks.batch_of([chunk])
+    masks.start(late)
+    (row,) = late.rows
+    assert broken.begun.wait(60)
+    assert masks.defer_late(late, others=True) == [broken]
+    broken.may_fail.set()
+    wait([row.task.ended], 60)
+    with pytest.raises(MemoryError):
+        masks.start(masks.batch_of([chunk]))
