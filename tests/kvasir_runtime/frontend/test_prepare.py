@@ -11,7 +11,6 @@ from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import generation
-from kvasir_runtime.frontend.text_encoder import TextEncoder
 from kvasir_runtime.wire import EngineFacts
 
 GENERATING = (
@@ -394,18 +393,3 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it():
     served = ModelProfile(names=("m",), tokenizer=tiny_tokenizer.tokenizer("nothing"), max_context=64)
     error = refused({"continue_final_message": True}, chat=True, served=served)
     assert (error.param, error.code) == ("messages", "chat_template_error")
-
-
-@pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": 2, "truncation_side": "right"}])
-def test_what_is_remembered_of_a_text_is_separated_by_the_salt(fields, monkeypatch):
-    """So that nobody learns by how long it takes whether another sent the same text."""
-    salts = []
-
-    def ids(self, text, enough=None, *, salt=b""):
-        salts.append(salt)
-        return [1, 2, 3]
-
-    monkeypatch.setattr(TextEncoder, "ids", ids)
-    made = job({"cache_salt": "tenant", **fields})
-    assert made.requests[0].salt
-    assert salts == [made.requests[0].salt]
