@@ -12,7 +12,7 @@ from kvasir_local import component_flags
 KUBERNETES: Final = "v1.34.2"
 ETCD: Final = "v3.6.5"
 LEAST_GO: Final = (1, 24)
-"""go.mod of Kubernetes v1.34 requests it."""
+"""As in go.mod of Kubernetes v1.34."""
 CACHE_NAME: Final = f"kubernetes-{KUBERNETES}-linux-amd64"
 
 _VERSION_PACKAGES: Final = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")

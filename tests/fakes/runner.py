@@ -235,7 +235,7 @@ class FakeRunner:
         row.computed = end
 
     def _check_alone(self, row: Row, block: int) -> None:
-        """Beams that nobody continues have given up their blocks before a plan says what becomes of their rows, and
+        """Beams that are not continued have given up their blocks before a plan says what becomes of their rows, and
         what a window left may be another's although a table still names it.
         """
         assert block >= 0, "a block is written that is not there"

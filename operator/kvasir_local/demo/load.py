@@ -25,7 +25,7 @@ RETRY_PAUSE_S: Final = 0.2
 
 
 @dataclass(slots=True)
-class LoadCounts:
+class LoadTotals:
     """Counts of streams so far. refused: answers 429 and 503, which a client retries; they are not broken."""
 
     finished: int = 0
@@ -43,7 +43,7 @@ class LoadGenerator:
         self._model = model
         self._streams = streams
         self._numbers = itertools.count()
-        self.counts = LoadCounts()
+        self.counts = LoadTotals()
 
     async def run(self, stop_at: float) -> None:
         """Returns when every stream has ended."""

@@ -20,7 +20,7 @@ from kvasir_kube import kinds
 from kvasir_kube.cluster import Cluster
 from kvasir_kube.errors import KubeError
 from kvasir_kube.kinds import Kind
-from kvasir_local.demo.load import LoadCounts, LoadGenerator
+from kvasir_local.demo.load import LoadGenerator, LoadTotals
 from kvasir_local.demo.table import Screen
 from kvasir_local.demo.view import ServiceView, Snapshot, condition
 
@@ -173,7 +173,7 @@ async def scale_up_and_down(view: ServiceView, load: LoadGenerator, screen: Scre
 class _Watch:
     """Takes a snapshot a second, shows it, and remembers what the outcome depends on."""
 
-    def __init__(self, view: ServiceView, screen: Screen, counts: LoadCounts) -> None:
+    def __init__(self, view: ServiceView, screen: Screen, counts: LoadTotals) -> None:
         self._view = view
         self._screen = screen
         self._counts = counts

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kvasir_local.demo.load import LoadCounts
+from kvasir_local.demo.load import LoadTotals
 from kvasir_local.demo.view import Snapshot
 
 _ROWS: Final = 12
@@ -34,7 +34,7 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, phase: str, now: Snapshot, tokens_per_s: float, counts: LoadCounts) -> None:
+    def show(self, phase: str, now: Snapshot, tokens_per_s: float, counts: LoadTotals) -> None:
         """Adds a row, and draws when there is something new to see."""
         at = time.monotonic()
         row = cells(at - self._started, phase, now, tokens_per_s, counts)
@@ -59,7 +59,7 @@ _HEAD: Final = (
 )
 
 
-def cells(elapsed_s: float, phase: str, now: Snapshot, tokens_per_s: float, counts: LoadCounts) -> tuple[str, ...]:
+def cells(elapsed_s: float, phase: str, now: Snapshot, tokens_per_s: float, counts: LoadTotals) -> tuple[str, ...]:
     """One row, as text."""
     return (
         f"{elapsed_s:.0f} s",

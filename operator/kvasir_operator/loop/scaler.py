@@ -189,7 +189,7 @@ class Scaler:
     def _inputs(self, name: Key, replicas: tuple[Replica, ...], *, revision: str) -> TickInputs:
         """What a tick reads. revision: of the next replica."""
         wall = self._clock.wall()
-        # One without a reading may have been unready for hours after its start, and nothing tells that.
+        # One without a reading may have been unready for hours after its start, which no reading shows.
         ready = [r for r in replicas if r.phase == "ready" and r.reading is not None]
         waits = [wall - r.created for r in replicas if r.live and r.phase == "unschedulable"]
         return TickInputs(

@@ -11,7 +11,7 @@ HALF_LIFE_S: Final = 1_800.0
 LEAST_STEPS: Final = 10
 """Steps of a tick that say how long one takes."""
 LEAST_SPREAD: Final = 0.05
-"""Standard deviation of the batches over their mean, below which they are alike and tell no slope."""
+"""Standard deviation of the batches over their mean, below which they are alike and give no slope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class LoadSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodRecord:
+class ReplicaLoad:
     """The last good reading of one replica, and when it was taken. read: False before the first one."""
 
     at: float
@@ -112,7 +112,7 @@ class LoadWindow:
     """
 
     samples: tuple[LoadSample, ...] = ()
-    records: Mapping[str, PodRecord] = field(default_factory=dict)
+    records: Mapping[str, ReplicaLoad] = field(default_factory=dict)
     complete: LoadGauges | None = None
     step: StepModel = field(default_factory=StepModel)
 
@@ -174,21 +174,21 @@ def extended(
 
 def _records(
     window: LoadWindow, members: Sequence[ScaledReplica], fresh: Mapping[str, RuntimeState], now: float
-) -> dict[str, PodRecord]:
+) -> dict[str, ReplicaLoad]:
     """Of the replicas that there are. One that was never read counts as silent from its first tick on."""
     found = {}
     for m in members:
         if m.uid in fresh:
-            found[m.uid] = PodRecord(at=now, reading=fresh[m.uid])
+            found[m.uid] = ReplicaLoad(at=now, reading=fresh[m.uid])
         else:
             found[m.uid] = window.records.get(m.uid) or _first(m, now)
     return found
 
 
-def _first(m: ScaledReplica, now: float) -> PodRecord:
+def _first(m: ScaledReplica, now: float) -> ReplicaLoad:
     if m.reading is not None and not contradiction(m.reading):
-        return PodRecord(at=now, reading=m.reading)
-    return PodRecord(at=now, read=False)
+        return ReplicaLoad(at=now, reading=m.reading)
+    return ReplicaLoad(at=now, read=False)
 
 
 def _sum(readings: Iterable[RuntimeState]) -> LoadGauges:
@@ -212,7 +212,7 @@ def _with_silent(read: LoadGauges, silent: LoadGauges, complete: LoadGauges | No
 
 
 def _counts(
-    before: Mapping[str, PodRecord],
+    before: Mapping[str, ReplicaLoad],
     fresh: Mapping[str, RuntimeState],
     gauges: LoadGauges,
     *,

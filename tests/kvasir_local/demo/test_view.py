@@ -2,7 +2,7 @@
 
 from kvasir_api.state import KvState, RequestTotals, RuntimeState
 from kvasir_local.demo import table, view
-from kvasir_local.demo.load import LoadCounts
+from kvasir_local.demo.load import LoadTotals
 
 STATUS = {
     "desiredReplicas": 3,
@@ -48,7 +48,7 @@ def test_condition_is_found_by_type() -> None:
 
 
 def test_plain_line_has_every_number_and_the_reason() -> None:
-    row = table.cells(12.4, "load", view.summary(STATUS, READINGS), 99.6, LoadCounts(finished=7, broken=1))
+    row = table.cells(12.4, "load", view.summary(STATUS, READINGS), 99.6, LoadTotals(finished=7, broken=1))
     line = table.plain(row, "kv requests 3")
     for part in (
         "12 s",

@@ -52,7 +52,7 @@ def head(seen, *, wanted=4, now=NOW):
         (world(), ("new", "Progressing", None, 0)),
         (world(old=0, new=4), ("new", "", None, 0)),
         (world(new=2, paused=True), ("new", "Paused", 2, 0)),
-        # the first step requests its share and then lets it serve
+        # the first step requests its share and then makes it serve
         (world(steps=STEPS), ("new", "Progressing", 1, 1)),
         (world(new=1, ready=False, steps=STEPS), ("new", "Progressing", 1, 1)),
         (world(new=1, steps=STEPS), ("new", "Canary", 1, 1)),

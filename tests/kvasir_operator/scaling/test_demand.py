@@ -1,4 +1,4 @@
-"""Each signal asks for an absolute number of replicas, and a request enters it once."""
+"""Each signal needs an absolute number of replicas, and a request enters it once."""
 
 from dataclasses import replace
 

@@ -119,7 +119,7 @@ def test_every_answer_is_one_of_its_grammar(folder, words, text_of, depth, devic
 
 
 def test_forced_tokens_change_nothing_and_take_fewer_steps(folder, words, text_of):
-    """Whoever requests logprobs gets no forced tokens, so both ways can be had."""
+    """A request with logprobs gets no forced tokens, so both ways can be had."""
     for temperature in (0.0, 1.0):
         forced, plain = (
             served(
@@ -162,7 +162,7 @@ def test_pressure_and_depth_change_no_answer(folder, words, text_of):
 
 
 def test_what_is_launched_after_forced_tokens_were_taken_early_comes_to_nothing(folder, words):
-    """With three plans in flight a draw may wait for tokens that whoever made the third plan has not seen."""
+    """With three plans in flight a draw may wait for tokens that the maker of the third plan has not seen."""
     device_stream = Overlapping()
     options = ServeOptions(model=str(folder), kv_cache_tokens=512, max_sequences=4, max_model_len=128)
     runner = build(options, lambda _: None, device_stream)

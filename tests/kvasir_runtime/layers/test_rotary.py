@@ -18,7 +18,7 @@ SCALINGS = [
     ({"rope_type": "linear", "factor": 4.0}, 4096),
     ({"rope_type": "llama3", **LLAMA3}, 4096),
     ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
-    # beyond max_position_embeddings, as a model card asks for it
+    # beyond max_position_embeddings, as a model card describes it
     ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
     ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "attention_factor": 0.7}, 4096),
     (

@@ -37,7 +37,7 @@ class LocatedSchema:
     place: SchemaPlace
 
 
-class Resources:
+class SchemaResources:
     """The resources of one schema. Raises GrammarError where a reference leads nowhere."""
 
     def __init__(self, root: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kvasir_runtime.guide.schemas import complement, contained, evaluated, overlap, strings
-from kvasir_runtime.guide.schemas.resources import LocatedSchema, Resources, SchemaPlace
+from kvasir_runtime.guide.schemas.resources import LocatedSchema, SchemaPlace, SchemaResources
 from kvasir_runtime.guide.schemas.unions import Schema, TooLarge, all_of, any_of, dependencies, guarded, listed, mapping
 
 FORMATS: Final = frozenset(
@@ -32,7 +32,7 @@ class Rewriter:
 
     def __init__(self, schema: Schema, relaxed: Collection[str] = ()) -> None:
         self.loose: set[str] = set()
-        self.resources = Resources(schema)
+        self.resources = SchemaResources(schema)
         self._relaxed = frozenset(relaxed)
         self._names: dict[tuple[int, SchemaPlace, bool], str] = {}
         self._definitions: dict[str, Schema] = {}

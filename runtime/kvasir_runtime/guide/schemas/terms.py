@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvasir_runtime.guide.schemas.resources import LocatedSchema, Resources, SchemaPlace
+from kvasir_runtime.guide.schemas.resources import LocatedSchema, SchemaPlace, SchemaResources
 from kvasir_runtime.guide.schemas.unions import Schema
 
 
 class Terms(Protocol):
     """Schemas in the words that llguidance compiles."""
 
-    resources: Resources
+    resources: SchemaResources
     loose: set[str]
 
     def positive(self, schema: Schema, place: SchemaPlace) -> Schema:

@@ -7,7 +7,7 @@ from kvasir_runtime.core.plan import HostChanges, StepPlan, TransferResults
 
 class BlockTransfers(Protocol):
     """Copies blocks between device and host beside the steps. Called by the engine's thread; never waits for a copy,
-    except `completed` where it is told to.
+    except `completed` with a time to wait.
     """
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_runtime.guide.errors import GrammarError
-from kvasir_runtime.guide.schemas.resources import Resources
+from kvasir_runtime.guide.schemas.resources import SchemaResources
 
 SCHEMA = {
     "$id": "https://example.com/root.json",
@@ -40,7 +40,7 @@ SCHEMA = {
     ],
 )
 def test_references(reference, const):
-    resources = Resources(SCHEMA)
+    resources = SchemaResources(SCHEMA)
     assert resources.referred(reference, resources.start.place).schema["const"] == const
 
 
@@ -56,13 +56,13 @@ def test_references(reference, const):
     ],
 )
 def test_references_that_lead_nowhere(reference, reason):
-    resources = Resources(SCHEMA)
+    resources = SchemaResources(SCHEMA)
     with pytest.raises(GrammarError, match=reason):
         resources.referred(reference, resources.start.place)
 
 
 def test_a_reference_is_relative_to_the_resource_that_it_stands_in():
-    resources = Resources(SCHEMA)
+    resources = SchemaResources(SCHEMA)
     place = resources.referred("other.json", resources.start.place).place
     assert place == (
         "https://example.com/other.json",
@@ -75,7 +75,7 @@ def test_a_reference_is_relative_to_the_resource_that_it_stands_in():
 
 def test_a_dynamic_reference_leads_to_the_outermost_anchor():
     node = {"$id": "node", "$dynamicAnchor": "T", "const": "node", "$defs": {"static": {"$anchor": "S"}}}
-    resources = Resources({"$id": "https://example.com/strict", "$dynamicAnchor": "T", "$defs": {"node": node}})
+    resources = SchemaResources({"$id": "https://example.com/strict", "$dynamicAnchor": "T", "$defs": {"node": node}})
     inner = resources.referred("node", resources.start.place).place
     assert resources.dynamically_referred("#T", inner).schema["$id"] == "https://example.com/strict"
     assert resources.dynamically_referred("#S", inner).schema == {"$anchor": "S"}
@@ -85,7 +85,7 @@ def test_a_dynamic_reference_leads_to_the_outermost_anchor():
 
 def test_scopes_are_bounded():
     many = {"$defs": {str(n): {"$id": f"https://example.com/{n}"} for n in range(40)}}
-    resources = Resources(many)
+    resources = SchemaResources(many)
     place = resources.start.place
     for number in range(15):
         place = resources.referred(f"https://example.com/{number}", place).place

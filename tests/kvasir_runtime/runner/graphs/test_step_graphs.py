@@ -1,4 +1,4 @@
-"""Recorded steps say what launched ones say, whoever takes part, however they are drawn, padded as they are."""
+"""Recorded steps say what launched ones say, for any rows, however they are drawn, padded as they are."""
 
 import random
 from pathlib import Path
