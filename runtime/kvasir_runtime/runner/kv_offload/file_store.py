@@ -34,8 +34,6 @@ SUFFIX: Final = ".kvblocks"
 LOCK_S: Final = 0.2
 """Longer than any holder takes unless it is stopped; then others go on without."""
 LOCK_POLL_S: Final = 0.001
-SYNC_S: Final = 0.1
-"""Between two looks of `changes` at what others wrote: each reads the whole table while another process stores."""
 READS: Final = 3
 """Of a header that another process may be writing."""
 QUIET_S: Final = 60.0
@@ -68,7 +66,7 @@ class FileStore:
         self._seen = 0
         self._guard = threading.Lock()
         self._forgetting = False
-        self._synced_at = self._warned_at = float("-inf")
+        self._warned_at = float("-inf")
         self._sync_or_reset()
 
     @property
@@ -82,14 +80,14 @@ class FileStore:
         return self._header.num_slots
 
     def changes(self) -> HostChanges | None:
-        """What the file holds and did not at the last call; None as well while it is busy. What other processes wrote
-        is among it a moment later.
+        """What the file holds and did not at the last call, whichever process wrote it; None as well while it is busy.
+
+        Costs 2 microseconds where nothing changed; else the table is read, 0.1 milliseconds for 8,000 slots.
         """
         if not self._guard.acquire(blocking=False):
             return None
         try:
-            if time.monotonic() >= self._synced_at + SYNC_S:
-                self._sync()
+            self._sync()
             return self._table.changes()
         except OSError:
             return self._table.changes()
@@ -173,7 +171,6 @@ class FileStore:
 
     def _sync(self) -> bool:
         """Take in what others wrote. False where the file is damaged beyond its entries. Raises OSError."""
-        self._synced_at = time.monotonic()
         header = None
         for _ in range(READS):
             header = header or store_layout.decoded(os.pread(self._file, store_layout.HEADER_BYTES, 0))

@@ -101,7 +101,7 @@ def entries_since(table: bytes, seen: int) -> list[tuple[int, int, bytes, int]]:
         packed = table[slot * ENTRY_BYTES : slot * ENTRY_BYTES + _ENTRY.size]
         key, block_crc, sequence = _ENTRY.unpack(packed)
         if crc32(packed) != int(rows["crc"][slot]):
-            key = EMPTY
+            key, block_crc = EMPTY, 0  # of an entry that is being written: later it is read with its own checksum
         found.append((slot, sequence, key, block_crc))
     found.sort(key=lambda one: one[1])
     return found

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,6 @@ from kvasir_runtime.runner.kv_offload.file_store import open_store
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(store_process.__file__).parents[1])}
 SLOTS = store_layout.num_slots(LIMIT_BYTES, BLOCK_BYTES)
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    """What other processes wrote is among the changes at once."""
-    monkeypatch.setattr(file_store, "SYNC_S", 0.0)
 
 
 def put(store, *numbers):
@@ -318,13 +313,25 @@ def test_a_block_that_cannot_be_renewed_is_loaded_and_the_log_says_so(tmp_path, 
     assert "blocks that were read could not be renewed in the KV cache's file: No space left on device" in caplog.text
 
 
-def test_what_others_wrote_is_read_at_open_and_then_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_store, "SYNC_S", 60.0)
+def test_all_that_one_process_counts_as_stored_is_found_by_the_next_call_of_another(tmp_path):
     first = opened(tmp_path)
     put(first, 1)
     second = opened(tmp_path)
     assert second.changes() == HostChanges(added=(key(1),))
-    put(first, 2)
+    for number in range(2, 20):
+        assert put(first, number) == 1
+        assert second.changes() == HostChanges(added=(key(number),)), "however soon after the last call"
     assert second.changes() is None
-    monkeypatch.setattr(file_store, "SYNC_S", 0.0)
-    assert second.changes() == HostChanges(added=(key(2),))
+
+
+def test_an_entry_that_was_read_while_it_was_written_is_found_once_it_is_whole(tmp_path):
+    second, first = opened(tmp_path), opened(tmp_path)
+    put(first, 1)
+    with path_of(tmp_path).open("r+b") as file:
+        written = os.pread(file.fileno(), store_layout.PAGE + store_layout.ENTRY_BYTES, 0)
+        header = replace(store_layout.decoded(written), changes=1)  # the header comes behind the entries
+        os.pwrite(file.fileno(), header.encoded(), 0)
+        os.pwrite(file.fileno(), bytes(4), store_layout.entry_at(0))
+        assert second.changes() is None
+        os.pwrite(file.fileno(), written, 0)
+    assert second.changes() == HostChanges(added=(key(1),))
