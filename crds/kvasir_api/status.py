@@ -55,7 +55,11 @@ class ScalingChange(CrdObject):
     time: str = option(..., "When it was decided, RFC 3339.", date_time=True)
     from_: int = Field(..., alias="from", description="Replicas wanted before.", ge=0, le=MOST_REPLICAS)
     to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0, le=MOST_REPLICAS)
-    signal: str = option(..., "The signal that bound: kv, backlog, prefill, floor, ceiling.", max_length=64)
+    signal: str = option(
+        ...,
+        "What determined the count: a signal (kv, slots, prefill, itl, ttft, backlog), or a bound (floor, ceiling).",
+        max_length=64,
+    )
     reason: str = option(..., "What determined the number, with the numbers behind it.", max_length=1024)
 
 

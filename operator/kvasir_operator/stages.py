@@ -86,7 +86,7 @@ class Resolved:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerResult:
     """The autoscaler's last result for a service. wanted: replicas; most: its upper bound now, 0 where it did not
-    decide. status: None while autoscaling is off.
+    decide; most_field: the path of the field that sets it. status: None while autoscaling is off.
 
     missing: pods and gateways that did not answer; lost: pods that have not for minutes; contradictions: pods whose
     readings cannot be true, with the reason. unread: no ready replica was read. decode_rates: by uid of the replica.
@@ -94,6 +94,7 @@ class ScalerResult:
 
     wanted: int = 0
     most: int = 0
+    most_field: str = ""
     status: AutoscalingStatus | None = None
     missing: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()

@@ -41,9 +41,9 @@ def main() -> None:
 
 def table(mine: list[SimulationRow]) -> str:
     """A row for each rule."""
-    names = [name for name in FIGURES if name in mine[0].figures]
+    names = [name for name in FIGURES if any(name in row.figures for row in mine)]
     body: list[list[Any]] = [["by", *names], ["---"] * (len(names) + 1)]
-    body += [[row.by, *(row.figures[name] for name in names)] for row in mine]
+    body += [[row.by, *(row.figures.get(name, "–") for name in names)] for row in mine]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in body)
 
 

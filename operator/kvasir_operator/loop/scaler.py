@@ -112,9 +112,11 @@ class Scaler:
         status = seen.status.autoscaling if seen.invalid else self._status(*service)
         memory = self._memory.get(name)
         last = memory.window.last if memory else None
+        rules = memory.decision.policy if memory and memory.decision else None
         return ScalerResult(
             wanted=wanted,
-            most=memory.decision.policy.max_replicas if memory and memory.decision else 0,
+            most=rules.max_replicas if rules else 0,
+            most_field=rules.max_field if rules else "",
             status=status,
             missing=last.missing if last else (),
             lost=last.lost if last else (),
@@ -131,7 +133,7 @@ class Scaler:
         if spec.autoscaling.mode == "Paused":
             return wanted
         least, most = bounds(spec.autoscaling, self._clock.wall())
-        return min(max(wanted, least), most)
+        return min(max(wanted, least.replicas), most.replicas)
 
     def _status(
         self, name: Key, uid: str, spec: InferenceServiceSpec, status: InferenceServiceStatus
@@ -175,12 +177,15 @@ class Scaler:
         self._log.write(
             name, memory.uid, spec.autoscaling, before=memory.state, inputs=inputs, by_hand=spec.replicas, result=result
         )
+        decided_before = memory.decision is not None
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
         believed = _believed(replicas, result.window.last)
         memory.decode_rates = followed(memory.decode_rates, believed, now=inputs.at, window_s=self._speed_window_s)
         if result.decision is not None:
             self._telemetry.decided(name, result.decision)
-            await self._tell(service, result.decision, memory)
+            await self._tell(name, service, result.decision, memory)
+        elif decided_before:
+            self._telemetry.forget_decisions(name)
         digest = _digest(replicas, memory)
         if digest != memory.digest:
             memory.digest = digest
@@ -202,10 +207,11 @@ class Scaler:
             cold_starts_s=tuple(at - r.created for r in ready if (at := r.first_ready_at) is not None),
         )
 
-    async def _tell(self, service: Json, decision: ScalingDecision, memory: ScalerMemory) -> None:
-        """A change becomes an entry of status and one event. In mode External the other autoscaler changes the
-        count."""
+    async def _tell(self, name: Key, service: Json, decision: ScalingDecision, memory: ScalerMemory) -> None:
+        """A change is counted, and becomes an entry of status and one event. In mode External the other autoscaler
+        changes the count."""
         if decision.changed and memory.mode != "External":
+            self._telemetry.changed(name, decision.signal)
             entry = Entry.model_validate(
                 {
                     "time": rfc3339(self._clock.wall()),

@@ -24,16 +24,15 @@ INPUTS: Final = (
     "step_seconds",
     "horizon_seconds",
 )
-OF_A_SERVICE: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    "kvasir_service_wanted_replicas": ((),),
-    "kvasir_service_ready_replicas": ((),),
+OF_A_SERVICE: Final = ("kvasir_service_wanted_replicas", "kvasir_service_ready_replicas")
+OF_A_DECISION: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "kvasir_service_required_replicas": ((),),
     "kvasir_service_demand_replicas": tuple((signal,) for signal in SIGNALS),
     "kvasir_service_replica_bounds": tuple((bound,) for bound in BOUNDS),
     "kvasir_service_scaling_limited": tuple((limit,) for limit in LIMITS),
     "kvasir_service_load": tuple((name,) for name in INPUTS),
 }
-"""Series of each service, by metric, with the labels beside namespace and service."""
+"""Series of each service with autoscaling, by metric, with the labels beside namespace and service."""
 
 
 class Telemetry:
@@ -71,7 +70,7 @@ class Telemetry:
         self._families["kvasir_service_ready_replicas"].labels(*service).set(ready)
 
     def decided(self, service: Key, decision: ScalingDecision) -> None:
-        """Replicas required by each signal, and whether the number changed."""
+        """Replicas required by each signal, the bounds, and what they are computed from."""
         for signal in SIGNALS:
             required = decision.demand.levels.get(signal, 0.0)
             self._families["kvasir_service_demand_replicas"].labels(*service, signal).set(required)
@@ -82,13 +81,21 @@ class Telemetry:
             self._families["kvasir_service_scaling_limited"].labels(*service, limit).set(limit == decision.limited_by)
         for name, value in zip(INPUTS, _inputs(decision), strict=True):
             self._families["kvasir_service_load"].labels(*service, name).set(value)
-        if decision.changed:
-            self._families["kvasir_service_decisions_total"].labels(*service, decision.signal).inc()
-            self._signals.setdefault(service, set()).add(decision.signal)
+
+    def changed(self, service: Key, signal: str) -> None:
+        """The autoscaler wants another number. signal: what determined it."""
+        self._families["kvasir_service_decisions_total"].labels(*service, signal).inc()
+        self._signals.setdefault(service, set()).add(signal)
 
     def forget(self, service: Key) -> None:
         """The service is gone: so are its series."""
-        for name, values in OF_A_SERVICE.items():
+        for name in OF_A_SERVICE:
+            self._remove(name, *service)
+        self.forget_decisions(service)
+
+    def forget_decisions(self, service: Key) -> None:
+        """Nothing is decided for the service any more, because it is gone or has no autoscaling."""
+        for name, values in OF_A_DECISION.items():
             for value in values:
                 self._remove(name, *service, *value)
         for signal in self._signals.pop(service, ()):

@@ -1,5 +1,5 @@
 """What one replica can take, and how many replicas a load needs where they are not alike. Called by `window.py` and
-`signals.py`; it knows nothing of time."""
+`demand.py`; it knows nothing of time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

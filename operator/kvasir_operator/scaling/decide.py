@@ -68,7 +68,7 @@ class ScalingDecision:
     def reason(self) -> str:
         """Why the number changed, for a person: what needs how many replicas, and what limits them."""
         ruling = self.demand if self.replicas >= self.before else self.release
-        return sentence.reason(ruling, self.limited_by)
+        return sentence.reason(ruling, self.limited_by, self.policy)
 
     @property
     def arithmetic(self) -> str:
@@ -98,7 +98,7 @@ def decide(
         raw=upper.replicas if upper.known else state.wanted,
         signal=signal,
         limited_by=limited_by,
-        message=sentence.message(bounded, upper, limited_by, down_window_s=policy.down_window_s),
+        message=sentence.message(bounded, upper, limited_by, policy),
         demand=upper,
         release=lower,
         policy=policy,

@@ -13,7 +13,7 @@ The largest determines the count. A request enters a signal once: as a part of t
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, floor
 from typing import Final, Literal
 
 from kvasir_operator.scaling.capacity import ReplicaCapacity, replicas
@@ -24,9 +24,12 @@ from kvasir_operator.scaling.workload import Workload
 Signal = Literal["kv", "slots", "prefill", "itl", "ttft", "backlog"]
 SIGNALS: Final[tuple[Signal, ...]] = ("kv", "slots", "prefill", "itl", "ttft", "backlog")
 ALLOCATOR_FRACTION: Final = 0.90
+"""Of the cache: what a full allocator can use."""
 PREFILL_FRACTION: Final = 0.80
 LEAST_PREFILL_FRACTION: Final = 0.30
 LEAST_WAIT_S: Final = 0.25
+LEAST_GAIN: Final = 0.05
+"""Share of a step by which one replica more has to shorten it, where the objective cannot be reached."""
 EPSILON: Final = 1e-6
 Part = Callable[[ReplicaCapacity], float]
 """A part of a replica's capacity, in the unit of a load."""
@@ -57,7 +60,7 @@ def release_edge(policy: ScalingPolicy) -> DemandEdge:
 class Demand:
     """Replicas by signal, as fractions. known: whether the capacity of any replica was read. load: of what was read;
     each: the capacity of the next replica. lost: ready replicas that have been silent for long, of which nothing is
-    expected."""
+    expected. itl_unreachable: no number of replicas reaches the objective between two tokens."""
 
     known: bool
     levels: dict[Signal, float] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class Demand:
     each: ReplicaCapacity = field(default_factory=ReplicaCapacity)
     edge: float = 0.0
     lost: int = 0
+    itl_unreachable: bool = False
 
     @property
     def replicas(self) -> int:
@@ -102,13 +106,24 @@ def demand(last: LoadSample | None, load: Workload, policy: ScalingPolicy, edge:
         ),
         "prefill": _prefill(last, load, policy, edge),
     }
-    if policy.itl_s:
+    unreachable = _itl_unreachable(load, policy)
+    if unreachable:
+        levels["itl"] = _itl_helped(load, edge)
+    elif policy.itl_s:
         levels["itl"] = _itl(last, load, policy.itl_s * edge.rate)
     if policy.ttft_s:
         levels["ttft"] = _ttft(last, load, policy, edge)
     if load.waiting:
         levels["backlog"] = _backlog(last, load, policy)
-    return Demand(known=True, levels=levels, load=load, each=last.typical, edge=edge.fraction, lost=len(last.lost))
+    return Demand(
+        known=True,
+        levels=levels,
+        load=load,
+        each=last.typical,
+        edge=edge.fraction,
+        lost=len(last.lost),
+        itl_unreachable=unreachable,
+    )
 
 
 def _needed(last: LoadSample, amount: float, part: Part) -> float:
@@ -172,6 +187,23 @@ def _itl(last: LoadSample, load: Workload, step_s: float) -> float:
     if not load.step.slope_s:
         return load.running / most
     return _flow(last, load, lambda _: most)
+
+
+def _itl_unreachable(load: Workload, policy: ScalingPolicy) -> bool:
+    """Whether a sequence alone, without prompts beside it, takes longer than the objective by measured steps."""
+    return bool(policy.itl_s) and load.step.varied and load.step.step_s(1.0) > policy.itl_s
+
+
+def _itl_helped(load: Workload, edge: DemandEdge) -> float:
+    """Replicas up to which one more shortens steps by LEAST_GAIN.
+
+    A replica that decodes t tokens per second has batches b of t·step(b) sequences: steps of base / (1 − slope·t).
+    """
+    busy = load.step.slope_s * load.arrivals_per_s * load.output_tokens / edge.rate
+    count = floor(busy) + 1
+    while (1 - busy / count) / (1 - busy / (count + 1)) < 1 - LEAST_GAIN:
+        count += 1
+    return float(count)
 
 
 def _ttft(last: LoadSample, load: Workload, policy: ScalingPolicy, edge: DemandEdge) -> float:

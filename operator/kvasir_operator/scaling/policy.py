@@ -14,11 +14,14 @@ MOST_COLD_START_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPolicy:
-    """Fractions 0..1, times in seconds; see spec.autoscaling for what each means. ttft_s, itl_s: 0 without objective.
-    cold_start_s: the ninth decile of first starts, 0 before one."""
+    """Fractions 0..1, times in seconds; see spec.autoscaling for what each means. min_field, max_field: paths of the
+    fields that set the bounds. ttft_s, itl_s: 0 without objective. cold_start_s: the ninth decile of first starts, 0
+    before one."""
 
     min_replicas: int = 1
     max_replicas: int = 4
+    min_field: str = "spec.autoscaling.minReplicas"
+    max_field: str = "spec.autoscaling.maxReplicas"
     target_fraction: float = 0.85
     release_fraction: float = 0.70
     horizon_s: float = LEAST_HORIZON_S
@@ -39,8 +42,10 @@ def policy(spec: Autoscaling, cold_starts_s: Iterable[float] = (), *, wall: floa
     cold_start_s = min(MOST_COLD_START_S, _p90(sorted(cold_starts_s)))
     least, most = bounds(spec, wall)
     return ScalingPolicy(
-        min_replicas=least,
-        max_replicas=most,
+        min_replicas=least.replicas,
+        max_replicas=most.replicas,
+        min_field=least.field,
+        max_field=most.field,
         target_fraction=spec.kv_target_percent / 100,
         release_fraction=spec.kv_release_percent / 100,
         horizon_s=float(spec.backlog_horizon_seconds) or max(LEAST_HORIZON_S, cold_start_s),

@@ -71,11 +71,7 @@ def encoded(
     """A line, with its end. What the autoscaler does not read of a pod is left out."""
     pods = tuple(
         RecordedPod(
-            name=pod.name,
-            uid=pod.uid,
-            serving=pod.serving,
-            fresh=pod.fresh,
-            current=pod.current,
+            **_flags(pod),
             state=msgspec.structs.replace(pod.reading, prefix_digest=()) if pod.reading else None,
         )
         for pod in inputs.pods
@@ -133,15 +129,15 @@ def _parsed(number: int, text: bytes) -> tuple[RecordedTick, Autoscaling | None]
         raise InvalidRecordingError(f"line {number}: {error}") from error
 
 
+def _flags(pod: RecordedPod | ScaledReplica) -> dict[str, Any]:
+    return {name: getattr(pod, name) for name in ("name", "uid", "serving", "fresh", "current")}
+
+
 def _inputs(line: RecordedTick) -> TickInputs:
     pods = tuple(
         ScaledReplica(
-            uid=pod.uid or pod.name,
-            name=pod.name,
-            serving=pod.serving,
+            **_flags(pod) | {"uid": pod.uid or pod.name, "fresh": pod.fresh and pod.state is not None},
             reading=pod.state,
-            fresh=pod.fresh and pod.state is not None,
-            current=pod.current,
         )
         for pod in line.pods
     )

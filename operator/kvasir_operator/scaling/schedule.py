@@ -1,5 +1,7 @@
 """Bounds by time of day: which of spec.autoscaling.schedules is in force. Called by `policy.py`."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -8,16 +10,33 @@ from kvasir_api.autoscaling import Autoscaling, ScalingSchedule
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
-def bounds(spec: Autoscaling, wall: float) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaBound:
+    """replicas: the bound. field: the path of the field that sets it."""
+
+    replicas: int
+    field: str
+
+
+def bounds(spec: Autoscaling, wall: float) -> tuple[ReplicaBound, ReplicaBound]:
     """Least and most replicas at a time. wall: epoch seconds.
 
     Of schedules that overlap the largest minimum counts and the largest maximum; a schedule without one of them leaves
     that of the spec. A minimum above the maximum lifts the maximum.
     """
-    now = [s for s in spec.schedules if in_force(s, wall)]
-    least = max((s.min_replicas for s in now if s.min_replicas is not None), default=spec.min_replicas)
-    most = max((s.max_replicas for s in now if s.max_replicas is not None), default=spec.max_replicas)
-    return least, max(least, most)
+    now = {f"schedules[{i}]": s for i, s in enumerate(spec.schedules) if in_force(s, wall)}
+    least = _largest({path: s.min_replicas for path, s in now.items()}, "minReplicas", spec.min_replicas)
+    most = _largest({path: s.max_replicas for path, s in now.items()}, "maxReplicas", spec.max_replicas)
+    return least, most if most.replicas >= least.replicas else least
+
+
+def _largest(scheduled: Mapping[str, int | None], field: str, otherwise: int) -> ReplicaBound:
+    """Of the schedules that set the field, by path; that of the spec where none does."""
+    found = [(count, path) for path, count in scheduled.items() if count is not None]
+    if not found:
+        return ReplicaBound(replicas=otherwise, field=f"spec.autoscaling.{field}")
+    count, path = max(found)
+    return ReplicaBound(replicas=count, field=f"spec.autoscaling.{path}.{field}")
 
 
 def in_force(schedule: ScalingSchedule, wall: float) -> bool:

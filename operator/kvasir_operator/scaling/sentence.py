@@ -3,6 +3,7 @@
 from typing import Final
 
 from kvasir_operator.scaling.demand import SIGNALS, Demand, Signal
+from kvasir_operator.scaling.policy import ScalingPolicy
 
 NAMES: Final[dict[Signal, str]] = {
     "kv": "KV cache",
@@ -12,6 +13,9 @@ NAMES: Final[dict[Signal, str]] = {
     "ttft": "time to first token",
     "backlog": "backlog",
 }
+UNREACHABLE: Final = (
+    "no number of replicas reaches spec.autoscaling.itlMilliseconds, so that none is added for it alone"
+)
 UNKNOWN: Final = "no replica has reported its capacity yet"
 
 
@@ -20,31 +24,31 @@ def replicas(number: int) -> str:
     return "1 replica" if number == 1 else f"{number} replicas"
 
 
-def message(number: int, asked: Demand, limited_by: str, *, down_window_s: float) -> str:
-    """Names what determines the count, and beside a limit what the load requires."""
+def message(number: int, asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
+    """Names what determines the count, beside a limit what the load requires, and an objective that is out of reach."""
     name = NAMES[asked.signal]
+    unreachable = f"; {UNREACHABLE}" if asked.itl_unreachable else ""
     if limited_by == "":
-        return f"{replicas(number)}: {name} determines the count"
+        return f"{replicas(number)}: {name} determines the count{unreachable}"
     required = f"{name} requires {asked.replicas}" if asked.known else UNKNOWN
-    return (
-        f"{replicas(number)}: {_limit(limited_by, up=asked.replicas > number, down_window_s=down_window_s)}; {required}"
-    )
+    limit = _limit(limited_by, up=asked.replicas > number, policy=policy)
+    return f"{replicas(number)}: {limit}; {required}{unreachable}"
 
 
-def _limit(limited_by: str, *, up: bool, down_window_s: float) -> str:
+def _limit(limited_by: str, *, up: bool, policy: ScalingPolicy) -> str:
     side = "scaleUp" if up else "scaleDown"
     return {
-        "floor": "spec.autoscaling.minReplicas determines the count",
-        "ceiling": "spec.autoscaling.maxReplicas limits the count",
+        "floor": f"{policy.min_field} determines the count",
+        "ceiling": f"{policy.max_field} limits the count",
         "rate": f"spec.autoscaling.{side} limits how fast the count changes",
-        "window": f"the largest demand of the last {down_window_s:.0f} s determines the count",
+        "window": f"the largest demand of the last {policy.down_window_s:.0f} s determines the count",
         "readings": "the count stays while readings are missing",
         "capacity": "the count stays while a replica finds no node",
         "paused": "spec.autoscaling.mode is Paused",
     }[limited_by]
 
 
-def reason(asked: Demand, limited_by: str) -> str:
+def reason(asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
     """What needs how many replicas, for an event: 'KV cache needs 2.2 replicas at 85 %'."""
     if not asked.known:
         needs = UNKNOWN
@@ -53,11 +57,12 @@ def reason(asked: Demand, limited_by: str) -> str:
         needs = f"{NAMES[asked.signal]} needs {asked.level:.1f} replicas{edge.replace('%', ' %')}"
     lost = f"; {replicas(asked.lost)} did not answer for minutes" if asked.lost else ""
     bound = {
-        "floor": "; spec.autoscaling.minReplicas determines the count",
-        "ceiling": "; spec.autoscaling.maxReplicas limits the count",
+        "floor": f"; {policy.min_field} determines the count",
+        "ceiling": f"; {policy.max_field} limits the count",
         "rate": "; the rate of change is limited",
     }
-    return f"{needs}{lost}{bound.get(limited_by, '')}"
+    unreachable = f"; {UNREACHABLE}" if asked.itl_unreachable else ""
+    return f"{needs}{lost}{bound.get(limited_by, '')}{unreachable}"
 
 
 def arithmetic(asked: Demand) -> str:

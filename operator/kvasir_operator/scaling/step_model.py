@@ -45,15 +45,22 @@ class StepModel:
         return self.rows / self.weight if self.weight else 0.0
 
     @property
+    def varied(self) -> bool:
+        """Whether batches differed enough to show how steps grow with them."""
+        return self._spread > (LEAST_SPREAD * self.mean_batch) ** 2
+
+    @property
     def slope_s(self) -> float:
         """Seconds that each sequence adds; 0 where batches were alike, or larger ones no slower."""
-        if not self.weight:
+        if not self.varied:
             return 0.0
-        spread = self.squares / self.weight - self.mean_batch**2
-        if spread <= (LEAST_SPREAD * self.mean_batch) ** 2:
-            return 0.0
-        slope = (self.products / self.weight - self.mean_batch * self.mean_s) / spread
+        slope = (self.products / self.weight - self.mean_batch * self.mean_s) / self._spread
         return min(max(0.0, slope), self.mean_s / self.mean_batch)
+
+    @property
+    def _spread(self) -> float:
+        """Variance of the batches."""
+        return self.squares / self.weight - self.mean_batch**2 if self.weight else 0.0
 
     @property
     def base_s(self) -> float:

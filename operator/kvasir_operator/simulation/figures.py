@@ -13,12 +13,12 @@ WINDOW_S: Final = 300.0
 
 
 def figures(scenario: Scenario, run: FleetRun) -> dict[str, Any]:
-    """Those that the scenario has a goal for, rounded, in the order of their declaration."""
+    """Those that the scenario has a goal for and that were measured, rounded, in the order of their declaration."""
     hours = run.pod_s
     steady = scenario.steady or max(scenario.need(at) for at in _grid(scenario))
     ttfts = _ttfts(scenario, run)
     found = {
-        "signal_to_pod_p95_s": round(_percentile(run.delays_s, 0.95), 1),
+        "signal_to_pod_p95_s": round(_percentile(run.delays_s, 0.95), 1) if run.delays_s else None,
         "overshoot": round(max(run.created) / steady, 2),
         "reversals_per_window": reversals(run.targets),
         "objective_met_fraction": round(_met(scenario, run), 4),
@@ -26,7 +26,7 @@ def figures(scenario: Scenario, run: FleetRun) -> dict[str, Any]:
         "replica_hours_of_static": round(hours / (steady * scenario.seconds), 3),
         "replica_hours_of_oracle": round(hours / oracle_s(scenario), 3),
     }
-    return {name: value for name, value in found.items() if name in scenario.goals}
+    return {name: value for name, value in found.items() if name in scenario.goals and value is not None}
 
 
 def reversals(targets: Sequence[tuple[float, int]]) -> int:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
+from kvasir_operator.scaling.demand import ALLOCATOR_FRACTION
 from kvasir_operator.simulation.pod_model import PREFILL_SHARE, PodProfile
 from kvasir_operator.simulation.traffic import LengthMix
 
-USABLE_FRACTION: Final = 0.90
-"""Of the cache: what a full allocator can use."""
 ROUNDS: Final = 60
 
 
@@ -40,6 +39,6 @@ def _batch(profile: PodProfile, mix: LengthMix, rate: float, itl_s: float) -> fl
         return None
     batch = rate * mix.output * profile.step_base_s / spare
     held = _prompt(mix) + mix.output / 2
-    within = batch <= profile.slots and batch * held <= USABLE_FRACTION * profile.kv_tokens
+    within = batch <= profile.slots and batch * held <= ALLOCATOR_FRACTION * profile.kv_tokens
     slow = itl_s and profile.step_s(batch) / decode_share > itl_s
     return batch if within and not slow else None

@@ -16,6 +16,7 @@ from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
 
+MAX_FIELD: Final = "spec.autoscaling.maxReplicas"
 MODES: Final = {"Advisory": "ModeAdvisory", "Paused": "ModePaused", "External": "ModeExternal"}
 """Reasons of modes in which the autoscaler does not set the count."""
 
@@ -58,10 +59,8 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
     if worse := _worse(found):
         yield names.CONDITION_DEGRADED, worse[0][0], "; ".join(message for _, message in worse)
     if most := _at_max(found):
-        message = (
-            f"the load requires more than spec.autoscaling.maxReplicas {most}: status.autoscaling.rawReplicas of them; "
-            "raise maxReplicas to serve it"
-        )
+        more = f"the load requires more than {found.scaler.most_field or MAX_FIELD} {most}"
+        message = f"{more}: status.autoscaling.rawReplicas of them; raise it to serve them"
         yield names.CONDITION_SCALING_AT_MAX, "MaximumReached", message
     if wrong := found.scaler.contradictions:
         said = "; ".join(f"{pod} reports {what}" for pod, what in wrong)

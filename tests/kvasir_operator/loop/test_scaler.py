@@ -185,3 +185,43 @@ async def test_advice_that_is_put_into_force_is_followed_step_by_step(bench):
         5,
         ["6 → 5 replicas: KV cache needs 0.0 replicas at 70 %; the rate of change is limited"],
     )
+
+
+async def test_decisions_are_counted_where_they_are_taken_and_forgotten_with_autoscaling(bench):
+    """In mode External another autoscaler decides: what ours would do differs from it in every tick."""
+
+    def counted():
+        lines = bench.operator.telemetry.text().decode().splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith("kvasir_service_decisions_total{")]
+
+    await bench.put_service(autoscaling={**ELASTIC, "mode": "External"}, replicas=1)
+    await bench.turn()
+    await bench.put_pods(1)
+    bench.say(0, pinned=950)
+    for _ in range(6):
+        await bench.turn()
+    assert bench.status()["autoscaling"]["rawReplicas"] == 2
+    assert counted() == []
+    await bench.put_service(autoscaling=ELASTIC)
+    for _ in range(6):
+        await bench.turn()
+    assert counted() == [1.0]
+    await bench.put_service(autoscaling=None)
+    await bench.turn()
+    assert "kvasir_service_demand_replicas{" not in bench.operator.telemetry.text().decode()
+
+
+async def test_a_bound_of_a_schedule_is_named_as_what_it_is(bench):
+    all_day = {"start": "00:00", "durationMinutes": 1440, "maxReplicas": 2}
+    await bench.put_service(autoscaling={**ELASTIC, "schedules": [{**all_day, "maxReplicas": 1}, all_day]})
+    await bench.turn()
+    await bench.put_pods(2)
+    for number in range(2):
+        bench.say(number, pinned=1000)
+    for _ in range(8):
+        await bench.turn()
+    assert bench.status()["autoscaling"]["message"].startswith(
+        "2 replicas: spec.autoscaling.schedules[1].maxReplicas limits the count"
+    )
+    (full,) = (c["message"] for c in bench.status()["conditions"] if c["type"] == "ScalingAtMax")
+    assert full.startswith("the load requires more than spec.autoscaling.schedules[1].maxReplicas 2:")

@@ -36,3 +36,13 @@ def test_nothing_stays_of_a_service_that_is_gone():
     assert "tiny" in telemetry.text().decode()
     telemetry.forget(SERVICE)
     assert "tiny" not in telemetry.text().decode()
+
+
+def test_a_service_without_autoscaling_keeps_only_its_counts():
+    telemetry = Telemetry()
+    telemetry.decided(SERVICE, decided())
+    telemetry.changed(SERVICE, "kv")
+    telemetry.replicas(SERVICE, wanted=3, ready=2)
+    telemetry.forget_decisions(SERVICE)
+    left = [line.split("{")[0] for line in telemetry.text().decode().splitlines() if "tiny" in line]
+    assert left == ["kvasir_service_wanted_replicas", "kvasir_service_ready_replicas"]

@@ -147,3 +147,23 @@ def test_the_release_edge_asks_for_more_by_every_signal():
     window = steady(pinned_tokens=500, running=100, slots=256.0, prompt_tokens=1_000, **STREAMS)
     up, down = asked(window), asked(window, release=True)
     assert all(down.levels[signal] > up.levels[signal] for signal in ("kv", "slots", "prefill"))
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "slope", "replicas"),
+    # Steps of 50 ms and more for an objective of 40. Two replicas of 20 sequences instead of one of 50: 60 ms, not 75.
+    [(0, 0.0005, 1), (667, 0.0005, 3), (667, 0.0, 1), (10_000, 0.0005, 13)],
+)
+def test_an_objective_that_no_count_reaches_adds_replicas_only_while_they_help(tokens_per_s, slope, replicas):
+    """One replica more shortens steps by less than 5 %: base / (1 - slope x rate / replicas)."""
+    flow = {"arrivals": tokens_per_s / 50, "ended": tokens_per_s / 50, "output_tokens": 2 * tokens_per_s}
+    streams = with_steps(steady(running=50, slots=4096.0, kv=1e7, **flow), base=0.050, slope=slope)
+    found = asked(streams, ScalingPolicy(itl_s=0.040))
+    assert found.itl_unreachable
+    assert found.levels["itl"] == replicas
+    assert asked(streams, ScalingPolicy(itl_s=0.040), release=True).levels["itl"] >= replicas
+
+
+def test_an_objective_is_not_given_up_before_batches_of_two_sizes_were_measured():
+    found = asked(with_steps(steady(running=60, **STREAMS), base=0.1, batches=(60,)), ScalingPolicy(itl_s=0.040))
+    assert not found.itl_unreachable

@@ -52,9 +52,26 @@ def test_the_hour_that_the_clock_skips_is_not_waited_for_another_day():
 
 
 def test_the_largest_bounds_count_and_a_minimum_lifts_the_maximum():
+    least, most = "spec.autoscaling.minReplicas", "spec.autoscaling.maxReplicas"
+    office, night = "spec.autoscaling.schedules[0].minReplicas", "spec.autoscaling.schedules[1].maxReplicas"
     spec = Autoscaling(min_replicas=1, max_replicas=4, schedules=[OFFICE, NIGHT])
-    assert bounds(spec, wall("2026-11-23T09:00", "Europe/Berlin")) == (3, 4)
-    assert bounds(spec, wall("2026-11-27T23:00")) == (1, 2)
-    assert bounds(spec, wall("2026-11-26T12:00")) == (1, 4)
+    assert named(spec, wall("2026-11-23T09:00", "Europe/Berlin")) == [(3, office), (4, most)]
+    assert named(spec, wall("2026-11-27T23:00")) == [(1, least), (2, night)]
+    assert named(spec, wall("2026-11-26T12:00")) == [(1, least), (4, most)]
     lifted = Autoscaling(max_replicas=2, schedules=[OFFICE])
-    assert bounds(lifted, wall("2026-11-23T09:00", "Europe/Berlin")) == (3, 3)
+    assert named(lifted, wall("2026-11-23T09:00", "Europe/Berlin")) == [(3, office), (3, office)]
+
+
+def named(spec, at):
+    return [(bound.replicas, bound.field) for bound in bounds(spec, at)]
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    # Clocks go forward at 01:00 UTC on 29 March and back at 01:00 UTC on 25 October.
+    [("2026-03-29T01:59", True), ("2026-03-29T02:01", False), ("2026-10-25T01:59", True), ("2026-10-25T02:01", False)],
+)
+def test_a_duration_is_elapsed_time_when_clocks_change(at, expected):
+    hours = {"2026-03": ("01:00", 120), "2026-10": ("01:00", 180)}[at[:7]]
+    night = ScalingSchedule(start=hours[0], duration_minutes=hours[1], time_zone="Europe/Berlin")
+    assert in_force(night, wall(at)) is expected

@@ -61,3 +61,7 @@ def test_slow_answers_miss_an_objective_between_tokens():
     scenario = Scenario(name="c", about="", load=lambda _: 1.0, most_load=1.0, seconds=60.0, itl_s=0.1)
     run = FleetRun(created=[1], requests=[answered(0, 1, ended=3.0), answered(0, 1, ended=1.5)])
     assert figures(scenario, run)["objective_met_fraction"] == 0.5
+
+
+def test_a_row_omits_what_was_not_measured():
+    assert "signal_to_pod_p95_s" not in figures(SCENARIO, FleetRun(created=[1], pod_s=900.0, targets=[(0.0, 1)]))
