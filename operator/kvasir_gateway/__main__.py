@@ -6,7 +6,6 @@ Both run in the gateway's pod, the bootstrap as its init container; they and Env
 from pathlib import PurePosixPath
 from typing import Any
 
-import aiohttp
 import click
 
 from kvasir_api.command import click_options, parse
@@ -38,9 +37,9 @@ async def _run(options: PickerOptions) -> None:
     )
     stop = process.stop_event()
     config = await configuration(options.kubeconfig)
-    async with Client(config) as cluster, aiohttp.ClientSession() as session:
+    async with Client(config) as cluster, StateReader() as states:
         objects = InformerSource(cluster, namespace=options.namespace)
-        await app.run(settings, objects=objects, states=StateReader(session), stop=stop)
+        await app.run(settings, objects=objects, states=states, stop=stop)
 
 
 @gateway.command(params=[*click_options(BootstrapOptions)])

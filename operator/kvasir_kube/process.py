@@ -1,7 +1,9 @@
-"""What the processes of the control plane share: log format, signals, and one line for an error that ends them."""
+"""What the processes of the control plane share: log format, signals, open files, and one line for an error that ends
+them."""
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Coroutine
@@ -18,6 +20,9 @@ def run(main: Coroutine[Any, Any, None], *, verbose: bool = False) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    # A connection to each pod is an open file, and many systems begin with 1,024 of them.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         asyncio.run(main)
     except (KubeError, OSError) as error:

@@ -1,19 +1,22 @@
 """Reads `/state` of pods under one deadline and requests drains; used by the autoscaler and the endpoint picker.
 
 A pod that does not answer in time, or with something else than a state document of bounded size, has *no reading*: it
-is absent from the result, never zero.
+is absent from the result, never zero. It delays the readings of no other pod.
 """
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
-import aiohttp
 import msgspec
 
 from kvasir_api import names, state
+from kvasir_kube.http_connections import Exchange, HttpAnswer, HttpConnections
 
 MAX_BYTES: Final = 1024 * 1024
+REQUESTS_AT_A_TIME: Final = 256
+"""So many are sent before what else waits in the event loop has its turn."""
 
 Id = TypeVar("Id", bound=Hashable)
 Document = TypeVar("Document", state.RuntimeState, state.GatewayState)
@@ -25,10 +28,19 @@ def url(host: str, port: int, path: str) -> str:
 
 
 class StateReader:
-    """One aiohttp session for all readings; connections are kept, so a reading is one round trip."""
+    """All readings of a process; connections are kept, so a reading is one round trip. Use as an async context
+    manager. most_open: connections to all pods, see `HttpConnections`."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, *, most_open: int = 0) -> None:
+        self._connections = HttpConnections(most_open=most_open)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connections.close()
 
     async def states(self, targets: Mapping[Id, str], *, deadline_s: float) -> dict[Id, state.RuntimeState]:
         """Documents of runtime pods. targets: base URL of each ops port, for example http://10.1.2.3:8001."""
@@ -40,49 +52,65 @@ class StateReader:
 
     async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
         """Make a runtime drain, or take requests again. False when it did not confirm within the deadline."""
+        confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def done(answer: HttpAnswer | None) -> None:
+            if not confirmed.done():
+                confirmed.set_result(answer is not None and answer.status < 300)
+
         method = "POST" if on else "DELETE"
+        exchange = Exchange(base, method, names.PATH_DRAIN, most_bytes=MAX_BYTES, done=done)
+        self._connections.send(exchange)
         try:
-            async with (
-                asyncio.timeout(deadline_s),
-                self._session.request(method, base + names.PATH_DRAIN) as response,
-            ):
-                return response.status < 300
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            async with asyncio.timeout(deadline_s):
+                return await confirmed
+        except TimeoutError:
             return False
+        finally:
+            exchange.cancel()
 
     async def _read(
         self, targets: Mapping[Id, str], deadline_s: float, decode: Callable[[bytes], Document]
     ) -> dict[Id, Document]:
-        tasks = {name: asyncio.create_task(self._one(base, decode)) for name, base in targets.items()}
-        if not tasks:
-            return {}
-        _, late = await asyncio.wait(tasks.values(), timeout=deadline_s)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
-        return {
-            name: document
-            for name, task in tasks.items()
-            if not task.cancelled() and (document := task.result()) is not None
-        }
+        found: dict[Id, Document] = {}
+        left, complete = len(targets), asyncio.Event()
 
-    async def _one(self, base: str, decode: Callable[[bytes], Document]) -> Document | None:
+        def take(name: Id, answer: HttpAnswer | None) -> None:
+            nonlocal left
+            document = _decoded(answer, decode)
+            if document is not None:
+                found[name] = document
+            left -= 1
+            if not left:
+                complete.set()
+
+        exchanges: list[Exchange] = []
         try:
-            async with self._session.get(base + names.PATH_STATE, allow_redirects=False) as response:
-                if response.status != 200:
-                    return None
-                body = await bounded(response)
-                return None if body is None else decode(body)
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
-            return None
+            async with asyncio.timeout(deadline_s):
+                for name, base in targets.items():
+                    exchanges.append(_reading(base, name, take))
+                    self._connections.send(exchanges[-1])
+                    if len(exchanges) % REQUESTS_AT_A_TIME == 0:
+                        await asyncio.sleep(0)
+                if targets:
+                    await complete.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for exchange in exchanges:
+                exchange.cancel()
+        self._connections.prune()
+        return found
 
 
-async def bounded(response: aiohttp.ClientResponse) -> bytes | None:
-    """The whole body, or None when it is longer than MAX_BYTES, so that no server can fill our memory."""
-    body = bytearray()
-    async for piece in response.content.iter_chunked(65536):
-        body += piece
-        if len(body) > MAX_BYTES:
-            return None
-    return bytes(body)
+def _reading(base: str, name: Id, take: Callable[[Id, HttpAnswer | None], None]) -> Exchange:
+    return Exchange(base, "GET", names.PATH_STATE, most_bytes=MAX_BYTES, done=lambda answer: take(name, answer))
+
+
+def _decoded(answer: HttpAnswer | None, decode: Callable[[bytes], Document]) -> Document | None:
+    if answer is None or answer.status != 200:
+        return None
+    try:
+        return decode(answer.body)
+    except msgspec.MsgspecError:
+        return None

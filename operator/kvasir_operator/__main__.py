@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import aiohttp
 import click
 
 from kvasir_api import names
@@ -58,12 +57,12 @@ async def _run(options: OperatorOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         config = await configuration(options.kubeconfig)
         cluster = await stack.enter_async_context(Client(config))
-        session = await stack.enter_async_context(aiohttp.ClientSession())
+        reader = await stack.enter_async_context(StateReader())
         host_name, clock = os.environ.get("HOSTNAME", names.OPERATOR), SystemClock()
         leader = _leader(cluster, options, host_name, clock) if options.lease_namespace else None
         parts = Operator(
             cluster,
-            StateReader(session),
+            reader,
             settings=settings,
             instance=host_name,
             clock=clock,

@@ -137,10 +137,10 @@ def pod(
 class Gateway:
     """The real Envoy before our picker."""
 
-    def __init__(self, directory: Path, objects: FakeObjects, session: aiohttp.ClientSession, max_body: int) -> None:
+    def __init__(self, directory: Path, objects: FakeObjects, reader: StateReader, max_body: int) -> None:
         self.directory, self.objects = directory, objects
         self.port, self.state_port = free_port(), free_port()
-        self._reader = StateReader(session)
+        self._reader = reader
         self._max_body_bytes = max_body
         self.url = f"http://127.0.0.1:{self.port}"
         self.envoy: asyncio.subprocess.Process | None = None
@@ -229,9 +229,9 @@ class Gateway:
 async def gateway(*, max_body_bytes: int = 1 << 20, objects: FakeObjects | None = None) -> AsyncIterator[Gateway]:
     """A running gateway, ready unless its objects are not synced."""
     objects = objects or FakeObjects()
-    async with aiohttp.ClientSession() as session:
+    async with StateReader() as reader:
         with tempfile.TemporaryDirectory(prefix="kvasir-gw-") as name:
-            running = Gateway(Path(name), objects, session, max_body_bytes)
+            running = Gateway(Path(name), objects, reader, max_body_bytes)
             files.write_bootstrap(
                 bootstrap.BootstrapSettings(
                     directory=PurePosixPath(name), address="127.0.0.1", port=running.port, max_body_bytes=max_body_bytes

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 
 import pytest
@@ -38,3 +39,18 @@ async def test_a_signal_sets_the_stop_event(number):
     stop = process.stop_event()
     os.kill(os.getpid(), number)
     await asyncio.wait_for(stop.wait(), 1)
+
+
+def test_a_process_may_open_as_many_files_as_the_system_lets_it():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen = []
+
+    async def main() -> None:
+        seen.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, most[1]), most[1]))
+    try:
+        process.run(main())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert seen == [(most[1], most[1])]

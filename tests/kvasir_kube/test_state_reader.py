@@ -1,8 +1,8 @@
 """Readings of pods that answer, are slow, answer nonsense, or too much."""
 
 import asyncio
+import time
 
-import aiohttp
 import pytest
 
 from fakes.stub_runtime import StubRuntime
@@ -23,21 +23,55 @@ async def pods():
     await asyncio.gather(*(stub.stop() for stub in stubs.values()))
 
 
+def base(stub: StubRuntime) -> str:
+    return f"http://127.0.0.1:{stub.ops_port}"
+
+
 async def test_a_pod_without_a_sound_answer_is_no_reading(pods):
-    targets = {name: f"http://127.0.0.1:{stub.ops_port}" for name, stub in pods.items()}
+    targets = {name: base(stub) for name, stub in pods.items()}
     targets["absent"] = f"{targets['good']}/absent"
     targets["refused"] = "http://127.0.0.1:1"
-    async with aiohttp.ClientSession() as session:
-        readings = await StateReader(session).states(targets, deadline_s=1.5)
-    assert {name: reading.running for name, reading in readings.items()} == {"good": 3, "future": 4}
+    targets["nowhere"] = "http://127.0.0.1:99999"
+    async with StateReader() as reader:
+        for _ in range(2):
+            readings = await reader.states(targets, deadline_s=1.5)
+            assert {name: reading.running for name, reading in readings.items()} == {"good": 3, "future": 4}
+
+
+async def test_a_round_in_which_every_pod_answers_does_not_wait_for_its_deadline(pods):
+    targets = {name: base(pods[name]) for name in ("good", "future", "nonsense")}
+    async with StateReader() as reader:
+        began = time.monotonic()
+        assert set(await reader.states(targets, deadline_s=60.0)) == {"good", "future"}
+        assert await reader.states({}, deadline_s=60.0) == {}
+        assert time.monotonic() - began < 30.0
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_next(pods):
+    slow, targets = pods["slow"], {"slow": base(pods["slow"])}
+    slow.set_state(running=1)
+    async with StateReader() as reader:
+        assert await reader.states(targets, deadline_s=0.2) == {}
+        slow.hold_state.set()
+        slow.set_state(running=2)
+        readings = await reader.states(targets, deadline_s=5.0)
+    assert readings["slow"].running == 2
 
 
 async def test_drain_is_asked_for_and_taken_back(pods):
-    async with aiohttp.ClientSession() as session:
-        reader = StateReader(session)
-        agreed = [await reader.drain(f"http://127.0.0.1:{pods['good'].ops_port}", on=on) for on in (True, False)]
+    async with StateReader() as reader:
+        agreed = [await reader.drain(base(pods["good"]), on=on) for on in (True, False)]
         refused = await reader.drain("http://127.0.0.1:1", on=True)
     assert (agreed, refused, pods["good"].drains) == ([True, True], False, ["POST", "DELETE"])
+
+
+async def test_a_drain_does_not_wait_for_a_reading_of_the_same_pod(pods):
+    async with StateReader() as reader:
+        reading = asyncio.create_task(reader.states({"slow": base(pods["slow"])}, deadline_s=20.0))
+        await asyncio.sleep(0)  # its connection is being opened
+        assert await reader.drain(base(pods["slow"]), on=True, deadline_s=10.0)
+        pods["slow"].hold_state.set()
+        assert (await reading)["slow"].phase == "draining"
 
 
 def test_addresses_of_version_6_get_brackets():

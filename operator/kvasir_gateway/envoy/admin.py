@@ -11,10 +11,10 @@ import aiohttp
 import msgspec
 
 from kvasir_gateway.envoy.bootstrap import ADMIN_SOCKET
-from kvasir_kube.state_reader import bounded
 
 VERSION = "cluster_manager.cds.version_text"
 REJECTED = "cluster_manager.cds.update_rejected"
+MAX_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +76,12 @@ class EnvoyAdmin:
     async def _get(self, path: str) -> bytes:
         async with self._session.get(path) as response:
             response.raise_for_status()
-            body = await bounded(response)
-            if body is None:
-                raise ValueError(f"Envoy's answer to {path} is too long")
-            return body
+            body = bytearray()
+            async for piece in response.content.iter_chunked(65536):
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise ValueError(f"Envoy's answer to {path} is too long")
+            return bytes(body)
 
     async def close(self) -> None:
         """Close the connections."""

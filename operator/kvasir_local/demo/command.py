@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import click
 from openai import AsyncOpenAI
 from rich.console import Console
@@ -65,11 +64,11 @@ def demo(load_seconds: float, streams: int, state_dir: Path) -> None:
 
 
 async def _walk(kubeconfig: str, console: Console, plan: scenario.DemoPlan, started: float) -> None:
-    async with Client(await configuration(kubeconfig)) as cluster, aiohttp.ClientSession() as session:
+    async with Client(await configuration(kubeconfig)) as cluster, StateReader() as reader:
         await scenario.put_model(cluster, SAMPLE, namespace=NAMESPACE, deadline_s=plan.bound_s)
         name = await scenario.apply_service(cluster, SAMPLE, namespace=NAMESPACE)
         console.print(f"[green]✓[/] applied {SAMPLE.relative_to(ROOT)}: InferenceService {NAMESPACE}/{name}")
-        view = ServiceView(cluster=cluster, reader=StateReader(session), namespace=NAMESPACE, name=name)
+        view = ServiceView(cluster=cluster, reader=reader, namespace=NAMESPACE, name=name)
         address = await scenario.until_ready(view, console, deadline_s=plan.ready_s)
         console.print(f"[green]✓[/] {name} is Ready at {address}")
         async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0, timeout=120.0) as client:
