@@ -39,6 +39,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"max_model_len is {self.max_model_len}, expected at least 2")
 
     @property
+    def num_rows(self) -> int:
+        """Sequences that run at a time: no more than tokens in a step, so that each of them moves in every step."""
+        return min(self.max_sequences, self.max_batch_tokens)
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens that the KV cache holds, each in all groups."""
         return self.tokens_of(self.num_blocks)

@@ -11,20 +11,20 @@ from collections import deque
 
 import msgspec
 
-from kvasir_api.hashes import extend_block_hashes
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.block_tables import ABSENT, BlockTables
+from kvasir_runtime.core.admission import Admission, PromptInStep
+from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.pending_prefixes import PendingPrefixes
 from kvasir_runtime.core.plan import HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
-from kvasir_runtime.core.prefix_digest import PrefixDigest
+from kvasir_runtime.core.prefill_shares import PromptPart, shares
+from kvasir_runtime.core.prefix_publisher import PrefixPublisher
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.state_report import filled
 from kvasir_runtime.core.throughput import Throughput
@@ -45,15 +45,13 @@ class Scheduler:
         self.pool = BlockPool(limits.num_blocks, limits.attentions, limits.block_size)
         self.throughput = Throughput()
         self._counters = Counters()
-        self._digest = PrefixDigest()
         self._requests: dict[str, RequestKind] = {}
         self._waiting = WaitingQueue()
-        self._pending = PendingPrefixes()
         self._host = HostTier(self.pool, limits)
+        self._publisher = PrefixPublisher(limits, self.pool, self._host)
+        self._admission = Admission(limits, self.pool, self._waiting, self._host, self._publisher.pending)
         self._running: dict[str, RequestKind] = {}
-        # No more rows than tokens in a step, so that every running request moves in every step.
-        self._num_rows = min(limits.max_sequences, limits.max_batch_tokens)
-        self._rows = list(range(self._num_rows - 1, -1, -1))
+        self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self._launched: deque[tuple[StepPlan, list[LaunchedChunk]]] = deque()
         self._budget = TokenBudget(
@@ -75,13 +73,13 @@ class Scheduler:
 
     def submit(self, request: EngineRequest, now: float) -> EngineOutput | None:
         """Queue a request. An output is the refusal of one that can never run; then it is not queued."""
-        why = refusal(request, self.limits, self._num_rows)
+        why = refusal(request, self.limits, self.limits.num_rows)
         if not why and request.request_id in self._requests:
             why = f"a request with the id {request.request_id} has not ended yet"
         if why:
             return EngineOutput(request_id=request.request_id, finish_reason="error", message=why)
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
-        self._extend_hashes(kind.sequence)
+        self._publisher.extend_hashes(kind.sequence)
         kind.request.uncached_estimate = request.prompt_tokens - len(self._hits(kind)[0]) * self.limits.block_size
         self._requests[request.request_id] = kind
         self._waiting.append(kind)
@@ -108,9 +106,10 @@ class Scheduler:
         budget = self._budget.tokens(kind.sequence for kind in self._running.values())
         builder = PlanBuilder(step=self._step + 1, budget=budget)
         self._host.store(builder)
-        self._continue_running(builder, now)
+        prompts = self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
-            self._admit(builder, now)
+            self._admit(builder, prompts, now)
+        self._compute_prompts(builder, prompts, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
         needs_news = self._host.is_copying and not self._launched
         if not (builder.chunks or builder.stores or builder.loads or needs_news):
@@ -144,7 +143,7 @@ class Scheduler:
             if sequence.request.phase == "ended":  # while the plan was in flight
                 continue
             if sequence.active:
-                self._publish(sequence, chunk)
+                self._publisher.publish(sequence, chunk)
                 # A sample that brings no token is taken again, which computes the last known token again.
                 if (earliest := min(chunk.end, len(sequence.tokens) - 1)) >= sequence.blocks.leaves_at:
                     self._drop_unseen(sequence, earliest, now)
@@ -194,7 +193,7 @@ class Scheduler:
             running=self._running.values(),
             totals=self._counters.totals,
             throughput=self.throughput,
-            prefix_digest=self._digest.published(self.pool),
+            prefix_digest=self._publisher.digest,
             kv_host=self._host.state,
         )
 
@@ -207,11 +206,13 @@ class Scheduler:
         self.pool.forget()
         self._host.forget(self._step)
 
-    def _continue_running(self, builder: PlanBuilder, now: float) -> None:
-        """Computed chases known for every request that has a row, earliest arrival first."""
+    def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
+        """Computed chases known for every request that has a row, in order. Returns those that lack more than a token,
+        which share what is left of the budget.
+        """
+        prompts: list[PromptInStep] = []
         for kind in list(self._running.values()):
-            request = kind.request
-            if request.phase != "running":  # it was preempted for one before it
+            if kind.request.phase != "running":  # it was preempted for one before it
                 continue
             need = kind.need(builder.budget)
             if need is None:
@@ -219,7 +220,28 @@ class Scheduler:
             if need > 0 and (builder.out_of_blocks or not self._make_room(builder, kind, need, now)):
                 builder.out_of_blocks = True
                 continue
-            kind.advance(builder, self._take(kind, need, now))
+            blocks = self._take(kind, need, now)
+            sequence = kind.sequence
+            if (lacking := len(sequence.tokens) + sequence.in_flight - sequence.computed) > 1:
+                prompts.append(PromptInStep(kind, blocks, PromptPart(lacking)))
+            else:
+                kind.advance(builder, blocks)
+        return prompts
+
+    def _compute_prompts(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
+        """Divide what is left of the budget among prompts; blocks that were taken for more are given back."""
+        given = shares([prompt.part for prompt in prompts], builder.budget)
+        for (kind, held, _), count in zip(prompts, given, strict=True):
+            if held:
+                need = max(0, kind.need(count) or 0)
+                kind.request.bill(kind.request.billed_blocks - len(held) + need, now)
+                self.pool.release(held[need:])
+                held = held[:need]
+            if count:
+                rest = builder.budget - count
+                builder.budget = count
+                kind.advance(builder, held)
+                builder.budget += rest
 
     def _take(self, kind: RequestKind, need: int, now: float) -> list[int]:
         """Blocks for a running request, at most 0 for none."""
@@ -254,38 +276,14 @@ class Scheduler:
         request = sequence.request
         request.bill(max(0, request.billed_blocks + self.pool.num_pinned - pinned), now)
 
-    def _admit(self, builder: PlanBuilder, now: float) -> None:
-        """Give rows to waiting requests, in order of arrival, while budget, rows and blocks permit."""
-        while builder.budget and self._rows and len(self._waiting):
-            kind = self._waiting.head
-            # A preempted request comes back only when nothing of it is in flight any more.
-            if kind.sequence.last_step > self._collected:
-                return
-            num_blocks = kind.prepare()
-            limits, hits = self.limits, self._hits(kind)
-            num_hits, limit = len(hits[0]), kind.reusable // limits.block_size
-            if self._pending.worth_waiting(kind.sequence, num_hits, limit):
-                return
-            if self._host.is_loading(kind.sequence.hashes[num_hits:limit]):
-                return
-            if len(self._rows) < kind.num_rows:
-                return
-            tables = BlockTables(limits.attentions, limits.block_size, hits)
-            # All that it needs must fit, and then a block in each group for each row: for block_size steps none is
-            # preempted.
-            spare = (self._num_rows - len(self._rows)) * len(limits.attentions)
-            if not self.pool.can_take(num_blocks - len(tables.held) + spare, tables.held):
-                return
-            if self._load(builder, kind.sequence.hashes, num_hits, limit):
-                return
-            self._waiting.remove(kind)
+    def _admit(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
+        """Give rows to waiting requests."""
+        due = self._admission.due(builder, prompts, self._rows, collected=self._collected, token_s=self._budget.token_s)
+        for kind, tables in due:
             self._join(builder, kind, tables, now)
-            kind.advance(builder, self._take(kind, kind.need(builder.budget) or 0, now))
-
-    def _load(self, builder: PlanBuilder, hashes: list[bytes], num_hits: int, limit: int) -> bool:
-        """Begin to copy what the host holds behind the prefix hit of a request, if that is quicker than computing."""
-        end = self._host.worth_loading(hashes, num_hits, limit, self._budget.token_s)
-        return end > 0 and self._host.load(builder, hashes[:end])
+            lacking = kind.sequence.known - kind.sequence.computed
+            blocks = self._take(kind, kind.need(builder.budget) or 0, now)
+            prompts.append(PromptInStep(kind, blocks, PromptPart(lacking)))
 
     def _join(self, builder: PlanBuilder, kind: RequestKind, tables: BlockTables, now: float) -> None:
         request, sequence = kind.request, kind.sequence
@@ -298,7 +296,7 @@ class Scheduler:
         revived = self.pool.share(tables.held)
         tables.extend(end, iter(self.pool.take(need)), near)
         request.bill(revived + need, now)
-        self._pending.add(sequence)
+        self._publisher.pending.add(sequence)
         self._host.add(sequence.hashes[: sequence.published])
         request.rows = [self._rows.pop() for _ in range(kind.num_rows)]
         request.phase = "running"
@@ -321,31 +319,6 @@ class Scheduler:
             )
         )
 
-    def _publish(self, sequence: SequenceState, chunk: LaunchedChunk) -> None:
-        """Offer the blocks that this chunk filled to the prefix index; only computed and collected ones come here."""
-        # A sample that a grammar defers has the last known token computed again, and what follows it is of no use then.
-        is_guided = sequence.request.request.sampling.grammar is not None
-        known = len(sequence.tokens) - 1 if is_guided else len(sequence.tokens)
-        full = min(chunk.end, known) // self.limits.block_size
-        if not self.limits.prefix_cache or full <= sequence.published:
-            return
-        self._extend_hashes(sequence)
-        hashes = sequence.hashes[sequence.published : full]
-        for group, table in enumerate(sequence.blocks.by_group):
-            # A state is one of the end of the chunk, and of no other place.
-            is_state = self.limits.attentions[group].kind == "state"
-            first = full - (chunk.end % self.limits.block_size == 0) if is_state else sequence.published
-            for column in range(first, full):
-                if table[column] != ABSENT:
-                    self.pool.publish(table[column], sequence.hashes[column], group)
-        self._pending.published(hashes)
-        self._host.add(hashes)
-        sequence.published = full
-        prompt_tokens = sequence.request.prompt_tokens
-        if chunk.start < prompt_tokens <= chunk.end:
-            prompt_blocks = prompt_tokens // self.limits.block_size
-            self._digest.note(sequence.request.request.route_hashes, sequence.hashes[:prompt_blocks])
-
     def _preempt(self, kind: RequestKind, now: float) -> None:
         """Take everything from a running request; it keeps its tokens and computes them again later."""
         self._release(kind, now)
@@ -354,7 +327,7 @@ class Scheduler:
         request.preemptions += 1
         sequence.computed = sequence.published = 0
         self._counters.preemptions += 1
-        self._extend_hashes(sequence)
+        self._publisher.extend_hashes(sequence)
         request.uncached_estimate = uncached_estimate(kind, self.pool, self.limits.block_size)
         self._waiting.put_back(kind)
 
@@ -372,7 +345,7 @@ class Scheduler:
 
     def _release(self, kind: RequestKind, now: float, *, retract: bool = False) -> None:
         request = kind.request
-        self._pending.remove(kind.sequence)
+        self._publisher.pending.remove(kind.sequence)
         for sequence in kind.release():
             if retract:
                 self.pool.retract(sequence.blocks.held)
@@ -387,10 +360,6 @@ class Scheduler:
         self._leaves += request.rows
         request.rows = []
         del self._running[request.request_id]
-
-    def _extend_hashes(self, sequence: SequenceState) -> None:
-        if self.limits.prefix_cache:
-            extend_block_hashes(sequence.hashes, sequence.tokens, root=sequence.root, block_size=self.limits.block_size)
 
     def _hits(self, kind: RequestKind) -> list[list[int]]:
         """Tables of blocks that already hold the beginning of its tokens, as far as it may use them."""

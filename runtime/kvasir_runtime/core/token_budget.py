@@ -56,7 +56,7 @@ class TokenBudget:
         """
         if not self._target_s:
             return self._max_tokens
-        num_streams = sum(sequence.known - sequence.computed == 1 for sequence in running)
+        num_streams = sum([len(one.tokens) + one.in_flight - one.computed == 1 for one in running])
         if not num_streams:
             return self._max_tokens
         affordable = int(self._target_s / self._cost.value) if self._cost.value else 0

@@ -45,8 +45,8 @@ def test_running_sequences_go_first_and_prompts_take_what_is_left():
     served.submit(request("b", range(1, 11)), request("c", [1]))
     served.step()
     served.step()
-    assert chunks(served.plans[1]) == [(0, 3, 1, True), (1, 0, 7, False)]
-    assert chunks(served.plans[2]) == [(0, 4, 1, True), (1, 7, 3, True), (2, 0, 1, True)]
+    assert chunks(served.plans[1]) == [(0, 3, 1, True), (1, 0, 6, False), (2, 0, 1, True)]
+    assert chunks(served.plans[2]) == [(0, 4, 1, True), (2, 1, 1, True), (1, 6, 4, True)]
 
 
 @pytest.mark.parametrize("hashed", ["with hashes", "with those of another block size", "without hashes"])
@@ -375,7 +375,7 @@ def test_nobody_waits_for_blocks_whose_maker_is_gone_or_for_a_few():
     served = endless(max_batch_tokens=8)
     served.submit(request("a", range(1, 22)), request("b", range(1, 22)), request("c", range(30, 38)))
     served.step()
-    assert len(served.plans[-1].joins) == 1
+    assert [join.request_id for join in served.plans[-1].joins] == ["a", "c"], "c passes b, which waits for a's blocks"
     served.scheduler.abort("a", served.now)
     served.answers.pop("a")
     served.finish()

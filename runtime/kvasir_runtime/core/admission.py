@@ -1,0 +1,108 @@
+"""Which waiting requests get rows in a step: in order, while budget, rows and blocks permit.
+
+Owned by the scheduler, which joins what comes from here. A request that waits for its turn in the budget, or for a
+prefix that is being computed or copied, is passed by those behind it that leave it room; one that lacks rows or blocks
+is not, so that small requests do not keep a large one waiting.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kvasir_runtime.core.block_tables import BlockTables
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.host_tier import HostTier
+from kvasir_runtime.core.kinds.interface import RequestKind
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.pending_prefixes import PendingPrefixes
+from kvasir_runtime.core.plan_builder import PlanBuilder
+from kvasir_runtime.core.prefill_shares import PromptPart, gets_share
+from kvasir_runtime.core.waiting_queue import WaitingQueue
+
+LOOKAHEAD: Final = 16
+"""Waiting requests that may be passed in a step, so that a long queue does not make planning long."""
+
+
+class PromptInStep(NamedTuple):
+    """A request with a row that lacks more than a token. held: blocks for as much of it as the budget allowed."""
+
+    kind: RequestKind
+    held: list[int]
+    part: PromptPart
+
+
+class Admission:
+    """waiting: the queue. pending: blocks that running requests are about to publish."""
+
+    __slots__ = ("_host", "_limits", "_pending", "_pool", "_waiting")
+
+    def __init__(
+        self, limits: Limits, pool: BlockPool, waiting: WaitingQueue, host: HostTier, pending: PendingPrefixes
+    ) -> None:
+        self._limits, self._pool, self._waiting = limits, pool, waiting
+        self._host, self._pending = host, pending
+
+    def due(
+        self,
+        builder: PlanBuilder,
+        prompts: Sequence[PromptInStep],
+        rows: Sequence[int],
+        *,
+        collected: int,
+        token_s: float,
+    ) -> Iterator[tuple[RequestKind, BlockTables]]:
+        """Requests to be given rows now, each with the tables of its prefix hit; the caller does so before the next.
+
+        prompts, rows: those that share the budget, and free ones, as the caller changes them.
+        collected: the last step whose results are known. token_s: measured seconds of a computed token, or 0.
+        """
+        head: RequestKind | None = None
+        num_passed = 0
+        for kind in list(self._waiting):
+            if not builder.budget or not rows or num_passed == LOOKAHEAD:
+                return
+            # A preempted request comes back only when nothing of it is in flight any more.
+            is_due = kind.sequence.last_step <= collected and self._gets_share(kind, prompts, builder.budget)
+            hits = self._hits(kind) if is_due else None
+            if hits is None:
+                head, num_passed = head or kind, num_passed + 1
+                continue
+            tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
+            if not self._has_room(kind, tables, head, len(rows)):
+                return
+            if head is None and self._load(builder, kind, len(hits[0]), token_s):
+                head, num_passed = kind, 1
+                continue
+            self._waiting.remove(kind)
+            yield kind, tables
+
+    def _gets_share(self, kind: RequestKind, prompts: Sequence[PromptInStep], budget: int) -> bool:
+        """Whether it would compute something now, by its last estimate."""
+        part = PromptPart(max(1, kind.request.uncached_estimate))
+        return gets_share(part, [prompt.part for prompt in prompts], budget)
+
+    def _hits(self, kind: RequestKind) -> list[list[int]] | None:
+        """Its prefix hit; None while more of its prefix is being computed or copied."""
+        kind.prepare()
+        hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
+        hits = self._pool.lookup(hashes, limit)
+        num_hits = len(hits[0])
+        if self._pending.worth_waiting(kind.sequence, num_hits, limit):
+            return None
+        return None if self._host.is_loading(hashes[num_hits:limit]) else hits
+
+    def _has_room(self, kind: RequestKind, tables: BlockTables, head: RequestKind | None, num_free: int) -> bool:
+        """Whether rows and blocks suffice for a request, and behind it for the one that it passes, if there is one."""
+        rows_before, blocks_before = (0, 0) if head is None else (head.num_rows, head.prepare())
+        if num_free < kind.num_rows + rows_before:
+            return False
+        # All that it needs must fit, and then a block in each group for each row: for block_size steps none is
+        # preempted.
+        spare = (self._limits.num_rows - num_free) * len(self._limits.attentions)
+        count = kind.prepare() - len(tables.held) + spare + blocks_before
+        return self._pool.can_take(count, tables.held)
+
+    def _load(self, builder: PlanBuilder, kind: RequestKind, num_hits: int, token_s: float) -> bool:
+        """Begin to copy what the host holds behind the prefix hit of a request, if that is quicker than computing."""
+        hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
+        end = self._host.worth_loading(hashes, num_hits, limit, token_s)
+        return end > 0 and self._host.load(builder, hashes[:end])

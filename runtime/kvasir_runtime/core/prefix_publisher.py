@@ -1,0 +1,62 @@
+"""Offers computed blocks to later requests: to the prefix index, to the host, and to the digest that gateways read.
+
+Owned by the scheduler, which calls it with every chunk that was collected.
+"""
+
+from kvasir_api.hashes import extend_block_hashes
+from kvasir_runtime.core.block_tables import ABSENT
+from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.host_tier import HostTier
+from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.pending_prefixes import PendingPrefixes
+from kvasir_runtime.core.plan_builder import LaunchedChunk
+from kvasir_runtime.core.prefix_digest import PrefixDigest
+from kvasir_runtime.core.sequence import SequenceState
+
+
+class PrefixPublisher:
+    """pending: blocks that are about to be published."""
+
+    __slots__ = ("_digest", "_host", "_limits", "_pool", "pending")
+
+    def __init__(self, limits: Limits, pool: BlockPool, host: HostTier) -> None:
+        self._limits, self._pool, self._host = limits, pool, host
+        self._digest = PrefixDigest()
+        self.pending = PendingPrefixes()
+
+    @property
+    def digest(self) -> tuple[str, ...]:
+        """Route hashes of resident prefixes."""
+        return self._digest.published(self._pool)
+
+    def extend_hashes(self, sequence: SequenceState) -> None:
+        """Hash the full blocks of a sequence that have no hash yet."""
+        limits = self._limits
+        if limits.prefix_cache:
+            extend_block_hashes(sequence.hashes, sequence.tokens, root=sequence.root, block_size=limits.block_size)
+
+    def publish(self, sequence: SequenceState, chunk: LaunchedChunk) -> None:
+        """Offer the blocks that this chunk filled; only computed and collected ones come here."""
+        # A sample that a grammar defers has the last known token computed again, and what follows it is of no use then.
+        is_guided = sequence.request.request.sampling.grammar is not None
+        known = len(sequence.tokens) - 1 if is_guided else len(sequence.tokens)
+        limits = self._limits
+        full = min(chunk.end, known) // limits.block_size
+        if not limits.prefix_cache or full <= sequence.published:
+            return
+        self.extend_hashes(sequence)
+        hashes = sequence.hashes[sequence.published : full]
+        for group, table in enumerate(sequence.blocks.by_group):
+            # A state is one of the end of the chunk, and of no other place.
+            is_state = limits.attentions[group].kind == "state"
+            first = full - (chunk.end % limits.block_size == 0) if is_state else sequence.published
+            for column in range(first, full):
+                if table[column] != ABSENT:
+                    self._pool.publish(table[column], sequence.hashes[column], group)
+        self.pending.published(hashes)
+        self._host.add(hashes)
+        sequence.published = full
+        prompt_tokens = sequence.request.prompt_tokens
+        if chunk.start < prompt_tokens <= chunk.end:
+            prompt_blocks = prompt_tokens // limits.block_size
+            self._digest.note(sequence.request.request.route_hashes, sequence.hashes[:prompt_blocks])
