@@ -57,7 +57,7 @@ class ScalingSchedule(CrdObject):
         "Etc/UTC", "Time zone of the tz database.", pattern=r"^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$", max_length=64
     )
     min_replicas: int | None = option(
-        None, "Takes the place of autoscaling.minReplicas.", unit="replicas", ge=1, le=MAX_REPLICAS
+        None, "Takes the place of autoscaling.minReplicas.", unit="replicas", ge=0, le=MAX_REPLICAS
     )
     max_replicas: int | None = option(
         None, "Takes the place of autoscaling.maxReplicas.", unit="replicas", ge=1, le=MAX_REPLICAS
@@ -92,8 +92,21 @@ class Autoscaling(CrdObject):
         "Active",
         "Active sets the number of replicas. Advisory only reports it, and spec.replicas determines the count. Paused leaves the count where it is. External leaves spec.replicas to another autoscaler, such as a HorizontalPodAutoscaler.",
     )
-    min_replicas: int = option(1, "Never fewer replicas than this.", unit="replicas", ge=1, le=MAX_REPLICAS)
+    min_replicas: int = option(
+        1,
+        "Never fewer replicas than this. With 0 the last replica leaves after idleSeconds, and the next request starts one.",
+        unit="replicas",
+        ge=0,
+        le=MAX_REPLICAS,
+    )
     max_replicas: int = option(4, "Never more replicas than this.", unit="replicas", ge=1, le=MAX_REPLICAS)
+    idle_seconds: int = option(
+        300,
+        "With minReplicas 0: all replicas leave after so long without a request, whatever scaleDown says.",
+        unit="seconds",
+        ge=1,
+        le=86_400,
+    )
     kv_target_percent: int = option(
         85, "Replicas are added when pinned KV cache would exceed this share.", unit="percent", ge=10, le=95
     )

@@ -92,7 +92,7 @@ REASONS: Final = {
     "AllReplicasReady": "Every wanted replica is ready and runs the current revision.",
     "MinimumAvailable": "Replicas of the current revision serve; more are starting.",
     "MinimumNotAvailable": "No replica of the service is ready yet.",
-    "ScaledToZero": "spec.replicas is 0: the service runs no replica.",
+    "ScaledToZero": "The service runs no replica: spec.replicas is 0, or spec.autoscaling.minReplicas is 0 and no request came within idleSeconds.",
     "InspectingModel": "A small pod without accelerator reads the model's config, so that what cannot fit is refused before a replica starts.",
     "ModelLoading": "Replicas run and load the model.",
     "ModelLoadFailed": "The runtime refused the model or its options; the message says why. Change the spec or the model.",

@@ -27,6 +27,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "autoscaling.mode": ("Active", "Paused"),
     "autoscaling.minReplicas": (1, 2),
     "autoscaling.maxReplicas": (4, 5),
+    "autoscaling.idleSeconds": (300, 60),
     "autoscaling.kvTargetPercent": (85, 80),
     "autoscaling.kvReleasePercent": (70, 60),
     "autoscaling.backlogHorizonSeconds": (0, 90),

@@ -3,7 +3,8 @@
 from typing import Any
 
 from kvasir_operator.scaling.capacity import ReplicaCapacity
-from kvasir_operator.scaling.window import LoadCounts, LoadGauges, LoadSample, LoadWindow
+from kvasir_operator.scaling.load_counts import LoadCounts
+from kvasir_operator.scaling.window import LoadGauges, LoadSample, LoadWindow
 
 NOW = 1000.0
 GAUGES = set(LoadGauges.__dataclass_fields__)

@@ -25,6 +25,7 @@ from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, parsed_spec, parsed_status
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.scaling import sentence
+from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
 from kvasir_operator.scaling.schedule import bounds
 from kvasir_operator.scaling.tick import TickInputs, tick
@@ -172,7 +173,7 @@ class Scaler:
         replicas = self._scraper.replicas(name)
         status = parsed_status(service)
         memory = self._remembered(name, service["metadata"]["uid"], spec, status)
-        inputs = self._inputs(name, replicas, revision=status.rollout.current_revision)
+        inputs = self._inputs(name, replicas, spec, status)
         result = tick(spec.autoscaling, memory.window, memory.state, inputs, by_hand=spec.replicas)
         self._log.write(
             name, memory.uid, spec.autoscaling, before=memory.state, inputs=inputs, by_hand=spec.replicas, result=result
@@ -191,11 +192,15 @@ class Scaler:
             memory.digest = digest
             self._workqueue.mark(name, 0.0)
 
-    def _inputs(self, name: Key, replicas: tuple[Replica, ...], *, revision: str) -> TickInputs:
-        """What a tick reads. revision: of the next replica."""
-        wall = self._clock.wall()
+    def _inputs(
+        self, name: Key, replicas: tuple[Replica, ...], spec: InferenceServiceSpec, status: InferenceServiceStatus
+    ) -> TickInputs:
+        """What a tick reads."""
+        wall, revision = self._clock.wall(), status.rollout.current_revision
         # One without a reading may have been unready for hours after its start, which no reading shows.
         ready = [r for r in replicas if r.phase == "ready" and r.reading is not None]
+        starts = tuple(at - r.created for r in ready if (at := r.first_ready_at) is not None)
+        before = (float(status.cold_start.seconds),) if status.cold_start is not None else ()
         waits = [wall - r.created for r in replicas if r.live and r.phase == "unschedulable"]
         return TickInputs(
             at=self._clock.steady(),
@@ -204,7 +209,8 @@ class Scaler:
             gateways=tuple(self._scraper.demands(name)),
             missing_gateways=self._scraper.missing_gateways(name),
             unplaced_s=max(waits, default=0.0),
-            cold_starts_s=tuple(at - r.created for r in ready if (at := r.first_ready_at) is not None),
+            cold_starts_s=starts or before,
+            expected=expected(status.capacity, spec.runtime.max_sequences, measured=not replicas),
         )
 
     async def _tell(self, name: Key, service: Json, decision: ScalingDecision, memory: ScalerMemory) -> None:
@@ -260,9 +266,11 @@ def _before(spec: InferenceServiceSpec, status: InferenceServiceStatus) -> int:
     if spec.autoscaling is None:
         return spec.replicas
     if spec.autoscaling.mode == "Paused":
-        return status.desired_replicas or spec.replicas  # 0 where no operator has counted yet
+        return status.desired_replicas if status.autoscaling is not None else spec.replicas
     advised = status.autoscaling if spec.autoscaling.mode in BY_HAND else None
-    return max((advised or status).desired_replicas, spec.autoscaling.min_replicas)
+    # A new service has a replica, so that it is known to start, and idleSeconds begin.
+    least = spec.autoscaling.min_replicas or int(status.autoscaling is None)
+    return max((advised or status).desired_replicas, least)
 
 
 def _believed(replicas: tuple[Replica, ...], last: LoadSample | None) -> tuple[Replica, ...]:

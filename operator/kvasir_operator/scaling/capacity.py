@@ -4,8 +4,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
 from kvasir_api.state import RuntimeState
+from kvasir_api.status import Capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,9 @@ class ReplicaCapacity:
     prefill_tokens_per_s: float = 0.0
 
 
+UNKNOWN: Final = ReplicaCapacity()
+
+
 def capacity_of(reading: RuntimeState) -> ReplicaCapacity:
     """The capacity that a replica reports."""
     return ReplicaCapacity(
@@ -26,10 +31,23 @@ def capacity_of(reading: RuntimeState) -> ReplicaCapacity:
     )
 
 
-def of_next(supply: Sequence[ReplicaCapacity], current: Sequence[bool]) -> ReplicaCapacity:
-    """The capacity of the next replica: the median of those of the current revision, which has its class and options;
-    of all where none of these is known."""
+def expected(known: Capacity, slots: int, *, measured: bool) -> ReplicaCapacity:
+    """The capacity of a replica that is not there yet: as forecast for the present spec and its accelerator class.
+
+    measured: the service has no replica that could be another one, so that what was measured before is better.
+    """
+    tokens = (known.kv_tokens if measured else None) or known.predicted_kv_tokens
+    rate = (known.prefill_tokens_per_second if measured else None) or known.predicted_prefill_tokens_per_second
+    return ReplicaCapacity(kv_tokens=tokens or 0, slots=slots if tokens else 0, prefill_tokens_per_s=rate or 0)
+
+
+def of_next(supply: Sequence[ReplicaCapacity], current: Sequence[bool], expected: ReplicaCapacity) -> ReplicaCapacity:
+    """The capacity of the next replica: the median of those of the current revision, which has its class and options.
+
+    Where none of these is read: what is expected of it, or the median of all."""
     like = [c for c, mine in zip(supply, current, strict=True) if mine and c.kv_tokens]
+    if supply and not like and expected.kv_tokens:
+        like = [expected]
     return ReplicaCapacity(
         kv_tokens=_known_median([c.kv_tokens for c in like or supply]),
         slots=_known_median([c.slots for c in like or supply]),

@@ -2,21 +2,34 @@
 
 Up at once, limited in rate. Down to the largest demand of the window, computed at the release edge, so that one replica
 fewer would still serve it by every signal; limited in rate; never while a reading is missing, and never before a whole
-window was watched, so that an operator's restart removes nothing.
+window was watched, so that an operator's restart removes nothing. To zero at once after idleSeconds; from zero to what
+the load requires of replicas such as there were last.
 """
 
 from dataclasses import dataclass, field, replace
-from math import floor
+from math import floor, inf
 from typing import Final
 
 from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.demand import Demand, demand, release_edge, target_edge
+from kvasir_operator.scaling.idle import ReplicaFloor, replica_floor
 from kvasir_operator.scaling.level_window import LevelWindow
 from kvasir_operator.scaling.policy import ScalingPolicy
-from kvasir_operator.scaling.window import LoadWindow
+from kvasir_operator.scaling.window import LoadSample, LoadWindow
 from kvasir_operator.scaling.workload import workload
 
-LIMITS: Final = ("floor", "ceiling", "rate", "window", "readings", "capacity", "paused")
+LIMITS: Final = (
+    "floor",
+    "ceiling",
+    "rate",
+    "window",
+    "readings",
+    "capacity",
+    "paused",
+    "activity",
+    "reserve",
+    "idle",
+)
 UNPLACED_S: Final = 60.0
 """After so long without a node for some replica, more are not asked for."""
 
@@ -32,10 +45,12 @@ class ReplicaChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingState:
-    """What is remembered between ticks. since: when watching began. levels: replicas at the release edge."""
+    """What is remembered between ticks. since: when watching began; unserved_at: when some replica was wanted and none
+    was ready, last. levels: replicas at the release edge."""
 
     wanted: int
     since: float
+    unserved_at: float = -inf
     levels: LevelWindow = field(default_factory=LevelWindow)
     changes: tuple[ReplicaChange, ...] = ()
 
@@ -44,7 +59,7 @@ class ScalingState:
 class ScalingDecision:
     """replicas: wanted from now on. raw: what the signals require. signal: which of them, or the bound, decided.
 
-    limited_by: what kept replicas from raw: floor, ceiling, rate, window, readings, capacity, paused, or nothing.
+    limited_by: what kept replicas from raw, one of LIMITS, or nothing.
     message: why there are so many replicas, without a number that changes while the decision stays the same. demand: at
     the edge above which replicas are added; release: at the edge below which one is removed. policy: as it was then.
     """
@@ -82,16 +97,20 @@ def decide(
     """One tick for one service. unplaced_s: how long the longest unschedulable replica has found no node, 0 for
     none."""
     load = workload(window, now=now)
-    upper = demand(window.last, load, policy, target_edge(policy))
+    upper = demand(_awaited(window), load, policy, target_edge(policy))
     lower = demand(window.last, load, policy, release_edge(policy))
-    state = _remembered(state, lower, policy, now)
-    goal, limit = _goal(policy, window, upper, lower, unplaced_s=unplaced_s, state=state, now=now)
-    bounded = min(max(goal, policy.min_replicas), policy.max_replicas)
+    state = _remembered(state, lower, policy, window, now)
+    since = max(state.since, state.unserved_at)
+    least = replica_floor(policy, window, load, wanted=state.wanted, since=since, now=now)
+    goal, limit = _goal(policy, window, upper, lower, least, unplaced_s=unplaced_s, state=state, now=now)
+    bounded = min(max(goal, least.replicas), policy.max_replicas)
     signal, limited_by = str(upper.signal), limit
     if policy.paused:
         bounded, limited_by = state.wanted, "paused"
     elif bounded != goal:
-        signal = limited_by = "floor" if bounded > goal else "ceiling"
+        signal = limited_by = least.why if bounded > goal else "ceiling"
+    elif limit == "idle":
+        signal = limit
     decision = ScalingDecision(
         replicas=bounded,
         before=state.wanted,
@@ -114,12 +133,15 @@ def _goal(
     window: LoadWindow,
     upper: Demand,
     lower: Demand,
+    least: ReplicaFloor,
     *,
     unplaced_s: float,
     state: ScalingState,
     now: float,
 ) -> tuple[int, str]:
     """The number before bounds, and what limits it."""
+    if least.idle and (not state.wanted or (lower.known and not _silent(window))):
+        return 0, "idle"
     if window.last is None or not upper.known:
         return state.wanted, "readings"
     if upper.replicas > state.wanted:
@@ -128,7 +150,9 @@ def _goal(
         # Where a pod's reading contradicts itself the others' may be wrong as well: one step, then another look.
         most = _most(policy, state, now, cautious=bool(window.last.contradictions))
         return (upper.replicas, "") if upper.replicas <= most else (max(most, state.wanted), "rate")
-    if state.wanted <= policy.min_replicas:
+    if not lower.known:
+        return state.wanted, "readings"
+    if state.wanted <= least.replicas:
         # None may leave, however long is waited: the bound says why, from the first tick on.
         return min(state.wanted, lower.replicas), ""
     level = lower.replicas if state.levels.largest is None else state.levels.largest
@@ -139,12 +163,30 @@ def _goal(
         return state.wanted, "readings"
     if now - state.since < policy.down_window_s:
         return state.wanted, "window"
-    least = _least(policy, state, now)
-    return (level, "") if level >= least else (min(least, state.wanted), "rate")
+    lowest = _lowest(policy, state, now)
+    return (level, "") if level >= lowest else (min(lowest, state.wanted), "rate")
 
 
-def _remembered(state: ScalingState, lower: Demand, policy: ScalingPolicy, now: float) -> ScalingState:
+def _awaited(window: LoadWindow) -> LoadSample | None:
+    """The last sample; while no replica serves with the capacity of one as last known, so that what gateways hold
+    needs a number of replicas."""
+    last = window.last
+    if last is None or last.serving:
+        return last
+    return replace(last, typical=window.known.capacity)
+
+
+def _silent(window: LoadWindow) -> bool:
+    """Whether some replica or gateway does not answer."""
+    return window.last is None or bool(window.last.missing or window.last.lost)
+
+
+def _remembered(
+    state: ScalingState, lower: Demand, policy: ScalingPolicy, window: LoadWindow, now: float
+) -> ScalingState:
     """State with the present level, and without what is too old to matter."""
+    if state.wanted and window.last is not None and not window.last.serving:
+        state = replace(state, unserved_at=now)
     levels = state.levels.since(now - policy.down_window_s)
     if lower.known:
         # Above the bound all levels are alike, which bounds how many there are.
@@ -161,7 +203,7 @@ def _most(policy: ScalingPolicy, state: ScalingState, now: float, *, cautious: b
     return start + (1 if cautious else max(policy.up_pods, floor(start * policy.up_fraction)))
 
 
-def _least(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
+def _lowest(policy: ScalingPolicy, state: ScalingState, now: float) -> int:
     """Lowest number that the rate of shrinking allows now; always at least one may go in a period."""
     recent = [c for c in state.changes if c.at > now - policy.down_period_s and c.after < c.before]
     start = state.wanted + sum(c.before - c.after for c in recent)

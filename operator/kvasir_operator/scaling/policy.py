@@ -14,12 +14,13 @@ MOST_COLD_START_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPolicy:
-    """Fractions 0..1, times in seconds; see spec.autoscaling for what each means. min_field, max_field: paths of the
-    fields that set the bounds. ttft_s, itl_s: 0 without objective. cold_start_s: the ninth decile of first starts, 0
-    before one."""
+    """Fractions 0..1, times in seconds; see spec.autoscaling for what each means. idle_s counts with min_replicas
+    0. min_field, max_field: paths of the fields that set the bounds. ttft_s, itl_s: 0 without objective. cold_start_s:
+    the ninth decile of first starts, 0 before one."""
 
     min_replicas: int = 1
     max_replicas: int = 4
+    idle_s: float = 300.0
     min_field: str = "spec.autoscaling.minReplicas"
     max_field: str = "spec.autoscaling.maxReplicas"
     target_fraction: float = 0.85
@@ -46,6 +47,7 @@ def policy(spec: Autoscaling, cold_starts_s: Iterable[float] = (), *, wall: floa
         max_replicas=most.replicas,
         min_field=least.field,
         max_field=most.field,
+        idle_s=float(spec.idle_seconds),
         target_fraction=spec.kv_target_percent / 100,
         release_fraction=spec.kv_release_percent / 100,
         horizon_s=float(spec.backlog_horizon_seconds) or max(LEAST_HORIZON_S, cold_start_s),

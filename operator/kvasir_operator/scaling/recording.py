@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import RuntimeState, ServiceDemand
+from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity
 from kvasir_operator.scaling.decide import ScalingState
 from kvasir_operator.scaling.tick import TickInputs, as_json, tick
 from kvasir_operator.scaling.window import EMPTY, LoadWindow, ScaledReplica
@@ -50,6 +51,7 @@ class RecordedTick(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     missing_gateways: tuple[str, ...] = ()
     unplaced_s: float = 0.0
     cold_starts_s: tuple[float, ...] = ()
+    expected: ReplicaCapacity = UNKNOWN
 
 
 class InvalidRecordingError(ValueError):
@@ -91,6 +93,7 @@ def encoded(
         missing_gateways=inputs.missing_gateways,
         unplaced_s=inputs.unplaced_s,
         cold_starts_s=inputs.cold_starts_s,
+        expected=inputs.expected,
     )
     return msgspec.json.encode(line) + b"\n"
 
@@ -149,4 +152,5 @@ def _inputs(line: RecordedTick) -> TickInputs:
         missing_gateways=line.missing_gateways,
         unplaced_s=line.unplaced_s,
         cold_starts_s=line.cold_starts_s,
+        expected=line.expected,
     )

@@ -16,6 +16,7 @@ NAMES: Final[dict[Signal, str]] = {
 UNREACHABLE: Final = (
     "no number of replicas reaches spec.autoscaling.itlMilliseconds, so that none is added for it alone"
 )
+LEAST_SAID: Final = 0.05
 UNKNOWN: Final = "no replica has reported its capacity yet"
 
 
@@ -27,6 +28,8 @@ def replicas(number: int) -> str:
 def message(number: int, asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
     """Names what determines the count, beside a limit what the load requires, and an objective that is out of reach."""
     name = NAMES[asked.signal]
+    if limited_by == "idle":
+        return f"{replicas(number)}: {_limit(limited_by, up=False, policy=policy)}"
     unreachable = f"; {UNREACHABLE}" if asked.itl_unreachable else ""
     if limited_by == "":
         return f"{replicas(number)}: {name} determines the count{unreachable}"
@@ -45,16 +48,22 @@ def _limit(limited_by: str, *, up: bool, policy: ScalingPolicy) -> str:
         "readings": "the count stays while readings are missing",
         "capacity": "the count stays while a replica finds no node",
         "paused": "spec.autoscaling.mode is Paused",
+        "activity": "a request came within spec.autoscaling.idleSeconds",
+        "reserve": "a start takes longer than spec.autoscaling.ttftMilliseconds, so that one stays",
+        "idle": "no request came within spec.autoscaling.idleSeconds",
     }[limited_by]
 
 
 def reason(asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
     """What needs how many replicas, for an event: 'KV cache needs 2.2 replicas at 85 %'."""
+    if limited_by in ("idle", "activity", "reserve"):
+        return _limit(limited_by, up=False, policy=policy)
     if not asked.known:
         needs = UNKNOWN
     else:
         edge = f" at {asked.edge:.0%}" if asked.signal in ("kv", "slots") else ""
-        needs = f"{NAMES[asked.signal]} needs {asked.level:.1f} replicas{edge.replace('%', ' %')}"
+        amount = "under 0.1" if 0 < asked.level < LEAST_SAID else f"{asked.level:.1f}"
+        needs = f"{NAMES[asked.signal]} needs {amount} replicas{edge.replace('%', ' %')}"
     lost = f"; {replicas(asked.lost)} did not answer for minutes" if asked.lost else ""
     bound = {
         "floor": f"; {policy.min_field} determines the count",

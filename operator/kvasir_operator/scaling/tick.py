@@ -8,6 +8,7 @@ from typing import Final
 
 from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.state import ServiceDemand
+from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState, decide
 from kvasir_operator.scaling.policy import policy
 from kvasir_operator.scaling.window import LoadWindow, ScaledReplica, extended
@@ -17,7 +18,8 @@ from kvasir_operator.scaling.window import LoadWindow, ScaledReplica, extended
 class TickInputs:
     """at: seconds of a steady clock; wall: epoch seconds. pods: that serve or finish. gateways: what each holds for the
     service; missing_gateways: those that may hold something and do not answer. unplaced_s: how long the longest
-    unschedulable replica has found no node. cold_starts_s: first starts of the ready pods."""
+    unschedulable replica has found no node. cold_starts_s: first starts of the ready pods, or the last one that is
+    known. expected: the capacity of the next replica, as forecast or measured before; zeros where it is not known."""
 
     at: float
     wall: float = 0.0
@@ -26,6 +28,7 @@ class TickInputs:
     missing_gateways: tuple[str, ...] = ()
     unplaced_s: float = 0.0
     cold_starts_s: tuple[float, ...] = ()
+    expected: ReplicaCapacity = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,14 @@ def tick(
 ) -> TickResult:
     """Extend the window and decide. by_hand: spec.replicas, which counts without autoscaling and in mode External: then
     demand is watched, and what is decided starts from there."""
-    window = extended(window, inputs.pods, inputs.gateways, missing_gateways=inputs.missing_gateways, now=inputs.at)
+    window = extended(
+        window,
+        inputs.pods,
+        inputs.gateways,
+        missing_gateways=inputs.missing_gateways,
+        expected=inputs.expected,
+        now=inputs.at,
+    )
     if spec is None or spec.mode == "External":
         state = ScalingState(wanted=by_hand, since=inputs.at)
     if spec is None:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand
-from kvasir_operator.scaling.capacity import ReplicaCapacity, capacity_of, of_next
+from kvasir_operator.scaling import last_known
+from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, capacity_of, of_next
+from kvasir_operator.scaling.last_known import LastKnown
+from kvasir_operator.scaling.load_counts import LoadCounts, added
 from kvasir_operator.scaling.plausibility import contradiction
 from kvasir_operator.scaling.step_model import StepModel
 
@@ -39,26 +42,6 @@ class ScaledReplica:
     reading: RuntimeState | None = None
     fresh: bool = True
     current: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadCounts:
-    """What happened within span_s seconds. Counts are fractions after a gap.
-
-    arrivals; ended, with aborts; prompt_tokens that had to be computed; output_tokens; query_tokens and hit_tokens of
-    the prefix cache; running_s, pinned_s: running requests and pinned tokens, integrated over time, so that aborted
-    requests count for as long as they were there.
-    """
-
-    span_s: float = 0.0
-    arrivals: float = 0.0
-    ended: float = 0.0
-    prompt_tokens: float = 0.0
-    output_tokens: float = 0.0
-    query_tokens: float = 0.0
-    hit_tokens: float = 0.0
-    running_s: float = 0.0
-    pinned_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +91,15 @@ class ReplicaLoad:
 class LoadWindow:
     """Samples from the oldest to the newest, and the last good reading of each replica by uid.
 
-    complete: the load when no replica was silent last; None before such a tick. step: what is known of steps.
+    complete: the load when no replica was silent last; None before such a tick. step: what is known of steps. known:
+    what counts while there is no replica.
     """
 
     samples: tuple[LoadSample, ...] = ()
     records: Mapping[str, ReplicaLoad] = field(default_factory=dict)
     complete: LoadGauges | None = None
     step: StepModel = field(default_factory=StepModel)
+    known: LastKnown = field(default_factory=LastKnown)
 
     @property
     def last(self) -> LoadSample | None:
@@ -135,9 +120,11 @@ def extended(
     gateways: Iterable[ServiceDemand],
     *,
     missing_gateways: Sequence[str] = (),
+    expected: ReplicaCapacity = UNKNOWN,
     now: float,
 ) -> LoadWindow:
-    """The window with one more sample and without those older than KEPT_S. now: seconds of a steady clock."""
+    """The window with one more sample and without those older than KEPT_S. expected: the capacity of the next replica,
+    where none like it was read. now: seconds of a steady clock."""
     wrong = {m.uid: (m.name, said) for m in members if m.reading and m.fresh and (said := contradiction(m.reading))}
     fresh = {m.uid: m.reading for m in members if m.fresh and m.reading is not None and m.uid not in wrong}
     serving = [m for m in members if m.serving]
@@ -148,18 +135,21 @@ def extended(
     now_read = _sum(fresh[m.uid] for m in serving if m.uid in fresh)
     gauges = _with_silent(now_read, _sum(records[m.uid].reading for m in silent), window.complete)
     span_s = now - window.samples[-1].at if window.samples else 0.0
-    held = list(gateways)
+    demands = list(gateways)
     supply = tuple(capacity_of(records[m.uid].reading) for m in read)
+    typical = of_next(supply, tuple(m.current for m in read), expected)
+    counts = _counts(window.records, fresh, gauges, span_s=span_s, now=now)
+    known, counts = _known(window, counts, typical if supply else expected, fresh, demands, now=now)
     sample = LoadSample(
         at=now,
         serving=len(serving),
         fresh=sum(m.uid in fresh for m in serving),
         supply=supply,
-        typical=of_next(supply, tuple(m.current for m in read)),
+        typical=typical,
         gauges=gauges,
-        held=sum(g.held for g in held),
-        held_bytes=sum(g.held_bytes for g in held),
-        counts=_counts(window.records, fresh, gauges, span_s=span_s, now=now),
+        held=sum(d.held for d in demands),
+        held_bytes=sum(d.held_bytes for d in demands),
+        counts=counts,
         missing=(*sorted(m.name for m in silent), *missing_gateways),
         lost=tuple(sorted(m.name for m in serving if m.uid in lost)),
         contradictions=tuple(sorted(wrong.values())),
@@ -169,7 +159,27 @@ def extended(
         records=records,
         complete=window.complete if silent else gauges,
         step=_step(window, fresh, span_s, now),
+        known=known,
     )
+
+
+def _known(
+    window: LoadWindow,
+    counts: LoadCounts,
+    capacity: ReplicaCapacity,
+    fresh: Mapping[str, RuntimeState],
+    demands: Sequence[ServiceDemand],
+    *,
+    now: float,
+) -> tuple[LastKnown, LoadCounts]:
+    """What counts while there is no replica, and the counts of this tick with what gateways had held of them."""
+    known = last_known.with_past(window.known, (s.counts for s in window.samples if s.at <= now - KEPT_S))
+    known = last_known.with_requests(known, fresh.values(), demands, arrivals=counts.arrivals, now=now)
+    released = (window.last.held if window.last else 0) - sum(d.held for d in demands)
+    known, taken = last_known.with_release(known, released=released, arrivals=counts.arrivals, now=now)
+    if capacity.kv_tokens:
+        known = replace(known, capacity=capacity)
+    return known, replace(counts, released=taken)
 
 
 def _records(
@@ -226,15 +236,8 @@ def _counts(
             continue
         gap_s = now - known.at
         share = min(1.0, span_s / gap_s) if gap_s > 0 else 0.0
-        total = _added(total, _difference(known.reading, reading), share)
+        total = added(total, _difference(known.reading, reading), share)
     return total
-
-
-def _added(one: LoadCounts, other: LoadCounts, share: float = 1.0) -> LoadCounts:
-    return LoadCounts(**{f.name: getattr(one, f.name) + share * getattr(other, f.name) for f in _COUNTED})
-
-
-_COUNTED: Final = fields(LoadCounts)
 
 
 def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
@@ -272,5 +275,5 @@ def _joined(samples: tuple[LoadSample, ...], now: float) -> tuple[LoadSample, ..
     old = next((i for i, s in enumerate(kept) if s.at > now - RECENT_S), len(kept)) - 1
     if old < 1 or kept[old - 1].counts.span_s + kept[old].counts.span_s > JOINED_S:
         return kept
-    joined = replace(kept[old], counts=_added(kept[old - 1].counts, kept[old].counts))
+    joined = replace(kept[old], counts=added(kept[old - 1].counts, kept[old].counts))
     return (*kept[: old - 1], joined, *kept[old + 1 :])

@@ -3,13 +3,14 @@
 Called by `decide.py`. It measures; how many replicas that needs is decided in `demand.py`.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean
 from typing import Final
 
+from kvasir_operator.scaling.load_counts import LoadCounts, added, total
 from kvasir_operator.scaling.step_model import StepModel
-from kvasir_operator.scaling.window import KEPT_S, RECENT_S, LoadCounts, LoadSample, LoadWindow
+from kvasir_operator.scaling.window import KEPT_S, RECENT_S, LoadWindow
 
 PRESENT_S: Final = 4.0
 """Gauges are averaged over so long: a spike of one step is no demand, ten seconds of waiting are too many."""
@@ -56,7 +57,9 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
         return Workload()
     present = [s.gauges for s in window.since(now - PRESENT_S)] or [last.gauges]
     minute = window.since(now - RECENT_S)
-    whole, recent = _total(window.samples), _total(minute)
+    whole, recent = total(s.counts for s in window.samples), total(s.counts for s in minute)
+    if whole.ended < LEAST_ARRIVALS:
+        whole = added(whole, window.known.past)  # of few requests, those that ran long are not among the ended ones
     pinned, running = fmean(g.pinned_tokens for g in present), fmean(g.running for g in present)
     waiting = last.gauges.waiting + last.held
     # Half-way between those that came and those that ended: requests that still run have on the mean half of it behind.
@@ -83,26 +86,20 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
 
 def _rate(window: LoadWindow, now: float, *, residence_s: float) -> float:
     """Arrivals per second: the mean of a minute, or of a shorter stretch that is as long as a request stays, where that
-    is larger by more than chance. So a rise is seen at once, noise is not, and a burst is not taken for a stream."""
+    is larger by more than chance. So a rise is seen at once, noise is not, and a burst is not taken for a stream.
+    What a gateway had held came at another time than it arrived at pods, and is no part of it."""
     least_s, slow_s = max(FAST_S, residence_s), max(RECENT_S, min(residence_s, KEPT_S))
     arrivals = span_s = fast = error = slow = 0.0
     for sample in reversed(window.samples):
         if sample.at <= now - slow_s:
             break
-        arrivals += sample.counts.arrivals
+        arrivals += sample.counts.arrivals - sample.counts.released
         span_s += sample.counts.span_s
         # A few arrivals in the first second must not look like many per second.
         slow = arrivals / max(span_s, FAST_S)
         if not fast and span_s >= least_s and arrivals >= LEAST_ARRIVALS:
             fast, error = slow, sqrt(arrivals) / span_s
     return fast if fast > slow + CHANCE * error else slow
-
-
-_COUNTED: Final = tuple(f.name for f in fields(LoadCounts))
-
-
-def _total(samples: tuple[LoadSample, ...]) -> LoadCounts:
-    return LoadCounts(**{name: sum(getattr(s.counts, name) for s in samples) for name in _COUNTED})
 
 
 def _hit_fraction(whole: LoadCounts) -> float:

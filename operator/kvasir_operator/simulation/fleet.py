@@ -22,7 +22,7 @@ SATURATED_S: Final = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """What a rule may read. ready, starting: pods; wanted: the last result. readings: of ready pods by name; draining:
-    of those that finish. held: requests at the gateway. cold_starts_s: of the ready pods."""
+    of those that finish. held: requests at the gateway. cold_starts_s: of the ready pods, or the last one."""
 
     now: float
     ready: int
@@ -143,7 +143,7 @@ class Fleet:
             readings=tuple((pod.name, pod.state()) for pod in ready),
             draining=tuple((pod.name, pod.state()) for pod in self._pods if pod.draining),
             held=len(self._held),
-            cold_starts_s=(self._profile.cold_start_s,) * len(ready),
+            cold_starts_s=(self._profile.cold_start_s,) * (len(ready) or int(self._number > 0)),
         )
 
 

@@ -75,21 +75,28 @@ class HpaRule:
 @dataclass(slots=True)
 class KedaRule:
     """KEDA's Prometheus scaler as production-stack ships it: waiting requests, threshold 5 for each replica, polled
-    every 30 s, through an HPA."""
+    every 30 s, through an HPA; to zero when nothing was active for 300 s, and back by KEDA itself."""
 
     name: str = "keda"
     period_s: float = 30.0
+    least: int = 1
+    cooldown_s: float = 300.0
+    _active_at: float = 0.0
     hpa: HpaRule = field(default_factory=lambda: HpaRule(name="keda", metrics=((waiting, 5.0),)))
 
     def wanted(self, view: FleetView) -> int:
         """One poll."""
-        return self.hpa.wanted(view)
+        asked = self.hpa.wanted(view)
+        if active(view):
+            self._active_at = view.now
+        return asked if self.least or view.now - self._active_at < self.cooldown_s else 0
 
 
 @dataclass(slots=True)
 class KnativeRule:
     """Knative's pod autoscaler: concurrency, mean of 60 s, panic on the mean of 6 s at 200 %, target 70 % of the
-    container's concurrency; no more than halving, and no decrease while in panic."""
+    container's concurrency; no more than halving, and no decrease while in panic; to zero 30 s
+    after the stable window was empty."""
 
     concurrency: float
     name: str = "knative"
@@ -97,9 +104,12 @@ class KnativeRule:
     target_fraction: float = 0.7
     stable_s: float = 60.0
     panic_s: float = 6.0
+    grace_s: float = 30.0
+    least: int = 1
     _past: deque[tuple[float, float]] = field(default_factory=deque)
     _panic_until: float = -1.0
     _panic_most: int = 0
+    _empty_since: float | None = None
 
     def wanted(self, view: FleetView) -> int:
         """One tick."""
@@ -117,18 +127,24 @@ class KnativeRule:
             self._panic_most = max(self._panic_most, panic, view.wanted)
             return max(1, self._panic_most)
         self._panic_most = 0
-        return max(1, stable)
+        if any(value for _, value in self._past):
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = view.now
+        empty_s = 0.0 if self._empty_since is None else view.now - self._empty_since
+        return max(self.least if empty_s >= self.grace_s or not view.wanted else 1, stable)
 
 
 @dataclass(slots=True)
 class KubeAiRule:
     """KubeAI: the mean of active requests over ten minutes, every 10 s, over its target of 100; three ticks below for a
-    decrease."""
+    decrease. Its proxy starts the first replica."""
 
     name: str = "kubeai"
     period_s: float = 10.0
     target: float = 100.0
     window_s: float = 600.0
+    least: int = 1
     _past: deque[float] = field(default_factory=deque)
     _below: int = 0
 
@@ -139,7 +155,7 @@ class KubeAiRule:
             self._past.extend([0.0] * kept)
         self._past.append(active(view))
         self._past.popleft()
-        asked = max(1, ceil(sum(self._past) / kept / self.target - 1e-9))
+        asked = max(self.least, int(active(view) > 0), ceil(sum(self._past) / kept / self.target - 1e-9))
         self._below = self._below + 1 if asked < view.wanted else 0
         return asked if asked > view.wanted or self._below >= 3 else view.wanted
 
@@ -149,12 +165,13 @@ TOKEN_BACKLOG_S: Final = 1.5
 """τ of llm-d's example: the objective for the first token less the prompt's own time."""
 
 
-def peers(concurrency: float) -> list[ScalingRule]:
-    """All of them. concurrency: requests that one pod serves well, which a person would have measured for them."""
+def peers(concurrency: float, *, least: int = 1) -> list[ScalingRule]:
+    """All of them. concurrency: requests that one pod serves well, which a person would have measured for them. least:
+    replicas, which may be 0 for those that can."""
     return [
         HpaRule(name="hpa", metrics=((active, concurrency),)),
-        KnativeRule(concurrency=concurrency),
-        KedaRule(),
-        KubeAiRule(target=concurrency),
+        KnativeRule(concurrency=concurrency, least=least),
+        KedaRule(least=least),
+        KubeAiRule(target=concurrency, least=least),
         HpaRule(name="llm-d", metrics=((prefill_backlog_s, TOKEN_BACKLOG_S), (kv_used, 0.8))),
     ]

@@ -36,6 +36,8 @@ SMALL: Final = PodProfile(
 )
 """An 8B model on a small card, from a warm node."""
 CHAT: Final = LengthMix(prompt=600, output=300)
+_CHAT_PER_S: Final = pod_capacity(SMALL, CHAT).requests_per_s
+TO_ZERO: Final[dict[str, object]] = {"min_replicas": 0, "ttft_milliseconds": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class Scenario:
 
 def scenarios() -> list[Scenario]:
     """All of them, in the order in which they are told."""
-    return [*_shapes(), *_limits(), *_waves(), *_llm_d(), *_traces()]
+    return [*_shapes(), *_limits(), *_zero(), *_waves(), *_llm_d(), *_traces()]
 
 
 def _shapes() -> list[Scenario]:
@@ -179,6 +181,33 @@ def _limits() -> list[Scenario]:
             goals=("overshoot", *STEADINESS, *SERVED),
             steady=1,
             ttft_s=10.0,
+        ),
+    ]
+
+
+def _zero() -> list[Scenario]:
+    """minReplicas is 0, and no objective stands against it."""
+    return [
+        Scenario(
+            name="herd",
+            about="half a replica, an hour of nothing, then 200 requests within two seconds",
+            load=lambda t: 0.5 if t < 600 else 200 / 2 / _CHAT_PER_S if 4200 <= t < 4202 else 0.0,
+            most_load=100 / _CHAT_PER_S,
+            seconds=5400,
+            spec=TO_ZERO,
+            steady=2,
+            goals=("overshoot", *STEADINESS, *SERVED, "replica_hours_of_static"),
+            ttft_s=60.0,
+        ),
+        Scenario(
+            name="lulls",
+            about="half a replica for ten minutes of every hour",
+            load=lambda t: 0.5 if t % 3600 < 600 else 0.0,
+            most_load=0.5,
+            seconds=4 * 3600,
+            spec=TO_ZERO,
+            goals=("overshoot", *STEADINESS, *SERVED, "replica_hours_of_static"),
+            ttft_s=60.0,
         ),
     ]
 

@@ -31,7 +31,10 @@ class SimulationRow:
 
 def rules_for(scenario: Scenario) -> list[ScalingRule]:
     """Kvasir's and all peers', fresh."""
-    return [KvasirRule(spec=scenario.autoscaling), *peers(max(1.0, round(0.85 * scenario.capacity.batch)))]
+    return [
+        KvasirRule(spec=scenario.autoscaling),
+        *peers(max(1.0, round(0.85 * scenario.capacity.batch)), least=scenario.autoscaling.min_replicas),
+    ]
 
 
 def run(scenario: Scenario, rule: ScalingRule) -> FleetRun:

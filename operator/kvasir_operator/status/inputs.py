@@ -101,4 +101,4 @@ class StatusInputs:
 def minimum(seen: Observed, wanted: int) -> int:
     """Replicas without which a service is not what its spec describes. wanted: as the autoscaler requires."""
     scaling = seen.spec.autoscaling
-    return wanted if scaling is None else min(scaling.min_replicas, wanted)
+    return wanted if scaling is None else min(max(1, scaling.min_replicas), wanted)

@@ -72,7 +72,9 @@ def _held(found: StatusInputs) -> Summary | None:
 def _zero(found: StatusInputs) -> Summary | None:
     if found.wanted:
         return None
-    return Summary(mode="ready", reason="ScaledToZero", message="spec.replicas is 0")
+    by_hand = found.seen.spec.autoscaling is None or found.scaler.status is None
+    said = "spec.replicas is 0" if by_hand or not found.scaler.status else found.scaler.status.message
+    return Summary(mode="ready", reason="ScaledToZero", message=said)
 
 
 def _refused(found: StatusInputs) -> Summary | None:

@@ -9,7 +9,8 @@ from fakes.cluster import FakeCluster
 from fakes.manifests import pod, service
 from fakes.operator_bench import Bench
 from fakes.readings import FakeReader
-from kvasir_api.state import RuntimeState
+from kvasir_api import names
+from kvasir_api.state import GatewayState, RuntimeState, ServiceDemand
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.scaler import Scaler
@@ -225,3 +226,67 @@ async def test_a_bound_of_a_schedule_is_named_as_what_it_is(bench):
     )
     (full,) = (c["message"] for c in bench.status()["conditions"] if c["type"] == "ScalingAtMax")
     assert full.startswith("the load requires more than spec.autoscaling.schedules[1].maxReplicas 2:")
+
+
+TO_ZERO = {"minReplicas": 0, "maxReplicas": 4, "idleSeconds": 60}
+
+
+async def put_gateway(bench, **demand):
+    """A ready gateway that reports this of the service."""
+    gateway = pod("gw", ready=True, ip="10.9.9.9")
+    gateway["metadata"]["labels"] = {names.LABEL_NAME: names.GATEWAY, names.LABEL_PART_OF: names.PART_OF}
+    gateway["spec"]["containers"] = [{"name": "picker", "ports": [{"name": "state", "containerPort": 8081}]}]
+    await bench.cluster.put(POD, gateway)
+    services = (ServiceDemand(namespace="default", name="tiny", **demand),)
+    bench.reader.gateways["http://10.9.9.9:8081"] = GatewayState(services=services)
+
+
+async def test_a_new_service_starts_one_goes_to_zero_and_comes_back(bench):
+    await bench.put_service(autoscaling=TO_ZERO)
+    await bench.turn()
+    assert bench.replicas() == [1]
+    await bench.put_pods(1)
+    for _ in range(40):
+        await bench.turn()
+    await bench.cluster.delete(POD, "default", "p0")
+    bench.reader.says.clear()
+    for _ in range(60):
+        await bench.turn()
+    assert (bench.replicas(), bench.reason()) == ([0], "ScaledToZero")
+    assert bench.events("ScaledDown") == ["1 → 0 replicas: no request came within spec.autoscaling.idleSeconds"]
+    assert bench.status()["autoscaling"]["limitedBy"] == "idle"
+    await put_gateway(bench, last_request_age_s=0.5)
+    await bench.turn()
+    assert bench.replicas() == [1]
+    assert bench.reason() != "ScaledToZero"
+    assert bench.events("ScaledUp") == ["0 → 1 replica: a request came within spec.autoscaling.idleSeconds"]
+
+
+async def test_zero_survives_the_operators_restart(bench):
+    await bench.put_service(autoscaling={**TO_ZERO, "idleSeconds": 2})
+    await bench.turn()
+    await bench.put_pods(1)
+    for _ in range(10):
+        await bench.turn()
+    await bench.cluster.delete(POD, "default", "p0")
+    bench.reader.says.clear()
+    for _ in range(5):
+        await bench.turn()
+    assert (bench.replicas(), bench.status()["capacity"]["kvTokens"]) == ([0], 1000)
+    bench.operator = bench.started()
+    for _ in range(10):
+        await bench.turn()
+    assert bench.replicas() == [0]
+    await put_gateway(bench, held=1, held_bytes=400)
+    await bench.turn()
+    assert bench.replicas() == [1]
+
+
+async def test_a_service_that_never_ran_waits_for_its_first_start_also_over_a_restart(bench):
+    """It was taken for one at zero, which no request had come to."""
+    await bench.put_service(autoscaling=TO_ZERO)
+    await bench.turn()
+    bench.operator = bench.started()
+    for _ in range(100):
+        await bench.turn()
+    assert bench.replicas() == [1]

@@ -3,7 +3,8 @@
 import pytest
 
 from fakes.load import NOW, steady
-from kvasir_operator.scaling.window import EMPTY, LoadCounts, LoadGauges, LoadSample, LoadWindow
+from kvasir_operator.scaling.load_counts import LoadCounts
+from kvasir_operator.scaling.window import EMPTY, LoadGauges, LoadSample, LoadWindow
 from kvasir_operator.scaling.workload import Workload, workload
 
 

@@ -1,0 +1,40 @@
+"""What a service's replicas counted within a stretch of time. Called by `window.py` and by what reads its samples."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCounts:
+    """What happened within span_s seconds. Counts are fractions after a gap.
+
+    arrivals; released: how many of them a gateway had held; ended, with aborts; prompt_tokens that had to be computed;
+    output_tokens; query_tokens and hit_tokens of the prefix cache; running_s, pinned_s: running requests and pinned
+    tokens, integrated over time, so that aborted requests count for as long as they were there.
+    """
+
+    span_s: float = 0.0
+    arrivals: float = 0.0
+    released: float = 0.0
+    ended: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    query_tokens: float = 0.0
+    hit_tokens: float = 0.0
+    running_s: float = 0.0
+    pinned_s: float = 0.0
+
+
+_NAMES: Final = tuple(f.name for f in fields(LoadCounts))
+
+
+def added(one: LoadCounts, other: LoadCounts, share: float = 1.0) -> LoadCounts:
+    """One with so much of another."""
+    return LoadCounts(**{name: getattr(one, name) + share * getattr(other, name) for name in _NAMES})
+
+
+def total(counts: Iterable[LoadCounts]) -> LoadCounts:
+    """The sum of all."""
+    found = list(counts)
+    return LoadCounts(**{name: sum(getattr(c, name) for c in found) for name in _NAMES})
