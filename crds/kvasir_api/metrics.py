@@ -121,7 +121,7 @@ RUNTIME: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_waiting_uncached_tokens",
         kind="gauge",
-        help="Prompt tokens waiting that are not in the prefix cache.",
+        help="Prompt tokens waiting that are neither in the prefix cache nor on the host.",
         labels=_MODEL,
     ),
     Metric(name="kvasir_prefill_tokens_per_second", kind="gauge", help="Measured prefill rate.", labels=_MODEL),

@@ -125,7 +125,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot of one runtime pod.
 
     step: number of the last engine step. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
-    waiting_uncached_tokens: prompt tokens of waiting requests that are not in the prefix cache.
+    waiting_uncached_tokens: prompt tokens of waiting requests that are neither in the prefix cache nor on the host.
     remaining_tokens: tokens that running sequences may still generate, by their bounds. expected_tokens: what running and
     waiting requests will probably still generate, a drain estimate. reused_tokens: resident tokens that prefix hits have
     found, which would have to be computed again elsewhere: what the cache is worth.

@@ -46,6 +46,8 @@ class FakeHost:
         while self.queue and self.queue[0][0] + self.delay < self._collected:
             _, plan = self.queue.popleft()
             self._through = plan.step
+            for key in plan.drops:
+                self.kept.pop(key, None)
             for store in plan.stores:
                 num_stored += store.key not in self.kept
                 self.kept[store.key] = self._content(cache, store.block, block_size)

@@ -101,7 +101,7 @@ class FakeRunner:
         assert plan.num_tokens <= self.max_batch_tokens
         if self.host is not None:
             self.host.submit(plan, self.cache, self.block_size)
-        elif plan.stores or plan.loads:
+        elif plan.stores or plan.loads or plan.drops:
             raise AssertionError("blocks are copied to or from a host that keeps none")
         assert len(plan.chunks) == len({chunk.row for chunk in plan.chunks})
         for row in plan.leaves:

@@ -93,7 +93,7 @@ class BlockPool:
         """Block tables of the longest prefix hit, as `PrefixIndex.longest` gives them. Pins nothing."""
         return self._index.longest(hashes, limit)
 
-    def reach(self, hashes: Sequence[bytes], limit: int, elsewhere: Callable[[int, bytes], bool]) -> int:
+    def reach(self, hashes: Sequence[bytes], limit: int, elsewhere: Callable[[int, bytes], bool] | None = None) -> int:
         """Columns of the longest hit, were those blocks here too that are elsewhere, by cache group and hash."""
         return self._index.reach(hashes, limit, elsewhere)
 

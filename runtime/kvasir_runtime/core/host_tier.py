@@ -49,6 +49,7 @@ class HostTier:
         "_block_size",
         "_capacity_blocks",
         "_declined",
+        "_dropped",
         "_forgotten_at",
         "_groups",
         "_in_flight",
@@ -75,6 +76,8 @@ class HostTier:
         self._resident: set[bytes] = set()
         self._pending: dict[bytes, None] = {}
         """Keys of blocks that the host should hold, oldest first."""
+        self._dropped: list[bytes] = []
+        """Keys of blocks that it must not hold."""
         self._in_flight: deque[_Transfer] = deque()
         self._loading: set[bytes] = set()
         self._num_held = self._declined = 0
@@ -95,7 +98,7 @@ class HostTier:
     @property
     def has_work(self) -> bool:
         """Whether plans are needed to begin copies, or to learn of their end."""
-        return bool(self._in_flight or self._pending)
+        return bool(self._in_flight or self._pending or self._dropped)
 
     @property
     def state(self) -> KvHostState:
@@ -133,13 +136,18 @@ class HostTier:
             del self._pending[next(iter(self._pending))]
 
     def retract(self, hashes: Iterable[bytes]) -> None:
-        """Neither store nor load blocks whose content is of no use. Copies that are under way end as they are."""
+        """Neither store nor load blocks whose content is of no use, and drop what the host holds of them."""
+        if not self.is_enabled:
+            return
         for key in [key_of(block_hash, group) for block_hash in hashes for group in self._groups]:
             self._pending.pop(key, None)
             self._resident.discard(key)
+            self._dropped.append(key)
 
     def store(self, builder: PlanBuilder) -> None:
         """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""
+        builder.drops += self._dropped
+        self._dropped = []
         stores: list[BlockStore] = []
         most = self._most_stores
         while self._pending and len(stores) < most:
@@ -161,6 +169,23 @@ class HostTier:
             key_of(block_hash, group) in loading for block_hash in hashes for group in self._groups
         )
 
+    def covers(self, block_hash: bytes, token_s: float) -> bool:
+        """Whether no group has to compute the block of a hash: it is on the device, or on the host, and copying it is
+        quicker. token_s: as of `worth_loading`.
+        """
+        if not self._resident or self._is_slower(len(self._groups), 1, token_s):
+            return self._pool.is_resident(block_hash)
+        return all(
+            key_of(block_hash, group) in self._resident or self._pool.find(block_hash, group) is not None
+            for group in self._groups
+        )
+
+    def reach(self, hashes: Sequence[bytes], limit: int, token_s: float) -> int:
+        """Blocks of a chain, at most limit, that need not be computed, as `covers` has it."""
+        if not self._resident or self._is_slower(len(self._groups), 1, token_s):
+            return self._pool.reach(hashes, limit)
+        return self._reach(hashes, limit)
+
     def worth_loading(self, hashes: Sequence[bytes], start: int, limit: int, token_s: float) -> int:
         """How far a chain of which start blocks are hits should be loaded and not computed, at most limit; 0 for not.
 
@@ -176,7 +201,7 @@ class HostTier:
         if end - start < LEAST_BLOCKS:
             return 0
         count = sum(block is None for _, _, block in self._pool.needed(hashes[:end]))
-        if token_s and self._load_cost.value * count > token_s * self._block_size * (end - start):
+        if self._is_slower(count, end - start, token_s):
             self._declined += 1
             if self._declined % PROBE_EVERY:
                 return 0
@@ -229,6 +254,7 @@ class HostTier:
     def forget(self, step: int) -> None:
         """Nothing that was computed up to now may be found again. step: of the last plan; what it loads is dropped."""
         self._pending.clear()
+        self._dropped.clear()
         self._resident.clear()
         self._forgotten_at = step
 
@@ -243,6 +269,10 @@ class HostTier:
     def _reach(self, hashes: Sequence[bytes], limit: int) -> int:
         """How much of a chain could be hits, by what is on the device and the host."""
         return self._pool.reach(hashes, limit, lambda group, block_hash: key_of(block_hash, group) in self._resident)
+
+    def _is_slower(self, num_blocks: int, num_columns: int, token_s: float) -> bool:
+        """Whether copying blocks was measured to be slower than computing so many columns of a table."""
+        return token_s > 0 and self._load_cost.value * num_blocks > token_s * self._block_size * num_columns
 
     def _hold(self, transfer: _Transfer) -> None:
         self._num_held += len(transfer.held)

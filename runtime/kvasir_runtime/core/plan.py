@@ -108,7 +108,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     stores and loads run beside the steps, in order: no chunk of this plan or a later one writes their blocks or reads
     what is loaded before results report them done. A plan may consist of them alone, or be empty in order to learn of
-    their end.
+    their end. drops: keys that the host must not hold any more; those that earlier plans store are stored first.
 
     A row that leaves may be joined again in the same plan, while an earlier plan that sampled for it is still in
     flight: results belong to the plan, not to the holder of the row when they are collected. After a failed step every
@@ -125,6 +125,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[Chunk, ...] = ()
     stores: tuple[BlockStore, ...] = ()
     loads: tuple[BlockLoad, ...] = ()
+    drops: tuple[bytes, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -55,6 +55,7 @@ class PlanBuilder:
     inserts: list[Insert] = field(default_factory=list)
     stores: list[BlockStore] = field(default_factory=list)
     loads: list[BlockLoad] = field(default_factory=list)
+    drops: list[bytes] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
 
@@ -109,6 +110,7 @@ class PlanBuilder:
             chunks=tuple(self.chunks),
             stores=tuple(self.stores),
             loads=tuple(self.loads),
+            drops=tuple(self.drops),
         )
 
 

@@ -80,7 +80,8 @@ class Scheduler:
             return EngineOutput(request_id=request.request_id, finish_reason="error", message=why)
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
         self._publisher.extend_hashes(kind.sequence)
-        kind.request.uncached_estimate = request.prompt_tokens - len(self._hits(kind)[0]) * self.limits.block_size
+        hit = self._host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
+        kind.request.uncached_estimate = request.prompt_tokens - hit * self.limits.block_size
         self._requests[request.request_id] = kind
         self._waiting.append(kind)
         self._counters.arrived(kind.request)
@@ -112,7 +113,7 @@ class Scheduler:
         self._compute_prompts(builder, prompts, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
         needs_news = self._host.is_copying and not self._launched
-        if not (builder.chunks or builder.stores or builder.loads or needs_news):
+        if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
             return None
         plan = builder.plan(self._leaves)
         self._leaves = []
@@ -183,7 +184,7 @@ class Scheduler:
 
     def report(self, state: RuntimeState) -> RuntimeState:
         """The given document with everything filled in that the scheduler knows. Cost does not grow with the queue."""
-        self._waiting.refresh(self.pool, self.limits.block_size)
+        self._waiting.refresh(self._is_cached, self.limits.block_size)
         return filled(
             state,
             step=self._step,
@@ -328,7 +329,7 @@ class Scheduler:
         sequence.computed = sequence.published = 0
         self._counters.preemptions += 1
         self._publisher.extend_hashes(sequence)
-        request.uncached_estimate = uncached_estimate(kind, self.pool, self.limits.block_size)
+        request.uncached_estimate = uncached_estimate(kind, self._is_cached, self.limits.block_size)
         self._waiting.put_back(kind)
 
     def _end(self, kind: RequestKind, now: float, *, aborted: bool, invalid: bool = False) -> None:
@@ -361,6 +362,6 @@ class Scheduler:
         request.rows = []
         del self._running[request.request_id]
 
-    def _hits(self, kind: RequestKind) -> list[list[int]]:
-        """Tables of blocks that already hold the beginning of its tokens, as far as it may use them."""
-        return self.pool.lookup(kind.sequence.hashes, kind.reusable // self.limits.block_size)
+    def _is_cached(self, block_hash: bytes) -> bool:
+        """Whether a block is on the device, or on the host from where it would be copied."""
+        return self._host.covers(block_hash, self._budget.token_s)

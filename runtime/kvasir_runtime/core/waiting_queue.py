@@ -5,9 +5,8 @@ latest arrival is preempted first, so running followed by waiting is always in o
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.kinds.interface import RequestKind
 
 REFRESHED = 4
@@ -51,22 +50,22 @@ class WaitingQueue:
         del self._order[kind.request.request_id]
         self.uncached_tokens -= kind.request.uncached_estimate
 
-    def refresh(self, pool: BlockPool, block_size: int) -> None:
-        """Bring the estimates of the next requests up to date with what the prefix cache holds now."""
+    def refresh(self, is_cached: Callable[[bytes], bool], block_size: int) -> None:
+        """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed now."""
         for _, kind in zip(range(REFRESHED), self, strict=False):
             self.uncached_tokens -= kind.request.uncached_estimate
-            kind.request.uncached_estimate = uncached_estimate(kind, pool, block_size)
+            kind.request.uncached_estimate = uncached_estimate(kind, is_cached, block_size)
             self.uncached_tokens += kind.request.uncached_estimate
 
 
-def uncached_estimate(kind: RequestKind, pool: BlockPool, block_size: int) -> int:
+def uncached_estimate(kind: RequestKind, is_cached: Callable[[bytes], bool], block_size: int) -> int:
     """Tokens of a waiting request that must be computed, from its last estimate and a bounded walk over its hashes."""
     hashes, num_tokens = kind.sequence.hashes, len(kind.sequence.tokens)
     limit = min(len(hashes), kind.reusable // block_size)
     hit = min(limit, (num_tokens - kind.request.uncached_estimate) // block_size)
-    while hit and not pool.is_resident(hashes[hit - 1]):
+    while hit and not is_cached(hashes[hit - 1]):
         hit //= 2
     stop = min(limit, hit + WALKED_BLOCKS)
-    while hit < stop and pool.is_resident(hashes[hit]):
+    while hit < stop and is_cached(hashes[hit]):
         hit += 1
     return num_tokens - hit * block_size

@@ -330,3 +330,49 @@ def test_a_preempted_request_gets_its_blocks_back_from_the_host():
         calm.submit(request(f"r{number}", [number * 50 + n for n in range(1, 25)], max_tokens=40, ignore_eos=True))
     calm.finish()
     assert [one.tokens for one in made.answers.values()] == [one.tokens for one in calm.answers.values()]
+
+
+def test_what_is_on_the_host_counts_as_cached_for_those_that_wait():
+    made = served(num_blocks=16, max_sequences=1)
+    long, other = list(range(1, 41)), list(range(100, 150))
+    for number, prompt in enumerate((long, other)):
+        made.submit(request(f"r{number}", prompt))
+        made.finish()
+    made.submit(request("runs", other, max_tokens=12, ignore_eos=True))
+    made.step()
+    arrived = made.scheduler.report(RuntimeState()).totals.uncached_prompt_tokens
+    made.submit(request("waits", long))
+    state = made.scheduler.report(RuntimeState())
+    assert made.scheduler.pool.lookup(made.scheduler._waiting.head.sequence.hashes, 10) != [list(range(10))]
+    assert state.waiting_uncached_tokens == 4, "nine blocks of ten are on the host, and the last token is computed"
+    assert state.totals.uncached_prompt_tokens - arrived == 4
+    made.scheduler.host_changed(HostChanges(reset=True))
+    assert made.scheduler.report(RuntimeState()).waiting_uncached_tokens > 4
+
+
+@pytest.mark.parametrize(("load_s", "want"), [(0.8, 8), (8.0, 0)])  # a block: 0.1 or 1 s to copy, 0.4 s to compute
+def test_blocks_on_the_host_count_as_cached_where_copying_them_is_quicker(load_s, want):
+    pool, host = tier()
+    resident(host, 8)
+    loaded_in(host, pool, load_s)
+    assert host.reach(HASHES, 12, 0.1) == want
+    assert [host.covers(one, 0.1) for one in HASHES[6:10]] == [want == 8] * 2 + [False] * 2
+    assert host.reach(HASHES, 12, 0.0) == 8, "computing was not measured"
+
+
+def test_what_is_of_no_use_is_dropped_from_the_host_behind_the_copies_under_way():
+    pool, host = tier()
+    published(pool, 3)
+    host.add(HASHES[:2])
+    assert len(plan_of(host, step=1).stores) == 2
+    resident(host, 1)
+    host.add(HASHES[2:3])
+    host.retract(HASHES[:3])
+    assert host.has_work
+    builder = plan_of(host, step=2)
+    assert builder.drops == [key_of(one) for one in HASHES[:3]]
+    assert builder.stores == []
+    assert plan_of(host, step=3).drops == []
+    assert host.worth_loading(HASHES, 0, 12, 0.0) == 0
+    host.settle(TransferResults(through=3, num_stored=2))
+    assert not host.has_work

@@ -36,25 +36,25 @@ def test_order_of_arrival_with_the_preempted_before_all():
 
 def test_the_estimate_follows_the_cache_up_and_down():
     pool, made = BlockPool(8), waiting(num_tokens=17)
-    assert uncached_estimate(made, pool, 4) == 17
+    assert uncached_estimate(made, pool.is_resident, 4) == 17
     resident(pool, made.sequence.hashes[:3])
-    made.request.uncached_estimate = uncached_estimate(made, pool, 4)
+    made.request.uncached_estimate = uncached_estimate(made, pool.is_resident, 4)
     assert made.request.uncached_estimate == 5
     pool.release(*pool.lookup(made.sequence.hashes, 9))
     pool.take(8)
-    assert uncached_estimate(made, pool, 4) == 17
+    assert uncached_estimate(made, pool.is_resident, 4) == 17
 
 
 def test_one_token_is_always_computed():
     pool, made = BlockPool(8), waiting(num_tokens=8)
     resident(pool, made.sequence.hashes)
-    assert uncached_estimate(made, pool, 4) == 4
+    assert uncached_estimate(made, pool.is_resident, 4) == 4
 
 
 def test_a_long_walk_is_spread_over_several_estimates():
     pool, made = BlockPool(200), waiting(num_tokens=801)
     resident(pool, made.sequence.hashes)
-    made.request.uncached_estimate = uncached_estimate(made, pool, 4)
+    made.request.uncached_estimate = uncached_estimate(made, pool.is_resident, 4)
     assert made.request.uncached_estimate == 801 - 4 * WALKED_BLOCKS
 
 
@@ -63,6 +63,6 @@ def test_refresh_keeps_the_sum_right():
     for item in items:
         queue.append(item)
     resident(pool, items[0].sequence.hashes)
-    queue.refresh(pool, 4)
+    queue.refresh(pool.is_resident, 4)
     assert queue.uncached_tokens == sum(item.request.uncached_estimate for item in items)
     assert [item.request.uncached_estimate for item in items] == [1, 1, 1, 1, 9, 9]

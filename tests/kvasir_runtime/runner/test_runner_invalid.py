@@ -14,6 +14,7 @@ from fakes.checkpoints import Shape
 from fakes.mixtures import Story, mixed, request, served, told
 from fakes.overlapping import Overlapping
 from fakes.recording import OPS, Recordings
+from fakes.soak import BLOCK_SIZE, SoakEngine
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
@@ -121,3 +122,20 @@ def test_a_prefix_that_was_computed_with_broken_numbers_is_not_used_again(tmp_pa
     assert cached == [0, 40, 0, 40]
     assert scheduler.report(RuntimeState()).totals.invalid_outputs == 1
     assert scheduler.pool.num_pinned == 0
+
+
+def test_what_was_computed_with_broken_numbers_is_dropped_from_the_host(tmp_path: Path) -> None:
+    def engine() -> SoakEngine:
+        model, folder = written(tmp_path / "m", embedding=NAN), tmp_path / "kv"
+        return SoakEngine(model, folder, num_blocks=64, max_sequences=4, host_bytes=1 << 20)
+
+    first, prefix, on_host = engine(), tuple(range(3, 43)), []
+    for number, last in enumerate((200, BROKEN[1])):
+        first.submit(EngineRequest(request_id=str(number), prompt=(*prefix, last), sampling=request(0).sampling))
+        while first.scheduler.has_work:
+            first.step()
+        on_host.append(engine().runner.host_changes())
+    assert first.ended["1"] == "error"
+    before, after = (set(changes.added) for changes in on_host)
+    assert after < before
+    assert len(before - after) == len(prefix) // BLOCK_SIZE, "what the first answer alone holds stays"

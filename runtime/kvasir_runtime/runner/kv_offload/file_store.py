@@ -10,7 +10,6 @@ not a signal that ends the process. On tmpfs the file is shared memory. Any numb
 No failure here raises: what cannot be written is not kept, what cannot be read is a miss.
 """
 
-import fcntl
 import logging
 import os
 import secrets
@@ -25,23 +24,19 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from kvasir_runtime.core.plan import HostChanges
-from kvasir_runtime.runner.kv_offload import store_layout
+from kvasir_runtime.runner.kv_offload import store_file, store_layout
 from kvasir_runtime.runner.kv_offload.slot_table import SlotTable
+from kvasir_runtime.runner.kv_offload.store_file import LockBusyError
 from kvasir_runtime.runner.kv_offload.store_layout import EMPTY, StoreHeader
 
 LOG = logging.getLogger(__name__)
 SUFFIX: Final = ".kvblocks"
 LOCK_S: Final = 0.2
 """Longer than any holder takes unless it is stopped; then others go on without."""
-LOCK_POLL_S: Final = 0.001
 READS: Final = 3
 """Of a header that another process may be writing."""
 QUIET_S: Final = 60.0
 """Between two log lines about failed writes."""
-
-
-class LockBusyError(OSError):
-    """Another process holds the lock of the file for too long."""
 
 
 class _Reserved(NamedTuple):
@@ -66,6 +61,8 @@ class FileStore:
         self._seen = 0
         self._guard = threading.Lock()
         self._forgetting = False
+        self._unwanted: set[bytes] = set()
+        """Keys of blocks that are to be dropped once the file can be locked."""
         self._warned_at = float("-inf")
         self._sync_or_reset()
 
@@ -120,11 +117,12 @@ class FileStore:
         damaged: list[tuple[int, bytes]] = []
         with self._guard:
             self._sync_or_reset()
-            slots = [None if self._forgetting else self._table.find(key) for key, _ in blocks]
+            hidden = {key for key, _ in blocks} if self._forgetting else self._unwanted
+            slots = [None if key in hidden else self._table.find(key) for key, _ in blocks]
             crcs = [0 if slot is None else self._crcs[slot] for slot in slots]
             header = self._header
         for (key, place), slot, crc in zip(blocks, slots, crcs, strict=True):
-            whole = slot is not None and self._read(header.slot_at(slot), place)
+            whole = slot is not None and store_file.read(self._file, header.slot_at(slot), place)
             is_right = whole and crc32(place, crc32(key)) == crc
             found.append(is_right)
             if slot is not None:
@@ -137,6 +135,16 @@ class FileStore:
         except OSError as error:
             self._warn("blocks that were read could not be renewed in the KV cache's file", error)
         return found
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Hold these blocks no more, for all processes that share the file; at once for this one."""
+        with self._guard:
+            self._unwanted.update(keys)
+        try:
+            with self._locked(LOCK_S):
+                pass
+        except OSError as error:
+            self._warn("blocks are dropped later from the KV cache's file", error)
 
     def begin_forgetting(self) -> None:
         """From now on nothing is found and nothing kept, until `forget` has erased the file."""
@@ -160,14 +168,16 @@ class FileStore:
     @contextmanager
     def _locked(self, wait_s: float) -> Iterator[None]:
         """Alone among processes, and up to date with them. Raises OSError."""
-        _lock(self._file, wait_s)
+        store_file.lock(self._file, wait_s)
         try:
             with self._guard:
                 if not self._sync():
                     self._format(self._header.epoch + 1)
+                if self._unwanted:
+                    self._empty_unwanted()
                 yield
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            store_file.unlock(self._file)
 
     def _sync(self) -> bool:
         """Take in what others wrote. False where the file is damaged beyond its entries. Raises OSError."""
@@ -236,7 +246,7 @@ class FileStore:
         header = self._header
         for one in fresh:
             try:
-                self._write(header.slot_at(one.slot), one.content)
+                store_file.write(self._file, header.slot_at(one.slot), one.content)
             except OSError as error:
                 self._warn("blocks are not kept in the KV cache's file", error)
             else:
@@ -277,41 +287,28 @@ class FileStore:
                 self._enter(slot, EMPTY, 0)
         self._save()
 
+    def _empty_unwanted(self) -> None:
+        """Empty the slots of all blocks that are to be dropped."""
+        found = [(slot, key) for key in self._unwanted if (slot := self._table.find(key)) is not None]
+        self._renew(iter(()), found)
+        self._unwanted.clear()
+
     def _enter(self, slot: int, key: bytes, block_crc: int) -> None:
         """Write an entry, with the next sequence number."""
         self._seen += 1
         self._sequences[slot], self._crcs[slot] = self._seen, block_crc
-        self._write(store_layout.entry_at(slot), store_layout.entry(key, block_crc, self._seen))
+        store_file.write(self._file, store_layout.entry_at(slot), store_layout.entry(key, block_crc, self._seen))
 
     def _save(self) -> None:
         if self._seen != self._header.changes:
             self._header = replace(self._header, changes=self._seen)
-            self._write(0, self._header.encoded())
+            store_file.write(self._file, 0, self._header.encoded())
 
     def _format(self, epoch: int) -> None:
         """An empty file: cut to nothing first, so that the file system returns what it held."""
         header = replace(self._header, epoch=epoch, changes=0)
-        _make(self._file, header)
+        store_file.make(self._file, header)
         self._adopt(header)
-
-    def _write(self, offset: int, content: bytes | memoryview) -> None:
-        rest = memoryview(content)
-        while rest:
-            written = os.pwrite(self._file, rest, offset)
-            offset, rest = offset + written, rest[written:]
-
-    def _read(self, offset: int, place: memoryview) -> bool:
-        """Whether all of a place could be read."""
-        rest = place
-        try:
-            while rest:
-                count = os.preadv(self._file, [rest], offset)
-                if not count:
-                    return False
-                offset, rest = offset + count, rest[count:]
-        except OSError:
-            return False
-        return True
 
     def _warn(self, what: str, error: OSError) -> None:
         now = time.monotonic()
@@ -344,40 +341,20 @@ def open_store(folder: Path, name: str, block_bytes: int, limit_bytes: int) -> F
 
 def _opened(descriptor: int, fresh: StoreHeader) -> FileStore:
     """The store of an open file; fresh: of the file as it would be made now."""
-    _lock(descriptor, LOCK_S)
+    store_file.lock(descriptor, LOCK_S)
     try:
         header = store_layout.decoded(os.pread(descriptor, store_layout.HEADER_BYTES, 0))
         wanted = (fresh.block_bytes, fresh.num_slots)
         if header is None or (header.block_bytes, header.num_slots) != wanted:
-            fresh = replace(fresh, epoch=0 if header is None else header.epoch + 1)
-            _make(descriptor, fresh)
+            if header is not None:  # with the same salt, processes with another limit still find each other's blocks
+                fresh = replace(fresh, epoch=header.epoch + 1, salt=header.salt)
+            store_file.make(descriptor, fresh)
             header = fresh
         elif os.fstat(descriptor).st_size < header.file_bytes:
             os.ftruncate(descriptor, header.file_bytes)
         return FileStore(descriptor, replace(header, changes=0))
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _make(descriptor: int, header: StoreHeader) -> None:
-    """Cut a file to nothing and make an empty one. Only header and table take room at once. Raises OSError."""
-    os.ftruncate(descriptor, 0)
-    os.posix_fallocate(descriptor, 0, header.slots_at)
-    os.ftruncate(descriptor, header.file_bytes)
-    os.pwrite(descriptor, header.encoded(), 0)
-
-
-def _lock(descriptor: int, wait_s: float) -> None:
-    """Wait a moment for the lock of a file. Raises OSError where another process keeps it."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise LockBusyError("another process holds its lock") from None
-            time.sleep(LOCK_POLL_S)
+        store_file.unlock(descriptor)
 
 
 def _reason(error: OSError) -> str:

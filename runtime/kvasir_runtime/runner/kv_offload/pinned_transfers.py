@@ -46,6 +46,10 @@ class PinnedTransfers:
     def submit(self, plan: StepPlan) -> None:
         """Enqueue the copies of a plan, loads first."""
         self._last_step = plan.step
+        for key in plan.drops:
+            slot = self._table.find(key)
+            if slot is not None:
+                self._table.drop(slot)
         if not (plan.loads or plan.stores):
             return
         before = self._stream.mark()

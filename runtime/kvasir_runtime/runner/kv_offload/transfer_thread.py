@@ -31,7 +31,8 @@ class TransferThread:
         self._store, self._blocks = store, blocks
         self._changed = threading.Condition()
         self._loads: deque[tuple[int, Sequence[BlockLoad]]] = deque()
-        self._stores: deque[tuple[int, Sequence[BlockStore]]] = deque()
+        self._stores: deque[tuple[int, Sequence[BlockStore], Sequence[bytes]]] = deque()
+        """Steps, blocks to keep, and keys of blocks to drop before."""
         self._open: dict[int, int] = {}
         """Batches that are left of each plan, by its step, in order."""
         self._last_step = -1
@@ -58,8 +59,10 @@ class TransferThread:
             self._last_step = plan.step
             loads = [plan.loads[at : at + BATCH_BLOCKS] for at in range(0, len(plan.loads), BATCH_BLOCKS)]
             stores = [plan.stores[at : at + BATCH_BLOCKS] for at in range(0, len(plan.stores), BATCH_BLOCKS)]
+            if plan.drops:
+                stores.insert(0, ())
             self._loads += ((plan.step, batch) for batch in loads)
-            self._stores += ((plan.step, batch) for batch in stores)
+            self._stores += ((plan.step, batch, () if batch else plan.drops) for batch in stores)
             if loads or stores:
                 self._open[plan.step] = len(loads) + len(stores)
                 self._wake()
@@ -142,9 +145,11 @@ class TransferThread:
             self._load_s += time.perf_counter() - start
             self._finish(step)
 
-    def _keep(self, step: int, batch: Sequence[BlockStore]) -> None:
+    def _keep(self, step: int, batch: Sequence[BlockStore], dropped: Sequence[bytes]) -> None:
         start, count = time.perf_counter(), 0
         try:
+            if dropped:
+                self._store.drop(dropped)
             count = self._store.put([(one.key, self._content(one.block)) for one in batch])
         except Exception:
             LOG.exception("blocks could not be kept on the host")

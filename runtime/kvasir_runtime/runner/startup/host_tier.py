@@ -18,9 +18,10 @@ from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime import gguf
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.runner.kv_offload import store_layout
-from kvasir_runtime.runner.kv_offload.file_store import FileStore, LockBusyError, open_store
+from kvasir_runtime.runner.kv_offload.file_store import FileStore, open_store
 from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
 from kvasir_runtime.runner.kv_offload.pinned_transfers import PinnedTransfers
+from kvasir_runtime.runner.kv_offload.store_file import LockBusyError
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.startup import host_resources, startup_cache_key
 from kvasir_runtime.runner.state.device_stream import CudaCopyStream

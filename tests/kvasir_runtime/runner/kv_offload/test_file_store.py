@@ -335,3 +335,43 @@ def test_an_entry_that_was_read_while_it_was_written_is_found_once_it_is_whole(t
         assert second.changes() is None
         os.pwrite(file.fileno(), written, 0)
     assert second.changes() == HostChanges(added=(key(1),))
+
+
+def test_a_dropped_block_is_found_by_no_process(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path)
+    put(first, 1, 2)
+    assert found(second, [1, 2]) == [1, 2]
+    first.drop([key(1), key(7)])
+    assert first.changes().added == (key(2),)
+    assert second.changes().removed == (key(1),)
+    assert found(first, [1, 2]) == found(second, [1, 2]) == found(opened(tmp_path), [1, 2]) == [2]
+
+
+def test_a_block_that_cannot_be_dropped_now_is_hidden_and_dropped_later(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(file_store, "LOCK_S", 0.01)
+    first, second = opened(tmp_path), opened(tmp_path)
+    put(first, 1, 2)
+    other = os.open(path_of(tmp_path), os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    first.drop([key(1)])
+    assert "blocks are dropped later" in caplog.text
+    assert found(first, [1, 2]) == [2]
+    os.close(other)
+    put(first, 3)
+    assert found(second, [1, 2, 3]) == [2, 3]
+    assert put(first, 1) == 1
+    assert found(second, [1]) == [1]
+
+
+def test_processes_with_another_limit_share_the_file_as_the_last_one_made_it(tmp_path):
+    first = opened(tmp_path)
+    put(first, 1)
+    second = opened(tmp_path, limit_bytes=LIMIT_BYTES // 2)
+    assert second.salt == first.salt
+    assert found(second, [1]) == []
+    put(second, 2)
+    assert first.changes() == HostChanges(added=(key(2),), reset=True)
+    assert found(first, [1, 2]) == [2]
+    for number in range(10, 10 + SLOTS):
+        put(first, number)
+    assert path_of(tmp_path).stat().st_size <= LIMIT_BYTES // 2

@@ -74,3 +74,14 @@ def test_it_waits_no_longer_than_told(blocks, stream):
     assert transfers.completed(60.0).through == -1, "nothing is on its way"
     transfers.submit(StepPlan(step=1, stores=stores(1)))
     assert transfers.completed(0.002).through == 0
+
+
+def test_a_dropped_block_is_found_no_more(blocks, stream):
+    transfers = PinnedTransfers(blocks, 3, stream)
+    transfers.submit(StepPlan(step=1, stores=stores(1, 2)))
+    transfers.submit(StepPlan(step=2, drops=(key(1), key(9))))
+    transfers.submit(StepPlan(step=3, loads=(BlockLoad(key(1), 9), BlockLoad(key(2), 10))))
+    stream.run(100)
+    done = transfers.completed(0.0)
+    assert (done.through, done.loaded) == (3, (10,))
+    assert transfers.changes().added == (key(2),)

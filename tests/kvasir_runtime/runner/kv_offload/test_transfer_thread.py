@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from fakes.store_process import BLOCK_BYTES, content, key, opened
+from fakes.store_process import BLOCK_BYTES, content, found, key, opened
 from kvasir_runtime.core.plan import BlockLoad, BlockStore, StepPlan
 from kvasir_runtime.runner.kv_offload import transfer_thread
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
@@ -159,3 +159,14 @@ def test_what_was_queued_before_forgetting_is_neither_stored_nor_loaded(tmp_path
     (file,) = tmp_path.iterdir()
     kept = file.read_bytes()
     assert [number for number in (1, 2, 3, 5) if bytes(content(number)) in kept] == [3]
+
+
+def test_blocks_are_dropped_behind_those_that_earlier_plans_store(tmp_path, blocks):
+    transfers, other = TransferThread(opened(tmp_path), blocks), opened(tmp_path)
+    transfers.submit(StepPlan(step=1, stores=stores(1, 2, 3)))
+    transfers.submit(StepPlan(step=2, drops=(key(1), key(3), key(9)), stores=stores(4)))
+    assert settled(transfers, 2)[1] == 4
+    assert found(other, [1, 2, 3, 4]) == [2, 4]
+    transfers.submit(StepPlan(step=3, stores=stores(1)))
+    assert settled(transfers, 3)[1] == 1
+    assert found(other, [1, 2, 3, 4]) == [1, 2, 4], "it was computed again"

@@ -110,3 +110,35 @@ def test_a_full_disk_is_said_and_the_start_goes_on(model, facts, tmp_path, monke
 def test_options_that_cannot_be_followed_end_the_start(model, facts, tmp_path, given, why):
     with pytest.raises(StartError, match=why):
         host_tier.transfers(options(model, tmp_path, **given), model, facts, BLOCKS)
+
+
+def test_another_revision_of_the_same_service_and_model_has_the_same_file(model, facts):
+    """So a rollout that changes neither finds what was computed before it."""
+    plain = host_tier.file_name(options(model, "/kv"), model, facts, 5000)
+    assert host_tier.file_name(options(model, "/kv", pod_revision="svc-2", port=9000), model, facts, 5000) == plain
+    assert host_tier.file_name(options(model, "/kv", kv_host_bytes=1 << 30), model, facts, 5000) == plain
+
+
+def test_a_file_that_others_may_read_ends_the_start(model, facts, tmp_path):
+    host_tier.transfers(options(model, tmp_path), model, facts, BLOCKS)
+    (file,) = tmp_path.iterdir()
+    file.chmod(0o640)
+    with pytest.raises(StartError, match="the file belongs to another user, or others may read it"):
+        host_tier.transfers(options(model, tmp_path), model, facts, BLOCKS)
+
+
+def test_a_file_of_another_user_ends_the_start(model, facts, tmp_path, monkeypatch):
+    host_tier.transfers(options(model, tmp_path), model, facts, BLOCKS)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StartError, match="the file belongs to another user"):
+        host_tier.transfers(options(model, tmp_path), model, facts, BLOCKS)
+
+
+def test_two_models_in_one_directory_have_files_of_their_own(tmp_path):
+    found = {}
+    for name in ("one", "two"):
+        model = checkpoints.write(tmp_path / name)
+        given = options(model, tmp_path / "kv", served_model_name=("svc",))
+        found[name] = host_tier.transfers(given, model, runner_of(model, num_blocks=4).facts, BLOCKS).hash_salt
+    assert len(list((tmp_path / "kv").iterdir())) == 2
+    assert found["one"] != found["two"]
