@@ -99,10 +99,12 @@ floors: setup  ## Check who may import whom
 
 fresh: setup  ## Check that the generated files are fresh
 	@$(BIN)/python -m kvasir_api.generate --check
+	@$(BIN)/python manifests/monitoring.py --check
 	@$(BIN)/python manifests/chart.py --check
 
 generate: setup  ## Write the CRD, the tables in the docs and the other generated files
 	@$(BIN)/python -m kvasir_api.generate
+	@$(BIN)/python manifests/monitoring.py
 	@$(BIN)/python manifests/chart.py
 	@cd operator && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. kvasir_gateway/proto/*.proto
 

@@ -133,6 +133,11 @@ class Capacity(CrdObject):
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
+    cheapest_class: str = option(
+        "",
+        "Of these the one that decodes a token for the least money and a request alone within itlMilliseconds, by forecast.",
+        max_length=253,
+    )
     kv_tokens: int | None = option(None, "KV cache of one ready replica as measured.", unit="tokens", ge=0, le=MOST)
     prefill_tokens_per_second: int | None = option(
         None, "Measured prefill rate of one replica, rounded.", unit="tokens/s", ge=0, le=MOST

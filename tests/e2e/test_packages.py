@@ -17,26 +17,29 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 MANIFESTS = ROOT / "manifests"
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir() if path.is_dir())
 SAMPLES = sorted((MANIFESTS / "samples").glob("*.yaml"))
-MONITOR = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-    "spec": {
-        "group": "monitoring.coreos.com",
-        "names": {"kind": "PodMonitor", "plural": "podmonitors"},
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                },
-            }
-        ],
-    },
-}
+MONITORING = [
+    {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.lower()}s.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": {"kind": kind, "plural": f"{kind.lower()}s"},
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {
+                        "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                    },
+                }
+            ],
+        },
+    }
+    for kind in ("PodMonitor", "PrometheusRule")
+]
 """As much of the Prometheus operator as lets its objects be applied."""
 
 
@@ -53,11 +56,12 @@ def of(documents, kind, name):
 
 @pytest.fixture(scope="module")
 def monitors(control):
-    """The kind PodMonitor, known for as long as this file runs."""
-    kubectl(control, "apply", "--server-side", "-f", "-", text=json.dumps(MONITOR))
-    kubectl(control, "wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com", "--timeout=30s")
+    """The kinds PodMonitor and PrometheusRule, known for as long as this file runs."""
+    crds = [f"crd/{kind['metadata']['name']}" for kind in MONITORING]
+    kubectl(control, "apply", "--server-side", "-f", "-", text=yaml.safe_dump_all(MONITORING))
+    kubectl(control, "wait", "--for=condition=Established", *crds, "--timeout=30s")
     yield
-    kubectl(control, "delete", "crd", "podmonitors.monitoring.coreos.com")
+    kubectl(control, "delete", *crds)
 
 
 @pytest.mark.parametrize("components", [*COMPONENTS, " ".join(COMPONENTS)])

@@ -3,7 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
-from kvasir_api.metrics import GATEWAY, Metric
+from kvasir_api.control_plane_metrics import GATEWAY
+from kvasir_api.metrics import Metric
 from kvasir_gateway.inflight import InflightRequests
 from kvasir_gateway.routing_table import RoutingTable
 

@@ -12,6 +12,7 @@ from kvasir_operator.loop.workqueue import Workqueue
 from kvasir_operator.loop.writer import Writer
 from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.stages import Applied, Resolved, RolloutPlan, ScalerResult
+from kvasir_operator.status import cost
 from kvasir_operator.status.compose import compose, document, pace_s
 from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.progress import Progress, overdue, progress
@@ -70,6 +71,9 @@ class StatusReporter:
         )
         status, answer = compose(found)
         self._telemetry.replicas(name, wanted=found.wanted, ready=status.ready_replicas)
+        self._telemetry.cost(
+            name, price_per_hour=cost.price_per_hour(found), tokens_per_price=cost.tokens_per_price_unit(found)
+        )
         self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"))
         await self._events.changes(seen, service, status, answer)
         before, after = document(seen.status), document(status)

@@ -1,11 +1,12 @@
 """The operator's own metrics, made from their one declaration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvasir_api import metrics
+from kvasir_api.control_plane_metrics import OPERATOR
+from kvasir_api.metrics import Metric
 from kvasir_kube.kinds import Key
 from kvasir_operator.scaling.decide import LIMITS, ScalingDecision
 from kvasir_operator.scaling.demand import SIGNALS
@@ -25,6 +26,8 @@ INPUTS: Final = (
     "horizon_seconds",
 )
 OF_A_SERVICE: Final = ("kvasir_service_wanted_replicas", "kvasir_service_ready_replicas")
+WATCH_FAILURES: Final = ("stale", "failed", "forbidden", "missing", "unauthorized")
+BY_CLASS: Final = ("kvasir_service_price_per_hour", "kvasir_service_class_tokens_per_price_unit")
 OF_A_DECISION: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "kvasir_service_required_replicas": ((),),
     "kvasir_service_demand_replicas": tuple((signal,) for signal in SIGNALS),
@@ -36,12 +39,15 @@ OF_A_DECISION: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 
 
 class Telemetry:
-    """Counters, gauges and histograms of metrics.OPERATOR by name, in a registry of their own."""
+    """Counters, gauges and histograms of OPERATOR by name, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._families: dict[str, Any] = {m.name: _family(m, self.registry) for m in metrics.OPERATOR}
+        self._families: dict[str, Any] = {m.name: _family(m, self.registry) for m in OPERATOR}
+        for why in WATCH_FAILURES:
+            self._families["kvasir_operator_watch_failures_total"].labels(why=why)  # 0 before the first one
         self._signals: dict[Key, set[str]] = {}
+        self._by_class: dict[Key, dict[str, dict[str, float]]] = {}
 
     def reconciled(self, outcome: str, seconds: float) -> None:
         """A reconcile ended. outcome: ok or error."""
@@ -57,7 +63,7 @@ class Telemetry:
         self._families["kvasir_operator_listed_seconds_ago"].set_function(age_s)
 
     def watches_ended(self, why: str) -> None:
-        """The watches ended and are to be started again. why: stale, failed, forbidden, missing or unauthorized."""
+        """The watches ended and are to be started again. why: one of WATCH_FAILURES."""
         self._families["kvasir_operator_watch_failures_total"].labels(why=why).inc()
 
     def wrote(self, kind: str) -> None:
@@ -68,6 +74,18 @@ class Telemetry:
         """How many there are and ought to be."""
         self._families["kvasir_service_wanted_replicas"].labels(*service).set(wanted)
         self._families["kvasir_service_ready_replicas"].labels(*service).set(ready)
+
+    def cost(self, service: Key, *, price_per_hour: Mapping[str, float], tokens_per_price: Mapping[str, float]) -> None:
+        """What the replicas cost, and what a unit of price buys by forecast, by class. Other classes are forgotten."""
+        before = self._by_class.pop(service, {})
+        now = {name: dict(values) for name, values in zip(BY_CLASS, (price_per_hour, tokens_per_price), strict=True)}
+        for name, values in now.items():
+            for gone in before.get(name, {}).keys() - values.keys():
+                self._remove(name, *service, gone)
+            for accelerator_class, value in values.items():
+                self._families[name].labels(*service, accelerator_class).set(value)
+        if any(now.values()):
+            self._by_class[service] = now
 
     def decided(self, service: Key, decision: ScalingDecision) -> None:
         """Replicas required by each signal, the bounds, and what they are computed from."""
@@ -91,6 +109,7 @@ class Telemetry:
         """The service is gone: so are its series."""
         for name in OF_A_SERVICE:
             self._remove(name, *service)
+        self.cost(service, price_per_hour={}, tokens_per_price={})
         self.forget_decisions(service)
 
     def forget_decisions(self, service: Key) -> None:
@@ -130,7 +149,7 @@ def _inputs(decision: ScalingDecision) -> tuple[float, ...]:
     )
 
 
-def _family(metric: metrics.Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+def _family(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
     match metric.kind:
         case "counter":
             return Counter(metric.name, metric.help, metric.labels, registry=registry)

@@ -8,7 +8,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_api.status import MOST, Address, Capacity, InferenceServiceStatus, ReplicaCounts, RolloutStatus, two_digits
 from kvasir_kube.kinds import Json
 from kvasir_operator.stages import RolloutTarget
-from kvasir_operator.status import decode_speed
+from kvasir_operator.status import cost, decode_speed
 from kvasir_operator.status.cold_start import cold_start
 from kvasir_operator.status.conditions import conditions
 from kvasir_operator.status.history import history
@@ -153,6 +153,7 @@ def _capacity(found: StatusInputs) -> Capacity:
             "predicted_batch_tokens_per_second": two_digits(judged.batch_tokens_per_s) or None,
             "measured_percent": _counted(100 * held / tokens) if tokens and held else None,
             "classes": list(found.resolved.placement.forecasts[:MAX_CLASSES]),
+            "cheapest_class": cost.cheapest_class(found),
         }
     )
 

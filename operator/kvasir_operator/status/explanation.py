@@ -6,6 +6,7 @@ Called by `kvasir why`; it reads objects of the API server and decides nothing.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from kvasir_api.status import InferenceServiceStatus
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.replica import Replica, replica
 from kvasir_operator.observed.service import parsed_spec, parsed_status
@@ -32,10 +33,17 @@ def of_service(service: Json) -> Iterator[str]:
         yield f"  wanted {scaling.desired_replicas}, required {scaling.raw_replicas}{limit}"
         for change in scaling.decisions:
             yield f"  {change.time}  {change.from_} → {change.to}: {change.reason}"
+    if cheapest := status.capacity.cheapest_class:
+        yield f"  AcceleratorClass {cheapest} decodes a token for the least money by forecast; {_runs_on(status)}"
     for condition in status.conditions:
         yield f"  {condition.type}={condition.status} {condition.reason}: {condition.message}"
     if status.rollout.message:
         yield f"  rollout: {status.rollout.message}"
+
+
+def _runs_on(status: InferenceServiceStatus) -> str:
+    chosen = status.rollout.accelerator_class
+    return f"the service runs on {chosen}" if chosen else "none is chosen"
 
 
 def of_pod(pod: Json, events: Iterable[Json]) -> Iterator[str]:
