@@ -132,8 +132,11 @@ bench-autoscaling: setup  ## Simulate the autoscaler beside rules of its peers, 
 bench-gpu: setup  ## Measure the engine on this machine's CUDA device, in ten minutes (see docs/benchmarks/gpu.md)
 	@HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m bench.gpu.run $(BENCH_ARGS)
 
-test-clients: setup  ## Run suites that others wrote, fetched from their packages: the JSON-Schema-Test-Suite
+test-clients: setup  ## Run clients and suites that others wrote, from their packages, against real servers (PYTEST_ARGS="-k instructor")
 	@$(TEST_ENV) $(BIN)/python -m pytest tests/outside/*.py $(PYTEST_ARGS)
+
+lock-clients: setup  ## Write the pins of the clients that test-clients runs: versions and hashes, no address
+	@$(BIN)/uv pip compile tests/outside/python/requirements.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --output-file tests/outside/python/requirements.txt
 
 test-long: test-clients test-soak  ## Run what takes long and stays outside of `make test`
 

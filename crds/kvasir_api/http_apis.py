@@ -1,9 +1,11 @@
-"""The HTTP APIs by path: the format of their errors, how clients write a model's name, and ids in paths.
+"""The HTTP APIs by path: the format of their errors and of models, how clients write a model's name, ids in paths.
 
-Used by the runtime's server and the gateway, so that a client reads the same error from both.
+Used by the runtime's server and the gateway, so that a client reads the same from both.
 """
 
-from typing import Final, Literal
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -47,12 +49,39 @@ def model_name(name: str, api: HttpApi) -> str:
     return name.removesuffix(LATEST) if api == "ollama" else name
 
 
+def model_card(name: str, created: int) -> dict[str, Any]:
+    """A model as the clients of OpenAI's and of Anthropic's API read it, for the path is the same in both.
+
+    created: seconds since the epoch.
+    """
+    since = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "kvasir",
+        "type": "model",
+        "display_name": name,
+        "created_at": since,
+        "lifecycle": "active",
+    }
+
+
+def model_list(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All models, on one page of Anthropic's."""
+    names = [card["id"] for card in cards] or [None]
+    return {"object": "list", "data": list(cards), "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+
 def error_body(error: ApiError, api: HttpApi) -> bytes:
     """An error as one JSON document in the API's format."""
     match api:
         case "anthropic":
             kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": error.message}})
+            # Clients of Anthropic's API shorten a conversation where these words are in the message.
+            long = error.code == openai_errors.CODE_CONTEXT_LENGTH and error.param != "max_tokens"
+            message = f"prompt is too long: {error.message}" if long else error.message
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
         case "ollama":
             return msgspec.json.encode({"error": error.message})
         case "openai":

@@ -18,6 +18,7 @@ TYPE_SERVER: Final = "server_error"
 MODEL_OUTPUT_INVALID: Final = "model_output_invalid"
 """The code of an answer that the model's own numbers, NaN or infinity, made impossible."""
 MAX_QUOTED: Final = 100
+CODE_CONTEXT_LENGTH: Final = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,13 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None, 
     return ApiError(status=status, message=message, param=param, code=code)
 
 
-def context_length(*, limit: int, prompt_tokens: int, max_tokens: int, at_least: bool = False) -> ApiError:
+def context_length(
+    *, limit: int, prompt_tokens: int, max_tokens: int, at_least: bool = False, param: str = "prompt"
+) -> ApiError:
     """Prompt plus answer do not fit the model; all counts in tokens. max_tokens 0 means that the prompt alone does not.
 
-    at_least says that prompt_tokens is a lower bound, because so long a text was not tokenized at all.
+    at_least says that prompt_tokens is a lower bound, because so long a text was not tokenized at all. param: the field
+    that has the prompt.
     """
     bound = "at least " if at_least else ""
     asked = (
@@ -51,8 +55,8 @@ def context_length(*, limit: int, prompt_tokens: int, max_tokens: int, at_least:
     )
     return invalid(
         f"This model's maximum context length is {limit} tokens, however {asked}",
-        param="max_tokens" if max_tokens and not at_least and prompt_tokens < limit else "prompt",
-        code="context_length_exceeded",
+        param="max_tokens" if max_tokens and not at_least and prompt_tokens < limit else param,
+        code=CODE_CONTEXT_LENGTH,
     )
 
 

@@ -6,11 +6,7 @@ is accepted. Not collected by `make test`, since the package is fetched.
 
 import json
 import re
-import subprocess
-import sys
-import tarfile
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jsonschema
@@ -22,9 +18,10 @@ from kvasir_runtime.guide import validate
 from kvasir_runtime.guide.schemas import translate
 from kvasir_runtime.guide.vocabulary import Vocabulary
 from kvasir_runtime.wire import Grammar
+from outside import environment
 
 PACKAGE = "jsonschema==4.26.0"
-FOLDER = Path(__file__).resolve().parents[2] / ".kvasir" / "outside"
+TESTS = "json/tests/draft2020-12"
 NUM_GROUPS = 438
 NUM_ACCEPTED = 402
 NUM_WALKS = 6
@@ -54,22 +51,12 @@ class Group(NamedTuple):
 @pytest.fixture(scope="session")
 def groups() -> list[Group]:
     """All groups, the optional ones included."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    archive = FOLDER / f"{PACKAGE.replace('==', '-')}.tar.gz"
-    if not archive.is_file():
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "jsonschema"]
-        done = subprocess.run([*command, "--dest", str(FOLDER), PACKAGE], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"{PACKAGE}, which carries the suite, cannot be fetched: {done.stderr.strip()[-200:]}")
-    found = []
-    with tarfile.open(archive) as package:
-        for member in sorted(package.getmembers(), key=lambda one: one.name):
-            if "/json/tests/draft2020-12/" in member.name and member.name.endswith(".json"):
-                name = member.name.partition("/draft2020-12/")[2].removesuffix(".json")
-                content = package.extractfile(member)
-                assert content is not None
-                found += [Group(f"{name}: {g['description']}", g["schema"], g["tests"]) for g in json.load(content)]
-    return found
+    tests = environment.source(PACKAGE, member=TESTS) / TESTS
+    return [
+        Group(f"{path.relative_to(tests).with_suffix('')}: {group['description']}", group["schema"], group["tests"])
+        for path in sorted(tests.rglob("*.json"))
+        for group in json.loads(path.read_text())
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from yarl import URL
 
 from fakes.gateway import gateway, until
 from fakes.stub_runtime import StubRuntime
-from kvasir_api import names
+from kvasir_api import http_apis, names
 from kvasir_api.state import RuntimeState
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("gateway-routing")]
@@ -249,7 +249,7 @@ async def test_models_are_the_union_of_all_services(front, pods):
     await until(lambda: known(front, "org/listed"), "org/listed")
     for path in ("org/listed", "org%2Flisted"):
         async with front.client.get(URL(f"{front.url}/v1/models/{path}", encoded=True)) as response:
-            card = {"id": "org/listed", "object": "model", "created": 1767225600, "owned_by": "kvasir"}
+            card = http_apis.model_card("org/listed", 1767225600)
             assert (response.status, await response.json()) == (200, card)
     async with front.client.get(f"{front.url}/v1/models/none") as response:
         assert (response.status, error_of(await response.read())["code"]) == (404, "model_not_found")

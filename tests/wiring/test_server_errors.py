@@ -11,6 +11,7 @@ from fakes.api_process import JSON, ApiProcess, api_process
 
 COMPLETION = {"model": "tiny", "prompt": "hello ", "max_tokens": 4}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+LONG, LONGEST = ([{"role": "user", "content": "x " * count}] for count in (400, 20_000))
 
 pytestmark = pytest.mark.xdist_group("server-errors")  # its processes are shared by the tests of this file
 
@@ -45,6 +46,8 @@ def put(body, **fields):
         ("/v1/completions", put(COMPLETION, stop_token_ids=[5000]), 400, "invalid_value", "stop_token_ids"),
         ("/v1/completions", put(COMPLETION, max_tokens=600), 400, "context_length_exceeded", "max_tokens"),
         ("/v1/completions", put(COMPLETION, prompt=[1] * 512), 400, "context_length_exceeded", "prompt"),
+        ("/v1/chat/completions", put(CHAT, messages=LONG), 400, "context_length_exceeded", "messages"),
+        ("/v1/chat/completions", put(CHAT, messages=LONGEST), 400, "context_length_exceeded", "messages"),
         ("/v1/completions", put(COMPLETION, suffix="x"), 400, "unsupported_parameter", "suffix"),
         ("/v1/completions", put(COMPLETION, model="other"), 404, "model_not_found", "model"),
         ("/v1/completions", {"model": "tiny"}, 400, "missing_required_parameter", "prompt"),

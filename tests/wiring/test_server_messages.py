@@ -1,5 +1,7 @@
 """`/v1/messages` through the official client with strict validation: blocks, events, counts, reasons, errors."""
 
+import time
+
 import anthropic
 import pytest
 
@@ -8,6 +10,12 @@ from fakes.scripted import scripted
 
 ARGS = ("--api-key", "k", "--max-model-len", "512")
 CHAT = [{"role": "user", "content": "the plan"}]
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
+SCREENSHOT = [
+    *CHAT,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]},
+]
 
 pytestmark = pytest.mark.xdist_group("server-messages")  # its process is shared by the tests of this file
 
@@ -25,9 +33,9 @@ def client(engine):
         yield made
 
 
-def create(client, *, max_tokens=100, extra=None, **fields):
+def create(client, messages=CHAT, *, max_tokens=100, extra=None, **fields):
     return client.messages.create(
-        **{"model": "tiny", "messages": CHAT, **fields}, max_tokens=max_tokens, extra_body=extra or {}
+        **{"model": "tiny", "messages": messages, **fields}, max_tokens=max_tokens, extra_body=extra or {}
     )
 
 
@@ -151,7 +159,6 @@ def ask(engine, body, path="/v1/messages", **headers):
 
 
 LEAST = {"model": "tiny", "messages": CHAT, "max_tokens": 9}
-IMAGE = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,6 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": IMAGE}, 400, "invalid_request_error", "image"),
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
         ({"top_k": -1}, 400, "invalid_request_error", "top_k"),
         ({"stop_sequences": "a"}, 400, "invalid_request_error", "stop_sequences"),
@@ -171,6 +177,8 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
         ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, 400, "invalid_request_error", "budget_tokens"),
         ({"model": "other"}, 404, "not_found_error", "other"),
         ({"messages": [{"role": "user", "content": "the " * 5000}]}, 400, "invalid_request_error", "512"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "image; only text"),
+        ({"messages": SCREENSHOT}, 400, "invalid_request_error", "image; only text"),
     ],
 )
 def test_errors_are_anthropics_and_name_the_field(engine, fields, status, kind, named):
@@ -182,6 +190,18 @@ def test_errors_are_anthropics_and_name_the_field(engine, fields, status, kind, 
     if named not in {"max_tokens", "temperature", "top_k", "stop_sequences", "512"} and "thinking" not in fields:
         least = {k: v for k, v in LEAST.items() if k != "max_tokens"}
         assert ask(engine, {**least, **fields}, "/v1/messages/count_tokens").json == answer.json
+
+
+def test_a_long_prompt_is_refused_in_the_words_that_clients_look_for(client):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 512 tokens"):
+        create(client, [{"role": "user", "content": "the " * 5000}])
+
+
+def test_models_are_listed_for_the_client(client):
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.max_input_tokens) == ("tiny", "model", 512)
+    assert client.models.retrieve("tiny") == model
+    assert abs(model.created_at.timestamp() - time.time()) < 3600
 
 
 def test_the_client_raises_its_own_errors(engine, client):

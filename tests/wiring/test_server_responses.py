@@ -303,6 +303,21 @@ def test_wrong_bodies_are_refused_by_name(engine, fields, code, param):
     assert (answer.status // 100, answer.error["code"], answer.error["param"]) == (4, code, param), answer.body
 
 
+@pytest.mark.parametrize("kind", ["input_image", "input_file"])
+def test_parts_that_are_no_text_are_refused_as_such(engine, kind):
+    output = {"type": "function_call_output", "call_id": "c", "output": [{"type": kind}]}
+    for item in ({"role": "user", "content": [{"type": kind}]}, output):
+        message = engine.server.ask("/v1/responses", {"input": [item]}).error["message"]
+        assert f"holds a part of type {kind}; only text is served" in message
+
+
+def test_a_refusal_is_a_text_of_the_model(engine, client):
+    engine.says("x")
+    refusal = {"type": "refusal", "refusal": "I must not."}
+    create(client, [{"role": "user", "content": "a"}, {"type": "message", "role": "assistant", "content": [refusal]}])
+    assert "I must not." in engine.prompt()
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [

@@ -18,7 +18,6 @@ from kvasir_gateway.routing_table import RoutingTable
 
 MODELS = "/v1/models"
 HEALTH = ("/health", "/healthz")
-OWNER = "kvasir"
 TAGS = http_apis.OLLAMA + "/tags"
 LOADED = http_apis.OLLAMA + "/ps"
 VERSION = http_apis.OLLAMA + "/version"
@@ -124,11 +123,10 @@ def _health() -> ImmediateResponse:
 
 def _models(path: str, table: RoutingTable) -> ImmediateResponse:
     cards = {
-        name: {"id": name, "object": "model", "created": _epoch(service.created), "owned_by": OWNER}
-        for name, service in sorted(table.by_model.items())
+        name: http_apis.model_card(name, _epoch(service.created)) for name, service in sorted(table.by_model.items())
     }
     if path == MODELS:
-        return _json(msgspec.json.encode({"object": "list", "data": list(cards.values())}), "models")
+        return _json(msgspec.json.encode(http_apis.model_list(list(cards.values()))), "models")
     name = unquote(path.removeprefix(MODELS + "/"))
     if name not in cards:
         return error_response(openai_errors.model_not_found(name), path)

@@ -333,9 +333,17 @@ def _cut(ids: tuple[int, ...], body: Body, profile: ModelProfile) -> tuple[int, 
 def _too_long(body: Body, error: PromptTooLong, limit: int) -> Refused:
     return Refused(
         openai_errors.context_length(
-            limit=limit, prompt_tokens=error.least_tokens, max_tokens=body.max_tokens or 0, at_least=True
+            limit=limit,
+            prompt_tokens=error.least_tokens,
+            max_tokens=body.max_tokens or 0,
+            at_least=True,
+            param=_prompt_field(body),
         )
     )
+
+
+def _prompt_field(body: Body) -> str:
+    return "messages" if isinstance(body, ChatBody) else "prompt"
 
 
 def _max_tokens(body: Body, prompt_tokens: int, profile: ModelProfile, *, fit: bool) -> int:
@@ -350,7 +358,7 @@ def _max_tokens(body: Body, prompt_tokens: int, profile: ModelProfile, *, fit: b
     if room < 1 or (asked or 0) > room:
         raise Refused(
             openai_errors.context_length(
-                limit=limit, prompt_tokens=prompt_tokens, max_tokens=0 if asked is None else asked
+                limit=limit, prompt_tokens=prompt_tokens, max_tokens=asked or 0, param=_prompt_field(body)
             )
         )
     if asked is None:

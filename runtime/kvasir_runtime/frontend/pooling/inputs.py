@@ -115,7 +115,7 @@ def _checked(ids: tuple[int, ...], profile: ModelProfile, cut: Cut, param: str) 
         shortened = len(ids) >= 2 * profile.max_context
         raise Refused(
             openai_errors.context_length(
-                limit=profile.max_context, prompt_tokens=len(ids), max_tokens=0, at_least=shortened
+                limit=profile.max_context, prompt_tokens=len(ids), max_tokens=0, at_least=shortened, param=param
             )
         )
     return ids

@@ -58,10 +58,15 @@ def text_of(value: Any) -> str:
     texts = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = str(part.get("type"))[:40] if isinstance(part, dict) else type(part).__name__
-            raise PydanticCustomError("content", "holds a part of type {kind}; only text is served", {"kind": kind})
+            raise not_text(part)
         texts.append(part["text"])
     return "".join(texts)
+
+
+def not_text(part: Any) -> PydanticCustomError:
+    """The refusal of a part of a message, such as an image, that no model here reads."""
+    kind = str(part.get("type"))[:40] if isinstance(part, dict) else type(part).__name__
+    return PydanticCustomError("content", "holds a part of type {kind}; only text is served", {"kind": kind})
 
 
 def _switches(value: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
+from kvasir_runtime.frontend.protocol.generation import not_text
 from kvasir_runtime.frontend.protocol.validation import ignore
 from kvasir_runtime.server.api.nullable_model import NullableModel
 
@@ -17,9 +18,18 @@ Ignored = Annotated[Any, Field(exclude=True)]
 """Prompts are cached by their prefix alone, so marks for caching change nothing."""
 
 
-def _texts(value: Any) -> Any:
+def _blocks(value: Any) -> Any:
     """A text alone stands for one block of it."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _texts(value: Any) -> Any:
+    """Blocks of text alone."""
+    value = _blocks(value)
+    for block in value if isinstance(value, list) else ():
+        if isinstance(block, dict) and block.get("type") != "text":
+            raise not_text(block)
+    return value
 
 
 class TextBlock(NullableModel):
@@ -63,13 +73,14 @@ class ToolResultBlock(NullableModel):
 
 
 Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+KINDS: Final = ("text", "thinking", "tool_use", "tool_result")
 HOSTED: Final = ("server_tool_use", "redacted_thinking")
 """Blocks about Anthropic's own tools, and reasoning that only it can read; also all that end in _tool_result."""
 
 
 def _readable(value: Any, info: ValidationInfo) -> Any:
     """Blocks without those that the model here could make nothing of."""
-    value = _texts(value)
+    value = _blocks(value)
     if not isinstance(value, list):
         return value
     kept = []
@@ -77,6 +88,8 @@ def _readable(value: Any, info: ValidationInfo) -> Any:
         kind = block.get("type") if isinstance(block, dict) else None
         if isinstance(kind, str) and (kind in HOSTED or kind.endswith("_tool_result")):
             ignore(info, f"messages.{kind}")
+        elif isinstance(block, dict) and kind not in KINDS:
+            raise not_text(block)
         else:
             kept.append(block)
     value[:] = kept  # in its place, so that a later error names the right one

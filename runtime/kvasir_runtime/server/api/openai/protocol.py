@@ -205,15 +205,20 @@ class Prompt(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """A name of the model. max_model_len: null while it loads."""
+    """A name of the model, for clients of OpenAI's API and of Anthropic's. max_model_len: null while it loads."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
     root: str
     parent: str | None
     max_model_len: int | None
+    max_input_tokens: int | None
 
 
 class Models(msgspec.Struct):
@@ -221,6 +226,9 @@ class Models(msgspec.Struct):
 
     object: Literal["list"]
     data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class Aborted(msgspec.Struct):

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir_api import openai_errors
+from kvasir_api import http_apis, openai_errors
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend import tool_results as results
 from kvasir_runtime.frontend.errors import Refused
@@ -97,19 +97,12 @@ def _add_tokens(app: FastAPI, app_state: AppState) -> None:
 def _add_models(app: FastAPI, app_state: AppState) -> None:
     def document(name: str) -> dict[str, Any]:
         limit = app_state.served_model.profile.max_context if app_state.served_model is not None else None
-        return {
-            "id": name,
-            "object": "model",
-            "created": app_state.created,
-            "owned_by": "kvasir",
-            "root": app_state.names[0],
-            "parent": None,
-            "max_model_len": limit,
-        }
+        card = http_apis.model_card(name, app_state.created)
+        return card | {"root": app_state.names[0], "parent": None, "max_model_len": limit, "max_input_tokens": limit}
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [document(name) for name in app_state.names]})
+        return json_response(http_apis.model_list([document(name) for name in app_state.names]))
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:

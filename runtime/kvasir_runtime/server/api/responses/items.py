@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvasir_api.openai_errors import quoted
 from kvasir_runtime.frontend.protocol import validation
+from kvasir_runtime.frontend.protocol.generation import not_text
 from kvasir_runtime.frontend.protocol.validation import ignore
 from kvasir_runtime.server.api.nullable_model import NullableModel
 
@@ -38,8 +39,19 @@ class ReasoningPart(NullableModel):
 
 
 def _texts(value: Any) -> Any:
-    """A text alone stands for one part of it."""
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+    """A text alone stands for one part of it, and a refusal is a text of the model."""
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    return [_text(part) for part in value] if isinstance(value, list) else value
+
+
+def _text(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal":
+        return {"type": "output_text", "text": part.get("refusal")}
+    if kind not in {"input_text", "output_text"}:
+        raise not_text(part)
+    return part
 
 
 Texts = Annotated[list[TextPart], BeforeValidator(_texts)]
