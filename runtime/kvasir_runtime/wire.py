@@ -120,7 +120,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pooling: the prompt is computed, nothing is drawn, and sampling has no effect.
     salt separates prefix-cache contents of tenants; route_hashes are the chained hashes of the request's text
     pieces, in order, which the engine publishes for resident prefixes.
-    beam: search instead of drawing; then only max_tokens, min_tokens, stops and logprobs of sampling have an effect.
+    beam: search instead of drawing; then only max_tokens, min_tokens, stops, logprobs and grammar of sampling have
+    an effect.
     follows: id of the request with the beams whose further answers are reported under this id; never submitted itself.
     packed_prompt: the ids of a long prompt as little-endian uint32; it crosses the socket in place of prompt, since the
     engine would spend milliseconds on decoding so many numbers. block_hashes: of its full blocks, one behind the other,
@@ -262,7 +263,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: seconds between Submit and the plan with its first chunk; on the first output with tokens, else -1.
     logprobs: one for each of token_ids where they were asked for. prompt_logprobs: of the next tokens of the prompt, in
     order from the second one on; all of them come before or with the first of token_ids.
-    score: of an answer of a beam search, on its only output: the sum of its logprobs by its length (BeamSearchConfig).
+    score: of an answer of a beam search, on its only output: the sum of its logprobs by its length (BeamSearchConfig);
+    -inf where its grammar has fewer answers, so that there is none.
     pooled: the vector of a request with pooling, little-endian float32, on its one output; finish_reason is "stop".
     injected: how many ids of Inject messages stand before token_ids.
     message explains finish_reason "error"; code is its code in an API's error, "" for the usual one.

@@ -13,6 +13,7 @@ from kvasir_api.options import Quantization
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import BlockCopy, Chunk, Grow, Join, StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels.cpu.ops import CPU
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
@@ -48,6 +49,7 @@ def runner_of(
     hf_overrides: str = "",
     longest: int = 0,
     attentions: tuple[LayerAttention, ...] | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> ModelRunner:
     """A runner, by default in float32, without measuring and warming up, and without touching torch's threads.
 
@@ -78,16 +80,12 @@ def runner_of(
         eos_token_ids=read_eos_token_ids(folder, config),
         weights_bytes=0,
         kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
-        load_s=0.0,
-        warm_s=0.0,
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,
         attentions=tuple(group.attention for group in groups),
     )
-    return assemble(
-        model, ops, facts, device, cache_dtype or dtype, device_stream=device_stream, new_capturer=new_capturer
-    )
+    return assemble(model, ops, facts, device, cache_dtype or dtype, grammars, device_stream, new_capturer)
 
 
 def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True) -> Scheduler:

@@ -169,6 +169,8 @@ class FakeRunner:
                 self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
                 continue
             row.undecided -= 1
+            if row.join.beams:
+                continue
             forced = self.model.forced(row.tokens[:length])
             if any(forced):
                 row.tokens[length:], row.undecided = forced.tokens, 0

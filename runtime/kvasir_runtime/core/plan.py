@@ -15,7 +15,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     what was generated so far. tables: for each cache group the blocks of its first positions, -1 where no position that
     is computed from now on needs one; computed_tokens are already in the cache (prefix hits), a multiple of the block
     size and fewer than all. Blocks are numbered from 0 to num_blocks - 1; a block for padding, if the runner requires
-    one, comes on top. prompt_tokens is the length of the original prompt.
+    one, comes on top. prompt_tokens is the length of the original prompt. beams: forks name what follows the row, of
+    what is reported as most likely; its samples have no effect.
     """
 
     row: int
@@ -26,6 +27,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[tuple[int, ...], ...]
     sampling: SamplingConfig
     pooling: PoolingConfig | None = None
+    beams: bool = False
 
 
 class Grow(msgspec.Struct, frozen=True):
@@ -135,7 +137,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class SampledTokens(msgspec.Struct, frozen=True):
     """Tokens that one sampling chunk gave, in order: one, and those that a grammar forces after it, which the runner
-    knows and has not computed. logprobs: one each, or none.
+    knows and has not computed. logprobs: one each, or none; of a beam with a grammar, top has what it allows alone.
 
     Samples of the sequence in later plans that were launched by then bring no tokens: they were drawn for places that
     forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why

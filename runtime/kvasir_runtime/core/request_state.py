@@ -44,12 +44,16 @@ class RequestState:
 
     def invalid_output(self, answer_id: str = "") -> EngineOutput:
         """The last output where the model's output is not finite. answer_id: by default that of the request."""
+        return self.failed_output(_INVALID, answer_id, code=MODEL_OUTPUT_INVALID)
+
+    def failed_output(self, message: str, answer_id: str = "", *, code: str = "") -> EngineOutput:
+        """The last output where the request cannot go on. answer_id: by default that of the request."""
         return EngineOutput(
             request_id=answer_id or self.request_id,
             finish_reason="error",
             cached_tokens=self.cached_tokens or 0,
-            message=_INVALID,
-            code=MODEL_OUTPUT_INVALID,
+            message=message,
+            code=code,
         )
 
     def bill(self, blocks: int, now: float) -> None:

@@ -171,15 +171,11 @@ class Scheduler:
         self._collected = self._step
         self.pool.settle(self._step)
         outputs = []
-        for request_id, kind in list(self._requests.items()):
+        for kind in list(self._requests.values()):
             kind.drop_in_flight()
             if kind.request.phase == "running":
                 self._end(kind, now, aborted=False)
-                cached = kind.request.cached_tokens or 0
-                failed = EngineOutput(
-                    request_id=request_id, finish_reason="error", cached_tokens=cached, message=message
-                )
-                outputs.append(failed)
+                outputs.append(kind.request.failed_output(message))
         return tuple(outputs)
 
     def report(self, state: RuntimeState) -> RuntimeState:
@@ -317,6 +313,7 @@ class Scheduler:
                 tables=tuple([tuple(table) for table in tables.by_group]),
                 sampling=kind.sampling,
                 pooling=request.request.pooling,
+                beams=request.request.beam is not None,
             )
         )
 

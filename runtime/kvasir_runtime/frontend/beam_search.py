@@ -36,8 +36,6 @@ def fitting(body: Body, prompt_tokens: int, limit: int, ready: EngineFacts | Non
 def searched(body: Body, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
     """The requests of one prompt, one for each answer, as one search and those that are answered with it."""
     first, *others = requests
-    if first.sampling.grammar is not None:
-        raise _refused("a beam search cannot follow a grammar", "use_beam_search")
     beam = BeamSearchConfig(
         width=width_of(body),
         length_penalty=body.length_penalty,

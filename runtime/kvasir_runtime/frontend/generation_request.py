@@ -51,6 +51,11 @@ class GenerationRequest:
     grammar_field: str = ""
 
     @property
+    def is_beam_search(self) -> bool:
+        """Whether each answer comes in one piece, and there may be fewer of them than requested."""
+        return self.requests[0].beam is not None
+
+    @property
     def num_drawn(self) -> int:
         """Choices sampled for each prompt."""
         return len(self.requests) // self.num_prompts

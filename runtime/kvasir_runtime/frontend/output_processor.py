@@ -8,6 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from kvasir_runtime.frontend.detokenizer import REPLACEMENT, Decode, Detokenizer
 from kvasir_runtime.frontend.generation_request import GenerationRequest
@@ -69,7 +70,7 @@ def _decode(request: GenerationRequest, tokenizer: Tokenizer) -> Decode:
 def best_choices(request: GenerationRequest, choices: "Sequence[OutputProcessor]") -> list[int]:
     """Indices of the choices that are shown: of each prompt the most likely of those sampled, most likely first."""
     if request.num_drawn == request.num_choices:
-        return list(range(len(choices)))
+        return [index for index, choice in enumerate(choices) if not choice.is_missing]
     found = []
     for start in range(0, len(choices), request.num_drawn):
         best = sorted(range(start, start + request.num_drawn), key=lambda index: -choices[index].cumulative)
@@ -81,7 +82,7 @@ class OutputProcessor:
     """One choice. stopped: a stop string ended it, so the engine must be told to end it. open: it is not ended.
 
     cumulative: logarithm of the probability of the answer. prompt_logprobs: as the engine gave them. reasoning_tokens:
-    up to the end of the reasoning.
+    up to the end of the reasoning. is_missing: a beam search found fewer answers.
     """
 
     __slots__ = (
@@ -102,6 +103,7 @@ class OutputProcessor:
         "_stops",
         "cached_tokens",
         "cumulative",
+        "is_missing",
         "num_tokens",
         "open",
         "preemptions",
@@ -144,9 +146,12 @@ class OutputProcessor:
         self.preemptions = 0
         self.open = True
         self.stopped = False
+        self.is_missing = False
 
     def accept(self, event: EngineOutput) -> OutputDelta:
         """What an output of the engine adds, with the reason on the last. An output after the end adds nothing."""
+        if event.score == -inf:
+            self.open, self.is_missing = False, True
         if not self.open:
             return OutputDelta(index=self._index)
         text, reason = self._accepted(event)

@@ -93,6 +93,7 @@ class AnswerChecker:
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         other._matcher = self._matcher.deep_copy()
+        other._ahead = None  # its matcher advances with the one answer that takes it
         return other
 
     def fits(self) -> bool:

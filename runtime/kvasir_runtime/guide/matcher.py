@@ -5,6 +5,7 @@ continue has an error, and only its request ends.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -57,11 +58,19 @@ class GrammarMatcher:
         self._stops = frozenset(sampling.stop_token_ids)
         # EOS and stop ids that end the answer for the scheduler.
         self._ends = self._stops if sampling.ignore_eos else self._stops | self._eos
-        self._num_answered = len(answered)
+        self._num_answered = 0
         # Forced tokens come without logprobs, since their logits are computed afterwards.
         self._forces = sampling.logprobs < 0
-        if (answered and not matcher.consume_tokens(list(answered))) or self._checked(answered):
-            self._fail()
+        self._append(answered)
+
+    def fork(self, token_ids: Sequence[int]) -> "GrammarMatcher":
+        """Another answer, which goes on from here with these tokens."""
+        other: GrammarMatcher = copy(self)
+        other._matcher = self._matcher.deep_copy()
+        other._checker = None if self._checker is None else self._checker.copy()
+        if not other.error:
+            other._append(token_ids)
+        return other
 
     @property
     def is_checked(self) -> bool:
@@ -135,6 +144,12 @@ class GrammarMatcher:
         if matcher.is_error() or self._checked(tokens):
             return AcceptedTokens(tuple(tokens), error=self._fail())
         return AcceptedTokens(tuple(tokens), ended=matcher.is_stopped())
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Advance by tokens that were chosen before."""
+        self._num_answered += len(tokens)
+        if (tokens and not self._matcher.consume_tokens(list(tokens))) or self._checked(tokens):
+            self._fail()
 
     def _checked(self, tokens: Sequence[int]) -> str:
         """Advance the check. Why it cannot go on, "" where it can."""

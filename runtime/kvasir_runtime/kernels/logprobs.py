@@ -17,10 +17,13 @@ from torch import Tensor
 from kvasir_runtime.wire import Logprobs
 
 
-def packed(logits: Tensor, ids: Tensor, num_top: int, others: Tensor | None = None) -> Tensor:
+def packed(
+    logits: Tensor, ids: Tensor, num_top: int, others: Tensor | None = None, allowed: Tensor | None = None
+) -> Tensor:
     """(rows, 2 + 2 * num_top + num_others) float32: logprob, rank, ids of the top, their logprobs, those of others.
 
-    logits: (rows, vocab) float32; ids: (rows,) int64; others: (rows, num_others) int64.
+    logits: (rows, vocab) float32; ids: (rows,) int64; others: (rows, num_others) int64. allowed: logits with -inf in
+    place of those that are no candidates for the top.
     """
     mass = logits.logsumexp(dim=-1, keepdim=True)
     mass = torch.where(mass.isfinite(), mass, float("nan"))
@@ -28,7 +31,8 @@ def packed(logits: Tensor, ids: Tensor, num_top: int, others: Tensor | None = No
     rank = (logits > chosen).sum(dim=-1, keepdim=True) + 1
     columns = [chosen - mass, rank.float()]
     if num_top:
-        top, top_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+        candidates = logits if allowed is None else allowed
+        top, top_ids = candidates.topk(min(num_top, logits.shape[1]), dim=-1)
         columns += [top_ids.float(), top - mass]
     if others is not None:
         columns.append(logits.gather(1, others) - mass)

@@ -122,6 +122,7 @@ class OutputCollector:
                 self._measure(self._times[index], len(event.token_ids), now)
             delta = self._accept(index, event)
             choice = self.choices[index]
+            self.num_open -= choice.is_missing
             if delta.reason is not None:
                 if choice.stopped:
                     self._client.abort(choice.request_id, stopped=True)

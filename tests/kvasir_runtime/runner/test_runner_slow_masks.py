@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,9 +19,10 @@ from kvasir_runtime.guide.matcher import AcceptedTokens
 from kvasir_runtime.kernels.cpu.ops import cpu_ops
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
-from kvasir_runtime.wire import EngineRequest, Grammar, SamplingConfig
+from kvasir_runtime.wire import BeamSearchConfig, EngineRequest, Grammar, SamplingConfig
 
 GRAMMAR = Grammar(kind="json_object")
+SLOW = Grammar(kind="regex", text="slow")
 WAYS = {
     "host": (1, {}),
     "cpp": (1, {"ops": cpu_ops(), "dtype": torch.bfloat16}),
@@ -33,6 +35,7 @@ class Matcher:
     """Allows the ids of one half of the vocabulary in turns; before a mask, `hold` may wait."""
 
     is_checked = False
+    error = ""
 
     def __init__(self, answered: Sequence[int], hold: Callable[[int], None]) -> None:
         self.position, self._hold = len(answered), hold
@@ -43,6 +46,9 @@ class Matcher:
         half = mask.shape[1] // 2
         (mask[:, :half] if self.position % 2 else mask[:, half:]).fill(-1)
 
+    def fork(self, token_ids: Sequence[int]) -> "Matcher":
+        return Matcher((*range(self.position), *token_ids), self._hold)
+
     def take(self, token: int, room: int) -> AcceptedTokens:
         half = 160 if self.position % 2 else 0
         assert half == 0 or token < 160
@@ -51,7 +57,7 @@ class Matcher:
 
 
 class Compiler:
-    """Gives matchers of which those for slow requests wait before each mask, as their seed says."""
+    """Gives matchers of which those for slow requests wait before each mask."""
 
     vocab_size = 320
 
@@ -59,7 +65,7 @@ class Compiler:
         self._hold = hold
 
     def matcher(self, sampling: SamplingConfig, answered: Sequence[int]) -> Matcher:
-        return Matcher(answered, self._hold if sampling.seed == 1 else lambda _: None)
+        return Matcher(answered, self._hold if sampling.grammar == SLOW else lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,7 @@ def made(folder: Path, way: str, hold: Callable[[int], None]) -> ModelRunner:
 
 def requests() -> list[EngineRequest]:
     """One that is slow, one that is guided too, and three plain ones."""
-    found = [("slow", 1, GRAMMAR), ("guided", 2, GRAMMAR), ("a", 3, None), ("b", 4, None), ("c", 5, None)]
+    found = [("slow", 1, SLOW), ("guided", 2, GRAMMAR), ("a", 3, None), ("b", 4, None), ("c", 5, None)]
     return [
         EngineRequest(
             request_id=name,
@@ -91,11 +97,18 @@ def requests() -> list[EngineRequest]:
     ]
 
 
-def answers(runner: ModelRunner, depth: int, *, after: Callable[[dict[str, list[int]]], None]) -> dict[str, list[int]]:
-    """Tokens by request. after: called with those so far behind every step."""
+def answers(
+    runner: ModelRunner, depth: int, *, after: Callable[[dict[str, list[int]]], None], width: int = 0
+) -> dict[str, list[int]]:
+    """Tokens by answer. after: called with those so far behind every step. width: beams of the slow one."""
     scheduler = scheduler_of(runner, budget=64)
-    found: dict[str, list[int]] = {one.request_id: [] for one in requests()}
-    for one in requests():
+    slow, *others = requests()
+    if width:
+        beam = BeamSearchConfig(width=width, answers=("slow", *(f"slow/{number}" for number in range(1, width))))
+        slow = msgspec.structs.replace(slow, beam=beam)
+    names = slow.beam.answers if slow.beam else ("slow",)
+    found: dict[str, list[int]] = {name: [] for name in (*names, *(other.request_id for other in others))}
+    for one in (slow, *others):
         assert scheduler.submit(one, 0.0) is None
     flying: deque = deque()
     for _ in range(5000):
@@ -147,3 +160,21 @@ def test_a_row_alone_with_its_mask_waits_for_it(folder: Path, way: str) -> None:
 
     whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None)
     assert answers(made(folder, way, hold), depth, after=after) == whole
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_beams_wait_for_the_mask_of_one_of_them_and_others_do_not(folder: Path, way: str) -> None:
+    depth, come = WAYS[way][0], threading.Event()
+
+    def hold(position: int) -> None:
+        assert position != 3 or come.wait(60)
+
+    def after(found: dict[str, list[int]]) -> None:
+        if min(len(tokens) for name, tokens in found.items() if not name.startswith("slow")) == 12:
+            assert come.is_set() or not any(found[name] for name in ("slow", "slow/1", "slow/2"))
+            come.set()
+
+    whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None, width=3)
+    assert len({tuple(whole[name]) for name in ("slow", "slow/1", "slow/2")}) == 3
+    assert answers(made(folder, way, hold), depth, after=after, width=3) == whole
+    assert come.is_set()

@@ -9,6 +9,7 @@ further one shares the full blocks, copies the last if that is only partly fille
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from kvasir_runtime.core.block_tables import ABSENT, BlockTables
@@ -58,7 +59,9 @@ class BeamGroup:
         self.sampling = SamplingConfig(
             temperature=0.0,
             max_tokens=sampling.max_tokens,
+            ignore_eos=sampling.ignore_eos,
             stop_token_ids=sampling.stop_token_ids,
+            grammar=sampling.grammar,
             logprobs=max(sampling.logprobs, self.search.num_candidates),
             prompt_logprobs=sampling.prompt_logprobs,
         )
@@ -125,6 +128,11 @@ class BeamGroup:
             return ()
         if sampled.invalid:
             return [self.request.invalid_output(answer_id) for answer_id in self.search.beam.answers]
+        if sampled.error:
+            return [self.request.failed_output(sampled.error, answer_id) for answer_id in self.search.beam.answers]
+        if sampled.deferred:  # the last token is computed again, for a mask that was not ready
+            sequence.computed = len(sequence.tokens) - 1
+            return ()
         pinned = self.pool.num_pinned
         goes_on = self._fork(sampled.logprobs[0]) if sequence is self.sequence else self._step(sequence, sampled)
         self.request.bill(self.request.billed_blocks + self.pool.num_pinned - pinned, now)
@@ -266,9 +274,9 @@ class BeamGroup:
         builder.compute(sequence, end, samples=samples, min_tokens_left=max(0, early) if samples else 0)
 
     def _answers(self) -> list[EngineOutput]:
-        """The last outputs, when the search is over: the best that it found."""
-        cached = self.request.cached_tokens or 0
-        return [
+        """The last outputs, when the search is over: the best that it found, and that there are no more of them."""
+        cached, names = self.request.cached_tokens or 0, self.search.beam.answers
+        found = [
             EngineOutput(
                 request_id=request_id,
                 token_ids=found.tokens,
@@ -278,8 +286,10 @@ class BeamGroup:
                 logprobs=found.logprobs,
                 score=found.score,
             )
-            for request_id, found in zip(self.search.beam.answers, self.search.finished, strict=False)
+            for request_id, found in zip(names, self.search.finished, strict=False)
         ]
+        missing = names[len(found) :]
+        return found + [EngineOutput(request_id=name, finish_reason="stop", score=-inf) for name in missing]
 
 
 def longest(request: EngineRequest, beam: BeamSearchConfig, limits: Limits) -> int:

@@ -42,8 +42,10 @@ class BeamHypothesis(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class BeamSearch:
-    """The state of one search. stops: ids that end a beam; min_tokens: before so many none does.
+    """The state of one search.
 
+    stops: ids that end a beam; min_tokens: before so many none does, unless nothing else may follow.
+    ends_once: the likeliest of its stops ends a beam, and no other, since the answers would read the same.
     max_tokens: of an answer, at least 1. num_logprobs: likeliest tokens kept beside each of an answer, -1 for no
     logprobs. finished: best first. length: tokens of every running beam.
     """
@@ -53,6 +55,7 @@ class BeamSearch:
     min_tokens: int
     max_tokens: int
     num_logprobs: int
+    ends_once: bool = False
     finished: list[BeamHypothesis] = field(default_factory=list)
     running: list[BeamContinuation] = field(default_factory=list)
     length: int = 0
@@ -65,7 +68,8 @@ class BeamSearch:
     def advance(self, found: Sequence[Logprobs]) -> list[BeamContinuation]:
         """Take one step: the beams that run now, best first; none when the search is over.
 
-        found: for each running beam, in their order (at first for the prompt alone), its likeliest next tokens.
+        found: for each running beam, in their order (at first for the prompt alone), its likeliest next tokens, or all
+        that its grammar allows where these are fewer.
         """
         candidates = self._candidates(found)
         self.length += 1
@@ -90,9 +94,13 @@ class BeamSearch:
         children = []
         for parent, (beam, one) in enumerate(zip(beams, found, strict=True)):
             score, before = (0.0, None) if beam is None else (beam.score, beam.node)
+            is_early = self.length < self.min_tokens and not self.stops.issuperset(one.top_ids)
+            ends = False
             for rank, (token, logprob) in enumerate(zip(one.top_ids, one.top, strict=True), 1):
-                if token in self.stops and self.length < self.min_tokens:
-                    continue
+                if token in self.stops:
+                    if is_early or (ends and self.ends_once):
+                        continue
+                    ends = True
                 top = max(self.num_logprobs, 0)
                 logprobs = Logprobs(logprob, rank, one.top_ids[:top], one.top[:top])
                 children.append(BeamContinuation(parent, score + logprob, BeamNode(before, token, logprobs)))

@@ -49,9 +49,12 @@ def new_kind(request: EngineRequest, *, limits: Limits, pool: BlockPool, now: fl
     limit = min(longest(request, limits), request.prompt_tokens + sampling.max_tokens)
     answer: RequestKind
     if request.beam is not None:
+        is_guided = sampling.grammar is not None
         search = BeamSearch(
             beam=request.beam,
-            stops=stops,
+            # A grammar allows EOS, also where it shall be ignored, once nothing else can follow.
+            stops=stops.union(limits.eos_token_ids) if is_guided else stops,
+            ends_once=is_guided,
             min_tokens=sampling.min_tokens,
             max_tokens=limit - request.prompt_tokens,
             num_logprobs=sampling.logprobs,

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir_runtime.core.plan import Chunk, SampledTokens, StepPlan, StepResults
+from kvasir_runtime.core.plan import Chunk, Fork, SampledTokens, StepPlan, StepResults
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.guide.errors import GrammarError
 from kvasir_runtime.kernels import bitmask
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.runner.sampling import mask_filler
+from kvasir_runtime.runner.sampling import beam_candidates, mask_filler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
 from kvasir_runtime.runner.sampling.mask_filler import MaskFiller, MaskRow
 from kvasir_runtime.runner.state.device_stream import DeviceStream
@@ -39,13 +39,14 @@ class GuidedChunk:
     """A chunk that samples for a row with a grammar. index: among those that sample. position: of the sampled token.
 
     matcher: of the sequence that holds the row in this plan, or why there is none; when the step is collected another
-    sequence may hold the row.
+    sequence may hold the row. is_beam: what follows is chosen among the tokens that are reported.
     """
 
     index: int
     row: int
     position: int
     matcher: "GrammarMatcher | str"
+    is_beam: bool = False
 
 
 @dataclass(slots=True)
@@ -124,30 +125,39 @@ class GrammarMasks:
         """By row, the mask that its next sample waits for."""
         self._slow: set[int] = set()
         """Rows whose mask was late before."""
+        self._beams: set[int] = set()
 
     def apply(self, plan: StepPlan) -> None:
-        """Remove the rows that leave, add those that join; after a preemption a matcher continues where it stood."""
+        """Remove the rows that leave, add those that join or fork; after a preemption a matcher goes on as it was."""
         if self._compiler is None:
             return
         for row in (*plan.leaves, *(join.row for join in plan.joins)):
-            self._matchers.pop(row, None)
-            self._late.pop(row, None)
-            self._slow.discard(row)
+            self._remove(row)
         for join in plan.joins:
             if join.sampling.grammar is not None:
+                if join.beams:
+                    self._beams.add(join.row)
                 try:
                     matcher = self._compiler.matcher(join.sampling, join.tokens[join.prompt_tokens :])
                 except GrammarError as error:
                     self._matchers[join.row] = str(error)
                 else:
                     self._matchers[join.row] = matcher
+        if self._beams and plan.forks:
+            self._fork([fork for fork in plan.forks if fork.source in self._beams])
 
     def batch_of(self, sampling_chunks: Sequence[Chunk]) -> GrammarMaskBatch | None:
         """The guided ones among the chunks that sample; None where there is none."""
         if not self._matchers:
             return None
         guided = tuple(
-            GuidedChunk(index, chunk.row, chunk.start + chunk.num_tokens, self._matchers[chunk.row])
+            GuidedChunk(
+                index,
+                chunk.row,
+                chunk.start + chunk.num_tokens,
+                self._matchers[chunk.row],
+                is_beam=chunk.row in self._beams,
+            )
             for index, chunk in enumerate(sampling_chunks)
             if chunk.row in self._matchers
         )
@@ -218,20 +228,30 @@ class GrammarMasks:
         logits: (samples, vocab) float32, all other changes made. unprocessed: (vocab,) logits before these changes, by
         number among the guided chunks, for rows in which the changes may forbid all that the grammar allows.
         """
-        filled = self._filled(batch)
-        if not self._stream.overlaps:  # copies of all rows would take longer than the loop
-            forbidden = _forbidden(filled, logits.shape[1])
-            for number, chunk in enumerate(batch.guided):
-                logits[chunk.index].masked_fill_(forbidden[number], _NEVER)
-        else:
-            masks, slots = self._stream.upload(filled), np.full(len(logits), -1, dtype=np.int64)
-            slots[[chunk.index for chunk in batch.guided]] = np.arange(len(batch.guided))
-            self._ops.bitmask(logits, masks, self._stream.upload(slots))
-            forbidden = ~bitmask.unpacked(masks, logits.shape[1]) if unprocessed else masks
+        masks = self._forbid(logits, [chunk.index for chunk in batch.guided], self._filled(batch))
         for number, before in unprocessed.items():
-            row = logits[batch.guided[number].index]
+            row, allowed = logits[batch.guided[number].index], bitmask.unpacked(masks[number : number + 1], len(before))
             dead = row.amax() == _NEVER
-            row.copy_(torch.where(dead, before.masked_fill(forbidden[number], _NEVER), row))
+            row.copy_(torch.where(dead, before.masked_fill(~allowed[0], _NEVER), row))
+
+    def beam_candidates(self, logits: Tensor, chunks: Sequence[int], batch: GrammarMaskBatch) -> Tensor | None:
+        """A copy of logits in which what grammars forbid is forbidden for beams; None where there is no beam.
+
+        logits: (reported, vocab) float32, as the model gave them; chunks: their indices among those that sample. It
+        waits for the device where a beam is checked.
+        """
+        places = {index: place for place, index in enumerate(chunks)}
+        beams = [(number, chunk) for number, chunk in enumerate(batch.guided) if chunk.is_beam]
+        if not beams:
+            return None
+        allowed = logits.clone()
+        self._forbid(
+            allowed, [places[chunk.index] for _, chunk in beams], self._filled(batch)[[number for number, _ in beams]]
+        )
+        for _, chunk in beams:
+            if not isinstance(chunk.matcher, str) and chunk.matcher.is_checked and chunk.index not in batch.dropped:
+                beam_candidates.keep_admitted(allowed[places[chunk.index]], chunk.matcher)
+        return allowed
 
     def checked(
         self, ids: Tensor, batch: GrammarMaskBatch, allowed: "LogitsRows | MaskRows", sample: Callable[[], Tensor]
@@ -244,7 +264,10 @@ class GrammarMasks:
         left = [
             chunk
             for chunk in batch.guided
-            if not isinstance(chunk.matcher, str) and chunk.matcher.is_checked and chunk.index not in batch.dropped
+            if not isinstance(chunk.matcher, str)
+            and chunk.matcher.is_checked
+            and not chunk.is_beam
+            and chunk.index not in batch.dropped
         ]
         for _ in range(_MAX_REFUSALS if left else 0):
             drawn = ids.tolist()
@@ -281,6 +304,9 @@ class GrammarMasks:
             if isinstance(chunk.matcher, str):
                 sampled[chunk.index] = msgspec.structs.replace(sample, tokens=(), logprobs=(), error=chunk.matcher)
                 continue
+            if chunk.is_beam:
+                sampled[chunk.index] = beam_candidates.continuations(sample, chunk.matcher)
+                continue
             taken = chunk.matcher.take(sample.tokens[0], rows.free_positions(chunk.position + 1))
             sampled[chunk.index] = msgspec.structs.replace(
                 sample,
@@ -295,6 +321,33 @@ class GrammarMasks:
             if len(taken.tokens) != 1 or taken.ended or taken.error:
                 ended.append(chunk.matcher)
         return msgspec.structs.replace(results, sampled=tuple(sampled)), tuple(ended)
+
+    def _remove(self, row: int) -> None:
+        self._matchers.pop(row, None)
+        self._late.pop(row, None)
+        self._slow.discard(row)
+        self._beams.discard(row)
+
+    def _fork(self, forks: Sequence[Fork]) -> None:
+        """All at once, since beams may exchange rows."""
+        matchers, slow = [self._matchers[fork.source] for fork in forks], self._slow.copy()
+        for fork, matcher in zip(forks, matchers, strict=True):
+            self._remove(fork.row)
+            self._beams.add(fork.row)
+            self._matchers[fork.row] = matcher if isinstance(matcher, str) else matcher.fork(fork.tokens)
+            if fork.source in slow:
+                self._slow.add(fork.row)
+
+    def _forbid(self, logits: Tensor, places: Sequence[int], masks: NDArray[np.int32]) -> Tensor:
+        """Forbid what masks do not allow in these rows of logits, in place. The masks, where the logits are."""
+        if not self._stream.overlaps:  # copies of all rows would take longer than the loop
+            for place, forbidden in zip(places, _forbidden(masks, logits.shape[1]), strict=True):
+                logits[place].masked_fill_(forbidden, _NEVER)
+            return torch.from_numpy(masks)
+        uploaded, slots = self._stream.upload(masks), np.full(len(logits), -1, dtype=np.int64)
+        slots[places] = np.arange(len(places))
+        self._ops.bitmask(logits, uploaded, self._stream.upload(slots))
+        return uploaded
 
     @property
     def _width(self) -> int:

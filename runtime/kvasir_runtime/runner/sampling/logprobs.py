@@ -91,13 +91,18 @@ class RequestedLogprobs:
         )
 
 
-def of_sampled_tokens(logits: Tensor, ids: Tensor, owners: tuple[LogprobsOwner, ...]) -> PackedLogprobs:
-    """Logprobs of sampled ids. logits: (owners, vocab) float32, as the model gave them; ids: (owners,) int64."""
+def of_sampled_tokens(
+    logits: Tensor, ids: Tensor, owners: tuple[LogprobsOwner, ...], allowed: Tensor | None = None
+) -> PackedLogprobs:
+    """Logprobs of sampled ids. logits: (owners, vocab) float32, as the model gave them; ids: (owners,) int64.
+
+    allowed: logits with -inf where a beam cannot go on.
+    """
     width = max(len(owner.token_ids) for owner in owners)
     padded = [[*owner.token_ids, *[0] * (width - len(owner.token_ids))] for owner in owners]
     others = torch.tensor(padded, device=logits.device) if width else None
     num_top = max(owner.num_top for owner in owners)
-    return PackedLogprobs(packed=logprobs.packed(logits, ids, num_top, others), owners=owners)
+    return PackedLogprobs(packed=logprobs.packed(logits, ids, num_top, others, allowed), owners=owners)
 
 
 def of_prompt_tokens(

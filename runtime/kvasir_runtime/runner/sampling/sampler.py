@@ -21,7 +21,7 @@ from kvasir_runtime.runner.sampling import logprobs
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMaskBatch, GrammarMasks, LogitsRows, MaskRows
 from kvasir_runtime.runner.sampling.host_sampler import HostSampler
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
-from kvasir_runtime.runner.sampling.logprobs import PackedLogprobs, RequestedLogprobs
+from kvasir_runtime.runner.sampling.logprobs import LogprobsOwner, PackedLogprobs, RequestedLogprobs
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.runner.state.row_state import AppendPositions, RowState
 
@@ -115,7 +115,7 @@ class Sampler:
         self._rows.append(chunks, ids, positions, dropped)
         known = ids.clamp_min(0)
         self._logits_processors.count_sampled(chunks, known, dropped)
-        return ids, logprobs.of_sampled_tokens(unprocessed, known[reported], owners) if owners else None
+        return ids, self._reported(unprocessed, known[reported], owners, batch) if owners else None
 
     def _sample_rows(
         self, host_sampler: HostSampler, logits: Tensor, batch: SamplingBatch, positions: AppendPositions | None
@@ -132,7 +132,15 @@ class Sampler:
         if not owners:
             return ids, None
         reported = torch.tensor([owner.chunk_index for owner in owners])
-        return ids, logprobs.of_sampled_tokens(logits[reported].float(), ids[reported].clamp_min(0), owners)
+        return ids, self._reported(logits[reported].float(), ids[reported].clamp_min(0), owners, batch)
+
+    def _reported(
+        self, logits: Tensor, ids: Tensor, owners: tuple[LogprobsOwner, ...], batch: SamplingBatch
+    ) -> PackedLogprobs:
+        """logits, ids: of the chunks that owners name; logits as the model gave them."""
+        chunks = [owner.chunk_index for owner in owners]
+        allowed = None if batch.masks is None else self._grammar_masks.beam_candidates(logits, chunks, batch.masks)
+        return logprobs.of_sampled_tokens(logits, ids, owners, allowed)
 
     def _recoverable(self, logits: Tensor, chunks: Sequence[Chunk], masks: GrammarMaskBatch) -> dict[int, Tensor]:
         """Logits, by number among the guided chunks, of rows in which all that the grammar allows may be forbidden."""

@@ -10,7 +10,7 @@ from fakes.runner import FakeRunner
 from fakes.serving import Serving, request, serving
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.kinds.factory import longest
-from kvasir_runtime.wire import BeamSearchConfig
+from kvasir_runtime.wire import BeamSearchConfig, Grammar, Logprobs
 
 MODEL = FakeModel(table=(0, *range(1, 24)))
 PROMPT = list(range(1, 12))
@@ -195,6 +195,39 @@ def test_the_same_searches_give_the_same_plans():
     first = plans()
     assert sum(len(plan.forks) for plan in first) > 10
     assert first == plans()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("limits", [{}, {"max_batch_tokens": 5}, {"num_blocks": 18, "block_size": 2}])
+def test_masks_that_are_late_delay_a_search_and_do_not_change_it(depth, limits):
+    runner = FakeRunner(model=MODEL, late_every=2)
+    served = serving(depth, runner, **limits)
+    guided = beams(served, "a", PROMPT, 3, max_tokens=7, grammar=Grammar(kind="json_object"))
+    plain = beams(served, "b", PROMPT[:4], 3, max_tokens=5)
+    served.finish()
+    assert len(runner.late) > 1
+    for names, prompt, most in ((guided, PROMPT, 7), (plain, PROMPT[:4], 5)):
+        want = searched(MODEL, prompt, width=3, max_tokens=most, stops=frozenset({0}))
+        assert [(t, r) for t, r, _ in found(served, names)] == [(t, r) for t, r, _ in want]
+    assert served.scheduler.report(RuntimeState()).kv.pinned_tokens == 0
+
+
+def test_answers_that_a_grammar_does_not_have_are_reported_as_missing():
+    """Three tokens may follow at first, and only the end after each."""
+
+    class ThreeAnswers(FakeModel):
+        def likeliest(self, context, count):
+            allowed = (3, 5, 7) if len(context) == len(PROMPT) else (0,)
+            top = [(logprob, token) for logprob, token in self.logprobs(context) if token in allowed]
+            return Logprobs(-1.0, 1, tuple(token for _, token in top), tuple(logprob for logprob, _ in top))
+
+    served = serving(1, FakeRunner(model=ThreeAnswers(table=MODEL.table)))
+    names = beams(served, "a", PROMPT, 5, max_tokens=6, min_tokens=4, grammar=Grammar(kind="json_object"))
+    served.finish()
+    answers = found(served, names)
+    assert sorted(tokens for tokens, *_ in answers[:3]) == [[3], [5], [7]]
+    assert [score for *_, score in answers[3:]] == [float("-inf")] * 2
+    assert {reason for _, reason, _ in answers} == {"stop"}
 
 
 TRAFFIC = st.lists(

@@ -50,8 +50,8 @@ class OpenAiSerializer:
         self._chunks = ChunkWriter(request, created, fingerprint, labels)
 
     def begin(self, so_far: RequestUsage) -> bytes:
-        """The roles of a chat's choices."""
-        count = len(self._request.requests) if self._request.chat else 0
+        """The roles of a chat's choices; beams may turn out to be fewer, and have theirs with their texts."""
+        count = len(self._request.requests) if self._request.chat and not self._request.is_beam_search else 0
         self._chunks.count(so_far)
         return b"".join([self._chunks.role(index) for index in range(count)])
 
@@ -114,7 +114,7 @@ class ChunkWriter:
         self._answer.prompt_token_ids = prompt
         made = ChatChunkChoice(
             index=delta.index,
-            delta=chat_delta(delta.parts),
+            delta=chat_delta(delta.parts, role="assistant" if request.is_beam_search else None),
             logprobs=of_chat(delta.tokens, self._labels, request.logprobs) if delta.tokens else None,
             finish_reason=finish_reason(delta),
             stop_reason=delta.stopped_by if delta.reason is not None else UNSET,
@@ -254,7 +254,7 @@ def _ms(seconds: float) -> float | None:
     return None if seconds < 0 else round(seconds * 1000, 3)
 
 
-def chat_delta(parts: Iterable[Part]) -> ChatDelta:
+def chat_delta(parts: Iterable[Part], *, role: str | None = None) -> ChatDelta:
     """All parts of one piece together. A broken call stays as it was sent: a stream cannot take it back."""
     content, thoughts = "", ""
     calls: dict[int, ToolCallDelta] = {}
@@ -270,6 +270,7 @@ def chat_delta(parts: Iterable[Part]) -> ChatDelta:
                 call = calls.setdefault(index, ToolCallDelta(index, FunctionCallDelta()))
                 call.function.arguments = (call.function.arguments or "") + text
     return ChatDelta(
+        role=role,
         content=content or None,
         reasoning_content=thoughts or None,
         reasoning=thoughts or None,
