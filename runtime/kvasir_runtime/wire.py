@@ -126,6 +126,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     packed_prompt: the ids of a long prompt as little-endian uint32; it crosses the socket in place of prompt, since the
     engine would spend milliseconds on decoding so many numbers. block_hashes: of its full blocks, one behind the other,
     made by `hashes.prompt_block_hashes` from the salt of Ready and of the request; empty where the engine hashes.
+    priority: lower is more urgent. ttft_s: objective in seconds from the arrival to the first token, 0 for none.
+    tenant: name of who pays for it; weight: its share among tenants that wait, above 0.
     """
 
     request_id: str
@@ -138,6 +140,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     follows: str = ""
     packed_prompt: bytes = b""
     block_hashes: bytes = b""
+    priority: int = 0
+    ttft_s: float = 0.0
+    tenant: str = ""
+    weight: float = 1.0
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,6 +9,8 @@ from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.wire import EngineOutput, EngineRequest, SamplingConfig
 
+OUTER = ("salt", "route_hashes", "beam", "priority", "ttft_s", "tenant", "weight")
+
 
 @dataclass(slots=True)
 class Answer:
@@ -105,7 +107,7 @@ def serving(depth: int = 1, runner: FakeRunner | None = None, **limits: object) 
 
 
 def request(request_id: str, prompt: tuple[int, ...] | list[int], **sampling: object) -> EngineRequest:
-    """A greedy request for 8 tokens unless told otherwise; salt, route_hashes and beam go to the request."""
-    outer = {name: sampling.pop(name) for name in ("salt", "route_hashes", "beam") if name in sampling}
+    """A greedy request for 8 tokens unless told otherwise; OUTER go to the request."""
+    outer = {name: sampling.pop(name) for name in OUTER if name in sampling}
     values = {"max_tokens": 8, "temperature": 0.0, **sampling}
     return EngineRequest(request_id=request_id, prompt=tuple(prompt), sampling=SamplingConfig(**values), **outer)  # type: ignore[arg-type]

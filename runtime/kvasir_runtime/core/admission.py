@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
@@ -33,12 +34,18 @@ class PromptInStep(NamedTuple):
 class Admission:
     """waiting: the queue. pending: blocks that running requests are about to publish."""
 
-    __slots__ = ("_host", "_limits", "_pending", "_pool", "_waiting")
+    __slots__ = ("_host", "_limits", "_pending", "_pool", "_shares", "_waiting")
 
     def __init__(
-        self, limits: Limits, pool: BlockPool, waiting: WaitingQueue, host: HostTier, pending: PendingPrefixes
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        waiting: WaitingQueue,
+        shares: FairShares,
+        host: HostTier,
+        pending: PendingPrefixes,
     ) -> None:
-        self._limits, self._pool, self._waiting = limits, pool, waiting
+        self._limits, self._pool, self._waiting, self._shares = limits, pool, waiting, shares
         self._host, self._pending = host, pending
 
     def due(
@@ -47,17 +54,18 @@ class Admission:
         prompts: Sequence[PromptInStep],
         rows: Sequence[int],
         *,
+        now: float,
         collected: int,
         token_s: float,
     ) -> Iterator[tuple[RequestKind, BlockTables]]:
         """Requests to be given rows now, each with the tables of its prefix hit; the caller does so before the next.
 
-        prompts, rows: those that share the budget, and free ones, as the caller changes them.
+        prompts, rows: those that share the budget by seniority, and free ones, as the caller changes them.
         collected: the last step whose results are known. token_s: measured seconds of a computed token, or 0.
         """
         head: RequestKind | None = None
         num_passed = 0
-        for kind in list(self._waiting):
+        for kind in self._waiting.in_order(self._shares, now):
             if not builder.budget or not rows or num_passed == LOOKAHEAD:
                 return
             # A preempted request comes back only when nothing of it is in flight any more.
@@ -69,15 +77,18 @@ class Admission:
             tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
             if not self._has_room(kind, tables, head, len(rows)):
                 return
-            if head is None and self._load(builder, kind, len(hits[0]), token_s):
-                head, num_passed = kind, 1
+            if self._load(builder, kind, len(hits[0]), token_s):
+                head, num_passed = head or kind, num_passed + 1
                 continue
-            self._waiting.remove(kind)
+            self._waiting.remove(kind, admitted_at=now)
             yield kind, tables
 
     def _gets_share(self, kind: RequestKind, prompts: Sequence[PromptInStep], budget: int) -> bool:
         """Whether it would compute something now, by its last estimate."""
-        part = PromptPart(max(1, kind.request.uncached_estimate))
+        request = kind.request
+        if not prompts or request.seniority < prompts[0].kind.request.seniority:
+            return True
+        part = PromptPart(max(1, request.uncached_estimate), request.request.priority)
         return gets_share(part, [prompt.part for prompt in prompts], budget)
 
     def _hits(self, kind: RequestKind) -> list[list[int]] | None:

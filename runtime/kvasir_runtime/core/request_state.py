@@ -6,6 +6,10 @@ from typing import Final, Literal
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
+AGEING_S: Final = 10.0
+"""Seconds of waiting that make up for one priority."""
+DEFAULT_TTFT_S: Final = 10.0
+"""Deadline of a first token where a request has none: those with a later one come after it."""
 Phase = Literal["waiting", "running", "ended"]
 _INVALID: Final = (
     "the model's output is not finite (NaN or infinity): numbers overflowed, which --dtype float32 avoids,"
@@ -17,6 +21,9 @@ _INVALID: Final = (
 class RequestState:
     """Mutable; never leaves the core. A sequence refers to the request that it belongs to.
 
+    number: of arrivals before it. due_at: by when its first token should come. seniority: the smaller, the later it is
+    preempted and the sooner its prompt is computed; its arrival, moved by its priority. uncounted: of `remaining`, as
+    tenants' shares were counted last.
     rows: of the runner, held while it runs. cached_tokens: of the prompt, found in the prefix cache at first admission;
     None before. uncached_estimate: tokens that must be computed when it is admitted, as far as is known.
     preemptions: how often it lost its rows. billed_blocks: blocks that it took or revived, its share of the pinned
@@ -25,7 +32,12 @@ class RequestState:
 
     request: EngineRequest
     billed_since: float
+    number: int = 0
     request_id: str = field(init=False)
+    arrived_at: float = field(init=False)
+    due_at: float = field(init=False)
+    seniority: float = field(init=False)
+    uncounted: int = 0
     phase: Phase = "waiting"
     rows: list[int] = field(default_factory=list)
     cached_tokens: int | None = None
@@ -36,6 +48,9 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
+        self.arrived_at = self.billed_since
+        self.due_at = self.arrived_at + (self.request.ttft_s or DEFAULT_TTFT_S)
+        self.seniority = self.arrived_at + AGEING_S * self.request.priority
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What the engine computes next: one rule under a token budget, running requests first, then arrivals in order.
+"""What the engine computes next: one rule under a token budget, running requests first, then those that wait.
 
 Called by the engine's loop and by the replay. It knows neither clock nor device: time is given, plans and results are
 plain data, and the same calls in the same order give the same plans. Up to any number of plans may be launched before
@@ -7,6 +7,7 @@ the first is collected; lengths are projected, and what a launched plan names is
 It owns budget, rows, blocks and preemption. What a request computes, and what comes of it, is up to its kind (`kinds`).
 """
 
+from bisect import insort
 from collections import deque
 
 import msgspec
@@ -17,6 +18,7 @@ from kvasir_runtime.core.admission import Admission, PromptInStep
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
+from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
 from kvasir_runtime.core.kinds.interface import RequestKind
@@ -47,9 +49,10 @@ class Scheduler:
         self._counters = Counters()
         self._requests: dict[str, RequestKind] = {}
         self._waiting = WaitingQueue()
+        self._shares = FairShares()
         self._host = HostTier(self.pool, limits)
         self._publisher = PrefixPublisher(limits, self.pool, self._host)
-        self._admission = Admission(limits, self.pool, self._waiting, self._host, self._publisher.pending)
+        self._admission = Admission(limits, self.pool, self._waiting, self._shares, self._host, self._publisher.pending)
         self._running: dict[str, RequestKind] = {}
         self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
@@ -83,7 +86,10 @@ class Scheduler:
         hit = self._host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
         kind.request.uncached_estimate = request.prompt_tokens - hit * self.limits.block_size
         self._requests[request.request_id] = kind
-        self._waiting.append(kind)
+        kind.request.number = self._counters.arrivals
+        if not len(self._waiting):
+            self._shares.begin()
+        self._waiting.add(kind)
         self._counters.arrived(kind.request)
         return None
 
@@ -204,8 +210,8 @@ class Scheduler:
         self._host.forget(self._step)
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
-        """Computed chases known for every request that has a row, in order. Returns those that lack more than a token,
-        which share what is left of the budget.
+        """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a
+        token, which share what is left of the budget.
         """
         prompts: list[PromptInStep] = []
         for kind in list(self._running.values()):
@@ -220,7 +226,7 @@ class Scheduler:
             blocks = self._take(kind, need, now)
             sequence = kind.sequence
             if (lacking := len(sequence.tokens) + sequence.in_flight - sequence.computed) > 1:
-                prompts.append(PromptInStep(kind, blocks, PromptPart(lacking)))
+                prompts.append(_prompt(kind, blocks, lacking))
             else:
                 kind.advance(builder, blocks)
         return prompts
@@ -248,7 +254,7 @@ class Scheduler:
         return self.pool.take(need)
 
     def _make_room(self, builder: PlanBuilder, kind: RequestKind, need: int, now: float) -> bool:
-        """Preempt the latest arrivals until need blocks can be taken; False if the request itself has to wait."""
+        """Preempt the least senior until need blocks can be taken; False if the request itself has to wait."""
         while not self.pool.can_take(need):
             victim = next(reversed(self._running.values()))
             # What a launched plan still names, or its collection will end or drop, comes free without a preemption.
@@ -275,12 +281,16 @@ class Scheduler:
 
     def _admit(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
         """Give rows to waiting requests."""
-        due = self._admission.due(builder, prompts, self._rows, collected=self._collected, token_s=self._budget.token_s)
+        if self._waiting.num_tenants > 1:
+            self._shares.settle(self._running.values())
+        due = self._admission.due(
+            builder, prompts, self._rows, now=now, collected=self._collected, token_s=self._budget.token_s
+        )
         for kind, tables in due:
             self._join(builder, kind, tables, now)
             lacking = kind.sequence.known - kind.sequence.computed
             blocks = self._take(kind, kind.need(builder.budget) or 0, now)
-            prompts.append(PromptInStep(kind, blocks, PromptPart(lacking)))
+            insort(prompts, _prompt(kind, blocks, lacking), key=lambda one: one.kind.request.seniority)
 
     def _join(self, builder: PlanBuilder, kind: RequestKind, tables: BlockTables, now: float) -> None:
         request, sequence = kind.request, kind.sequence
@@ -299,8 +309,10 @@ class Scheduler:
         request.phase = "running"
         sequence.row = request.rows[0]
         sequence.active = True
-        self._running[request.request_id] = kind
-        if request.cached_tokens is None:
+        self._run(kind)
+        is_first = request.cached_tokens is None
+        self._shares.admitted(kind, end - sequence.computed if is_first else 0)
+        if is_first:
             request.cached_tokens = sequence.computed
             self._counters.admitted(request, sequence.computed)
         builder.joins.append(
@@ -317,6 +329,15 @@ class Scheduler:
             )
         )
 
+    def _run(self, kind: RequestKind) -> None:
+        """One more that runs; they are kept by seniority."""
+        last = next(reversed(self._running.values()), kind)
+        self._running[kind.request.request_id] = kind
+        if kind.request.seniority < last.request.seniority:
+            in_order = sorted(self._running.items(), key=lambda item: item[1].request.seniority)
+            self._running.clear()
+            self._running.update(in_order)
+
     def _preempt(self, kind: RequestKind, now: float) -> None:
         """Take everything from a running request; it keeps its tokens and computes them again later."""
         self._release(kind, now)
@@ -327,7 +348,7 @@ class Scheduler:
         self._counters.preemptions += 1
         self._publisher.extend_hashes(sequence)
         request.uncached_estimate = uncached_estimate(kind, self._is_cached, self.limits.block_size)
-        self._waiting.put_back(kind)
+        self._waiting.add(kind)
 
     def _end(self, kind: RequestKind, now: float, *, aborted: bool, invalid: bool = False) -> None:
         """invalid: the model's output was not finite, so that what the request computed is of no use to others."""
@@ -343,6 +364,7 @@ class Scheduler:
 
     def _release(self, kind: RequestKind, now: float, *, retract: bool = False) -> None:
         request = kind.request
+        self._shares.settle([kind])
         self._publisher.pending.remove(kind.sequence)
         for sequence in kind.release():
             if retract:
@@ -362,3 +384,7 @@ class Scheduler:
     def _is_cached(self, block_hash: bytes) -> bool:
         """Whether a block is on the device, or on the host from where it would be copied."""
         return self._host.covers(block_hash, self._budget.token_s)
+
+
+def _prompt(kind: RequestKind, held: list[int], lacking: int) -> PromptInStep:
+    return PromptInStep(kind, held, PromptPart(lacking, kind.request.request.priority))

@@ -1,61 +1,129 @@
-"""The queue of requests without a row, in order of arrival, and how much work waits in it.
+"""The queue of requests without a row, in which order they come, and how much work waits in it.
 
-Preempted requests return to the front. They arrived before all that wait and after all that still run, because the
-latest arrival is preempted first, so running followed by waiting is always in order of arrival.
+Three rules, from the outside in:
+
+1. Priority. A lower one comes first. Requests of one priority and tenant are a *flow*; for every AGEING_S seconds in
+   which a flow is not served it counts as one priority more urgent, so that none waits forever: with F flows and
+   priorities of p and at best q, the first of a flow is admitted at the latest F admissions after
+   (p - q + 1) * AGEING_S seconds.
+2. Fairness. Among flows of one priority, the tenant that was served least (`fair_shares`).
+3. Deadline. Within a flow, and between flows that are equal so far, the earliest deadline for the first token. One
+   without an objective has DEFAULT_TTFT_S, so it is not passed by what arrives much later.
+
+A preempted request returns with the deadline that it had.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
+from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.kinds.interface import RequestKind
+from kvasir_runtime.core.request_state import AGEING_S
 
-REFRESHED = 4
+REFRESHED: Final = 4
 """Estimates brought up to date per snapshot: the queue may be long, a snapshot may not take long."""
-WALKED_BLOCKS = 64
+WALKED_BLOCKS: Final = 64
 """Blocks by which one estimate may grow at a time."""
+
+_Entry = tuple[float, int, RequestKind]
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """Requests of one priority and tenant, by deadline and then arrival. served_at: when one was admitted last."""
+
+    priority: int
+    tenant: str
+    served_at: float = float("-inf")
+    entries: list[_Entry] = field(default_factory=list)
+
+    def level(self, entry: _Entry, now: float) -> int:
+        """Its priority less what it has aged."""
+        waited_s = max(0.0, now - max(entry[2].request.arrived_at, self.served_at))
+        return self.priority - int(waited_s / AGEING_S)
 
 
 class WaitingQueue:
-    """First come, first served. Every operation is O(1), leaving from the middle included."""
+    """Joining and leaving, from the middle included, cost the logarithm of the length; a choice the number of flows."""
 
-    __slots__ = ("_order", "uncached_tokens")
+    __slots__ = ("_flows", "_length", "uncached_tokens")
 
     def __init__(self) -> None:
-        self._order: OrderedDict[str, RequestKind] = OrderedDict()
+        self._flows: dict[tuple[int, str], _Flow] = {}
+        self._length = 0
         self.uncached_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[RequestKind]:
-        return iter(self._order.values())
+        return self._length
 
     @property
-    def head(self) -> RequestKind:
-        """The next request; the queue must not be empty."""
-        return next(iter(self._order.values()))
+    def num_tenants(self) -> int:
+        """Tenants that wait."""
+        return len({flow.tenant for flow in self._flows.values()})
 
-    def append(self, kind: RequestKind) -> None:
-        """An arrival."""
-        self._order[kind.request.request_id] = kind
-        self.uncached_tokens += kind.request.uncached_estimate
+    def add(self, kind: RequestKind) -> None:
+        """An arrival, or a preempted request."""
+        request = kind.request
+        key = (request.request.priority, request.request.tenant)
+        flow = self._flows.get(key)
+        if flow is None:
+            flow = self._flows[key] = _Flow(*key)
+        insort(flow.entries, _entry(kind))
+        self._length += 1
+        self.uncached_tokens += request.uncached_estimate
 
-    def put_back(self, kind: RequestKind) -> None:
-        """A preempted request, before all others."""
-        self.append(kind)
-        self._order.move_to_end(kind.request.request_id, last=False)
-
-    def remove(self, kind: RequestKind) -> None:
-        """Take it out, wherever it is."""
-        del self._order[kind.request.request_id]
+    def remove(self, kind: RequestKind, *, admitted_at: float | None = None) -> None:
+        """Take it out, wherever it is. admitted_at: when it was given a row; None where it left without."""
+        key = (kind.request.request.priority, kind.request.request.tenant)
+        flow = self._flows[key]
+        del flow.entries[bisect_left(flow.entries, _entry(kind))]
+        if admitted_at is not None:
+            flow.served_at = admitted_at
+        if not flow.entries:
+            del self._flows[key]
+        self._length -= 1
         self.uncached_tokens -= kind.request.uncached_estimate
+
+    def in_order(self, shares: FairShares, now: float) -> Iterator[RequestKind]:
+        """Requests as they should be admitted; the caller removes one before it takes the next, or leaves it."""
+        places = dict.fromkeys(self._flows, 0)
+        while True:
+            best, rank = None, None
+            for key, place in places.items():
+                flow = self._flows.get(key)
+                if flow is None or place >= len(flow.entries):
+                    continue
+                entry = flow.entries[place]
+                its = (flow.level(entry, now), shares.counter(flow.tenant), entry[0], entry[1])
+                if rank is None or its < rank:
+                    best, rank = key, its
+            if best is None:
+                return
+            entries, place = self._flows[best].entries, places[best]
+            entry = entries[place]
+            yield entry[2]
+            places[best] += place < len(entries) and entries[place] is entry
 
     def refresh(self, is_cached: Callable[[bytes], bool], block_size: int) -> None:
         """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed now."""
-        for _, kind in zip(range(REFRESHED), self, strict=False):
+        for kind in islice(self._firsts(), REFRESHED):
             self.uncached_tokens -= kind.request.uncached_estimate
             kind.request.uncached_estimate = uncached_estimate(kind, is_cached, block_size)
             self.uncached_tokens += kind.request.uncached_estimate
+
+    def _firsts(self) -> Iterable[RequestKind]:
+        """The first of each flow, then the second of each."""
+        for place in range(REFRESHED):
+            for flow in self._flows.values():
+                if place < len(flow.entries):
+                    yield flow.entries[place][2]
+
+
+def _entry(kind: RequestKind) -> _Entry:
+    return (kind.request.due_at, kind.request.number, kind)
 
 
 def uncached_estimate(kind: RequestKind, is_cached: Callable[[bytes], bool], block_size: int) -> int:

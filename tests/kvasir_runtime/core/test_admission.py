@@ -88,3 +88,22 @@ def test_blocks_that_a_smaller_share_does_not_need_are_given_back():
         held = {block for kind in served.scheduler._running.values() for block in kind.sequence.blocks.held}
         assert kv.pinned_tokens == 4 * len(held)
     assert all(len(answer.tokens) == 4 for answer in served.answers.values())
+
+
+def test_the_less_urgent_is_preempted_whichever_came_first():
+    served = serving(runner=FakeRunner(model=NO_EOS), num_blocks=9)
+    served.submit(request("batch", range(1, 8), max_tokens=20, priority=5))
+    served.step()
+    served.submit(request("user", range(2, 9), max_tokens=20))
+    served.finish()
+    assert [join.request_id for plan in served.plans for join in plan.joins] == ["batch", "user", "batch"]
+    assert [len(answer.tokens) for answer in served.answers.values()] == [20, 20]
+
+
+def test_an_urgent_prompt_is_computed_before_a_long_one_that_is_under_way():
+    served = endless()
+    served.submit(*long_prompts(1))
+    served.step()
+    served.submit(request("urgent", [60] * 30 * BUDGET, max_tokens=4, priority=-1))
+    first = steps_to_first_token(served, ["long0", "urgent"])
+    assert first["urgent"] <= 31 < first["long0"]

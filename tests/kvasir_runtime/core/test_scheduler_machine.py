@@ -38,6 +38,10 @@ SAMPLING = st.fixed_dictionaries(
         "seed": st.integers(0, 1),
         "salt": st.sampled_from([b"", b"s"]),
         "grammar": st.sampled_from([None, Grammar(kind="json_object")]),
+        "priority": st.integers(-1, 2),
+        "tenant": st.sampled_from(["", "a", "b"]),
+        "weight": st.sampled_from([1.0, 3.0]),
+        "ttft_s": st.sampled_from([0.0, 2.0, 40.0]),
     }
 )
 ATTENTIONS = st.lists(
@@ -225,7 +229,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for kind in scheduler._running.values():
             for sequence in (kind.sequence, *getattr(kind, "members", ())):
                 for attention, table in zip(scheduler.limits.attentions, sequence.blocks.by_group, strict=False):
-                    first = attention.first_seen(max(0, sequence.computed - 1)) // size
+                    # A token may be computed again, the last one only.
+                    earliest = min(sequence.computed, len(sequence.tokens) - 1)
+                    first = attention.first_seen(earliest) // size
                     assert all(block == ABSENT for block in table[:first])
                     held = table[first : -(-sequence.computed // size)]
                     assert ABSENT not in (held[-1:] if attention.kind == "state" else held)

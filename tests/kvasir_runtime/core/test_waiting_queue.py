@@ -1,20 +1,37 @@
 """The queue: order, leaving from the middle, and an estimate of work that stays cheap."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fakes.serving import request
 from kvasir_api.hashes import extend_block_hashes
 from kvasir_runtime.core.blocks import BlockPool
+from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.kinds.factory import new_kind
 from kvasir_runtime.core.limits import Limits
+from kvasir_runtime.core.request_state import AGEING_S
 from kvasir_runtime.core.waiting_queue import WALKED_BLOCKS, WaitingQueue, uncached_estimate
 
 LIMITS = Limits(num_blocks=1000, block_size=4, max_batch_tokens=64, max_sequences=8, max_model_len=10_000)
 
 
-def waiting(name="a", num_tokens=9):
-    made = new_kind(request(name, range(num_tokens)), limits=LIMITS, pool=BlockPool(1), now=0.0)
+def waiting(name="a", num_tokens=9, arrived_at=0.0, **fields):
+    made = new_kind(request(name, range(num_tokens), **fields), limits=LIMITS, pool=BlockPool(1), now=arrived_at)
     extend_block_hashes(made.sequence.hashes, made.sequence.tokens, root=b"", block_size=4)
     made.request.uncached_estimate = num_tokens
+    made.request.number = ord(name[0])
     return made
+
+
+def queue_of(*items):
+    queue = WaitingQueue()
+    for item in items:
+        queue.add(item)
+    return queue
+
+
+def order(queue, now=0.0, shares=None):
+    return "".join(kind.request.request_id for kind in queue.in_order(shares or FairShares(), now))
 
 
 def resident(pool, hashes):
@@ -22,16 +39,68 @@ def resident(pool, hashes):
         pool.publish(block, block_hash)
 
 
-def test_order_of_arrival_with_the_preempted_before_all():
-    queue, (first, second, third) = WaitingQueue(), (waiting(name) for name in "abc")
-    queue.append(second)
-    queue.append(third)
-    queue.put_back(first)
-    assert [item.request.request_id for item in queue] == ["a", "b", "c"]
+def test_order_of_arrival_also_for_those_that_come_back():
+    first, second, third = (waiting(name, arrived_at=at) for at, name in enumerate("abc"))
+    queue = queue_of(second, third)
+    queue.add(first)  # it was preempted
+    assert order(queue) == "abc"
     queue.remove(second)
-    assert queue.head is first
-    assert len(queue) == 2
-    assert queue.uncached_tokens == 18
+    assert order(queue) == "ac"
+    assert (len(queue), queue.uncached_tokens) == (2, 18)
+
+
+def test_the_earliest_deadline_comes_first_within_a_priority():
+    relaxed, urgent = waiting("a", ttft_s=60.0), waiting("b", arrived_at=4.0, ttft_s=2.0)
+    plain, late, batch = waiting("c"), waiting("d", arrived_at=55.0), waiting("e", ttft_s=0.5, priority=1)
+    assert order(queue_of(relaxed, plain, batch, urgent, late), now=5.0) == "bcade"
+
+
+def test_a_lower_priority_comes_first_until_the_other_has_aged():
+    batch = waiting("a", priority=2)
+    for now, want in ((0.0, "ba"), (19.0, "ba"), (20.0, "ab")):
+        assert order(queue_of(batch, waiting("b", arrived_at=now)), now) == want
+
+
+def test_a_flow_that_is_served_does_not_age():
+    """Else a tenant with a long queue would get ahead of those that have just come."""
+    queue = queue_of(*(waiting(name, tenant="flood") for name in "abc"))
+    queue.remove(next(iter(queue.in_order(FairShares(), 50.0))), admitted_at=50.0)
+    assert order(queue, 55.0) == "bc"
+    shares = FairShares()
+    shares.level, flood = 5.0, waiting("z", tenant="flood")
+    shares.admitted(flood, 9)
+    queue.add(waiting("d", arrived_at=58.0, tenant="other"))
+    assert order(queue, 59.0, shares) == "dbc"
+    assert order(queue, 61.0, shares) == "bcd", "their flow was not served for AGEING_S"
+
+
+@given(
+    flows=st.lists(st.tuples(st.integers(-3, 3), st.sampled_from("abc")), min_size=1, max_size=6, unique=True),
+    rate=st.integers(1, 3),
+    stubborn=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_flow_starves(flows, rate, stubborn):
+    """One request is admitted each second and others keep coming: the first of every flow gets in within the bound."""
+    queue, shares, number = WaitingQueue(), FairShares(), 0
+    victim_priority, victim_tenant = stubborn.draw(st.sampled_from(flows))
+    victim = waiting("v", priority=victim_priority, tenant=victim_tenant)
+    queue.add(victim)
+    shares.admitted(waiting("w", tenant=victim_tenant), 10_000)
+    bound_s = (victim_priority + 3 + 1) * AGEING_S + len(flows)
+    for now in range(int(bound_s) + 1):
+        for priority, tenant in flows * rate:
+            if (priority, tenant) != (victim_priority, victim_tenant):
+                number += 1
+                other = waiting("x", 1, float(now), priority=priority, tenant=tenant)
+                other.request.number = 1000 + number
+                queue.add(other)
+        chosen = next(iter(queue.in_order(shares, float(now))))
+        queue.remove(chosen, admitted_at=float(now))
+        shares.admitted(chosen, 1)
+        if chosen is victim:
+            return
+    raise AssertionError("it starved")
 
 
 def test_the_estimate_follows_the_cache_up_and_down():
@@ -59,9 +128,8 @@ def test_a_long_walk_is_spread_over_several_estimates():
 
 
 def test_refresh_keeps_the_sum_right():
-    pool, queue, items = BlockPool(8), WaitingQueue(), [waiting(name) for name in "abcdef"]
-    for item in items:
-        queue.append(item)
+    pool, items = BlockPool(8), [waiting(name) for name in "abcdef"]
+    queue = queue_of(*items)
     resident(pool, items[0].sequence.hashes)
     queue.refresh(pool.is_resident, 4)
     assert queue.uncached_tokens == sum(item.request.uncached_estimate for item in items)

@@ -1,0 +1,100 @@
+"""Shares of tenants: what is counted, and how far tenants that always wait can come apart."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.model import FakeModel
+from fakes.runner import FakeRunner
+from fakes.serving import request, serving
+from kvasir_runtime.core.fair_shares import ANSWER_COST, KEPT_TENANTS, FairShares
+
+NO_EOS = FakeModel(table=tuple(range(1, 61)))
+ROWS = 4
+
+
+def endless(**settings):
+    return serving(runner=FakeRunner(model=NO_EOS), max_sequences=ROWS, prefix_cache=False, **settings)
+
+
+def spent(served, tenant):
+    served.scheduler._shares.settle(served.scheduler._running.values())
+    return served.scheduler._shares.counter(tenant)
+
+
+def test_a_prompt_counts_once_and_an_answer_twice_by_weight():
+    served = endless()
+    served.submit(request("a", [1] * 10, max_tokens=6, tenant="a"))
+    served.submit(request("b", [2] * 10, max_tokens=6, tenant="b", weight=2.0))
+    served.finish()
+    assert spent(served, "a") == 10 + 2 * 6
+    assert spent(served, "b") == 22 / 2
+
+
+def test_cached_tokens_and_preemptions_are_free():
+    served = serving(runner=FakeRunner(model=NO_EOS), num_blocks=9)
+    served.submit(request("a", range(1, 8), max_tokens=20, tenant="a"))
+    served.submit(request("b", range(2, 9), max_tokens=20, tenant="b"))
+    served.finish()
+    assert served.scheduler._counters.preemptions == 1
+    assert spent(served, "a") == spent(served, "b") == 7 + 40
+    served.submit(request("c", range(1, 8), max_tokens=1, tenant="c"))
+    served.finish()
+    assert spent(served, "c") == 7 - 4 + 2
+    assert spent(served, "a") == 0, "while none waits, nothing is held against anyone"
+
+
+def test_a_tenant_that_was_away_has_saved_up_nothing():
+    shares, served = FairShares(), endless()
+    served.submit(request("a", [1] * 10, tenant="a"))
+    kind = served.scheduler._requests["a"]
+    shares.admitted(kind, 100)
+    assert (shares.counter("a"), shares.counter("b")) == (100.0, 0.0)
+    shares.admitted(kind, 10)
+    assert shares.counter("b") == 100.0, "the level at which a was chosen"
+
+
+def test_counters_that_the_level_has_passed_are_dropped():
+    shares, served = FairShares(), endless()
+    for number in range(2 * KEPT_TENANTS):
+        served.submit(request(str(number), [1], tenant=f"t{number}"))
+        shares.admitted(served.scheduler._requests[str(number)], 1)
+    busy = served.scheduler._requests["0"]
+    for _ in range(9):
+        shares.admitted(busy, 1)
+    assert len(shares._counters) == 1
+    assert shares.counter("t0") == 10
+    assert shares.counter("t1") == shares.level == 9
+
+
+def test_a_flood_does_not_delay_another_tenant():
+    served = endless()
+    for number in range(80):
+        served.submit(request(f"f{number}", [1] * 8, tenant="flood"))
+    for _ in range(12):
+        served.step()
+    served.submit(request("o", [2] * 8, tenant="other", max_tokens=1))
+    steps = 0
+    while not served.answers["o"].reason:
+        served.step()
+        steps += 1
+    assert steps <= 9, "one answer of the flood at most"
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8)), min_size=30, max_size=60)
+
+
+@given(first=REQUESTS, second=REQUESTS, weight=st.sampled_from([1.0, 2.0, 5.0]))
+@settings(max_examples=40, deadline=None)
+def test_tenants_that_always_wait_come_no_further_apart_than_what_is_in_flight(first, second, weight):
+    """The bound of Sheng et al.: twice the larger of a prompt and of what all running requests can cost."""
+    served = endless()
+    for tenant, traffic, its in (("a", first, 1.0), ("b", second, weight)):
+        for number, (prompt, answer) in enumerate(traffic):
+            made = request(f"{tenant}{number}", [1] * prompt, max_tokens=answer, tenant=tenant, weight=its)
+            served.submit(made)
+    bound = 2 * ROWS * (12 + ANSWER_COST * 8)
+    while served.step():
+        waiting = {flow.tenant for flow in served.scheduler._waiting._flows.values()}
+        if waiting != {"a", "b"}:
+            break
+        assert abs(spent(served, "a") - spent(served, "b")) <= bound
