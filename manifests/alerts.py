@@ -78,6 +78,12 @@ ALERTS: Final = (
         "Let the autoscaler add replicas, lower runtime.maxSequences, or set runtime.kvCacheDtype to an 8-bit type.",
     ),
     _alert(
+        "LoadUneven", "warning", "10m",
+        "kvasir_service_imbalance_fraction > 0.4",
+        f"One replica of {_OF} is fuller than the others by {{{{ $value | humanizePercentage }}}} of its capacity.",
+        "The condition Imbalanced names it. Gateways that cannot read the replicas' load spread requests so.",
+    ),
+    _alert(
         "InvalidOutputs", "critical", "0m",
         f"sum {_BY} (increase(kvasir_invalid_outputs_total[10m])) > 0",
         f"A model of {_OF} has put out NaN or infinity.",

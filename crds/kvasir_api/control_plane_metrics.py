@@ -44,6 +44,12 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     ),
     Metric(name="kvasir_service_ready_replicas", kind="gauge", help="Replicas that are ready.", labels=_SERVICE),
     Metric(
+        name="kvasir_service_imbalance_fraction",
+        kind="gauge",
+        help="By how much of its capacity the fullest replica is fuller than the others on the mean, over a minute, 0..1.",
+        labels=_SERVICE,
+    ),
+    Metric(
         name="kvasir_service_price_per_hour",
         kind="gauge",
         help="Price of the replicas that have a node, per hour, by pricePerHour of their AcceleratorClass; absent without one.",

@@ -86,6 +86,8 @@ CONDITION_CAPACITY_LIMITED: Final = "CapacityLimited"
 CONDITION_DEGRADED: Final = "Degraded"
 CONDITION_NAME_CONFLICT: Final = "NameConflict"
 CONDITION_SCALING_AT_MAX: Final = "ScalingAtMax"
+CONDITION_KV_CACHE_EXHAUSTED: Final = "KvCacheExhausted"
+CONDITION_IMBALANCED: Final = "Imbalanced"
 CONDITION_SCALING_ACTIVE: Final = "ScalingActive"
 
 REASONS: Final = {
@@ -124,6 +126,9 @@ REASONS: Final = {
     "ModeAdvisory": "The autoscaler reports a count and does not set it: spec.replicas determines the count.",
     "ModePaused": "The autoscaler leaves the count where it is.",
     "ModeExternal": "Another autoscaler writes spec.replicas.",
+    "SequencesPreempted": "Sequences lose their KV cache to others and are computed again; the message says what is done, or what to do.",
+    "LoadUneven": "One replica has been much fuller than the others for a minute; the message names it.",
+    "DraftsRejected": "Most tokens that a replica drafts ahead are rejected, so that drafting costs more than it brings.",
     "ReplicasFailing": "Some replicas fail while others serve.",
     "DeviceFailed": "The device of a replica failed; the message has the Xid or the CUDA error, the node, and whether the pod is quarantined with its device.",
     "SlowerKernels": "Replicas compute with slower kernels than their device has; the message says why.",

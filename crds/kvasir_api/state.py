@@ -57,7 +57,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     requests of the integral of pinned tokens over time, so E[kv_token_seconds per request] is this over completions.
     uncached_prompt_tokens: prompt tokens that had to be computed, by arrival. prefix_hit_tokens of prefix_query_tokens
     prompt tokens were found in the prefix cache. invalid_outputs: requests that ended because the model's output was not
-    finite.
+    finite. accepted_tokens of drafted_tokens that were drafted ahead were kept; 0 of an engine that drafts nothing.
     """
 
     arrivals: int = 0
@@ -71,6 +71,8 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     kv_token_seconds: float = 0.0
     invalid_outputs: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):

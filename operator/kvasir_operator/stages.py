@@ -89,7 +89,9 @@ class ScalerResult:
     decide; most_field: the path of the field that sets it. status: None while autoscaling is off.
 
     missing: pods and gateways that did not answer; lost: pods that have not for minutes; contradictions: pods whose
-    readings cannot be true, with the reason. unread: no ready replica was read. decode_rates: by uid of the replica.
+    readings cannot be true, with the reason. unread: no ready replica was read. preempting: sequences lost
+    their KV cache to others within a minute; exhausted: many did. imbalance: see LoadSample, of a minute; busiest: the
+    fullest replica. acceptance: of tokens drafted ahead. decode_rates: by uid of the replica.
     """
 
     wanted: int = 0
@@ -100,6 +102,11 @@ class ScalerResult:
     lost: tuple[str, ...] = ()
     contradictions: tuple[tuple[str, str], ...] = ()
     unread: bool = False
+    preempting: bool = False
+    exhausted: bool = False
+    imbalance: float = 0.0
+    busiest: str = ""
+    acceptance: float = 1.0
     decode_rates: Mapping[str, DecodeRate] = field(default_factory=dict)
 
 

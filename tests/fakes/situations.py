@@ -41,6 +41,8 @@ FORECASTS = (
     Prediction(verdict="TooSmall", weights_bytes=9),
 )
 SCALINGS = (None, *(AutoscalingStatus(desired_replicas=4, raw_replicas=raw) for raw in (3, 4, 5)))
+SCALED = set(ScalerResult.__dataclass_fields__) - {"wanted", "status"}
+"""Parts of the autoscaler's result that findings() takes by their names."""
 COURSES = (
     None,
     RolloutTarget(revision="new", phase="Progressing"),
@@ -82,8 +84,7 @@ def findings(
     scaler = ScalerResult(
         wanted=wanted,
         status=fields.pop("autoscaling", None),
-        missing=fields.pop("missing", ()),
-        decode_rates=fields.pop("decode_rates", {}),
+        **{name: fields.pop(name) for name in SCALED & set(fields)},
     )
     target = rollout or (RolloutTarget(revision=current) if current else None)
     return StatusInputs(

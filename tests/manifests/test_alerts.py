@@ -70,6 +70,10 @@ RAISED = {
         [series("kvasir_preemptions_total", "0+12x40", pod="a")],
         [series("kvasir_preemptions_total", "0+1x40", pod="a")],
     ),
+    "KvasirLoadUneven": (
+        [series("kvasir_service_imbalance_fraction", "0.6x40")],
+        [series("kvasir_service_imbalance_fraction", "0.3x40")],
+    ),
     "KvasirInvalidOutputs": (
         [series("kvasir_invalid_outputs_total", "0x30 1x10", pod="a")],
         [series("kvasir_invalid_outputs_total", "0x10 1x30", pod="a")],
@@ -156,6 +160,7 @@ VALUES = {
     "KvasirRequestsFailing": "6%",
     "KvasirScalingAtMaximum": "5",
     "KvasirKvCacheExhausted": "200m",
+    "KvasirLoadUneven": "60%",
     "KvasirOperatorFailing": "200m",
     "KvasirWatchesStale": "40m 0s",
 }

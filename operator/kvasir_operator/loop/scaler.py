@@ -27,6 +27,7 @@ from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.scaling import sentence
 from kvasir_operator.scaling.capacity import expected
 from kvasir_operator.scaling.decide import ScalingDecision, ScalingState
+from kvasir_operator.scaling.pressure import LoadPressure, pressure
 from kvasir_operator.scaling.schedule import bounds
 from kvasir_operator.scaling.tick import TickInputs, tick
 from kvasir_operator.scaling.window import EMPTY, LoadSample, LoadWindow
@@ -48,6 +49,7 @@ class ScalerMemory:
     decode_rates: dict[str, DecodeRate] = field(default_factory=dict)
     state: ScalingState
     decision: ScalingDecision | None = None
+    pressure: LoadPressure = field(default_factory=LoadPressure)
     decisions: list[Entry] = field(default_factory=list)
     digest: tuple[object, ...] = ()
     held: bool = False
@@ -113,6 +115,7 @@ class Scaler:
         status = seen.status.autoscaling if seen.invalid else self._status(*service)
         memory = self._memory.get(name)
         last = memory.window.last if memory else None
+        now = memory.pressure if memory else LoadPressure()
         rules = memory.decision.policy if memory and memory.decision else None
         return ScalerResult(
             wanted=wanted,
@@ -123,6 +126,11 @@ class Scaler:
             lost=last.lost if last else (),
             contradictions=last.contradictions if last else (),
             unread=bool(last and last.serving and not last.fresh),
+            preempting=bool(now.preemptions),
+            exhausted=now.exhausted,
+            imbalance=now.imbalance,
+            busiest=now.busiest,
+            acceptance=now.acceptance,
             decode_rates=memory.decode_rates if memory else {},
         )
 
@@ -180,6 +188,8 @@ class Scaler:
         )
         decided_before = memory.decision is not None
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
+        memory.pressure = pressure(result.window)
+        self._telemetry.imbalance(name, memory.pressure.imbalance)
         believed = _believed(replicas, result.window.last)
         memory.decode_rates = followed(memory.decode_rates, believed, now=inputs.at, window_s=self._speed_window_s)
         if result.decision is not None:
@@ -288,6 +298,7 @@ def _digest(replicas: tuple[Replica, ...], memory: ScalerMemory) -> tuple[object
         tuple((uid, rate.evidence) for uid, rate in memory.decode_rates.items() if rate.evidence),
         (decision.replicas, decision.raw, decision.demand.signal, decision.limited_by) if decision else None,
         _digest_of(last) if last else None,
+        _digest_of_pressure(memory.pressure),
     )
 
 
@@ -295,6 +306,10 @@ def _digest_of(last: LoadSample) -> tuple[object, ...]:
     each = last.typical
     rate, silent = f"{each.prefill_tokens_per_s:.2g}", (last.missing, last.lost, bool(last.fresh))
     return each.kv_tokens, rate, silent, tuple(name for name, _ in last.contradictions)
+
+
+def _digest_of_pressure(now: LoadPressure) -> tuple[object, ...]:
+    return now.exhausted, bool(now.preemptions), round(now.imbalance, 1), round(now.acceptance, 1)
 
 
 def _serving(r: Replica) -> tuple[str, ...]:

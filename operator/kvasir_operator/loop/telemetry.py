@@ -25,7 +25,11 @@ INPUTS: Final = (
     "step_seconds",
     "horizon_seconds",
 )
-OF_A_SERVICE: Final = ("kvasir_service_wanted_replicas", "kvasir_service_ready_replicas")
+OF_A_SERVICE: Final = (
+    "kvasir_service_wanted_replicas",
+    "kvasir_service_ready_replicas",
+    "kvasir_service_imbalance_fraction",
+)
 WATCH_FAILURES: Final = ("stale", "failed", "forbidden", "missing", "unauthorized")
 BY_CLASS: Final = ("kvasir_service_price_per_hour", "kvasir_service_class_tokens_per_price_unit")
 OF_A_DECISION: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
@@ -86,6 +90,10 @@ class Telemetry:
                 self._families[name].labels(*service, accelerator_class).set(value)
         if any(now.values()):
             self._by_class[service] = now
+
+    def imbalance(self, service: Key, fraction: float) -> None:
+        """How unevenly its load lies on replicas."""
+        self._families["kvasir_service_imbalance_fraction"].labels(*service).set(fraction)
 
     def decided(self, service: Key, decision: ScalingDecision) -> None:
         """Replicas required by each signal, the bounds, and what they are computed from."""

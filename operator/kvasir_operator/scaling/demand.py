@@ -3,7 +3,8 @@
 kv, slots, itl   tokens to be decoded per second over what a replica decodes with as many sequences as its KV cache, its
                  slots, or the objective between two tokens allow, beside the prompts that it computes; and no fewer
                  replicas than what runs now occupies. Fewer replicas have larger batches and slower steps: what a
-                 replica decodes in a full batch is known from the steps, so that this is no guess.
+                 replica decodes in a full batch is known from the steps, so that this is no guess. While sequences lose
+                 their cache to others, kv is one replica more than there are.
 prefill          prompt tokens to be computed per second over the rate of a replica, at the utilization that the
                  objective for the first token leaves, four fifths without one
 ttft             waiting prompt tokens that have to be computed within the objective for the first token
@@ -113,6 +114,9 @@ def demand(last: LoadSample | None, load: Workload, policy: ScalingPolicy, edge:
         levels["itl"] = _itl(last, load, policy.itl_s * edge.rate)
     if policy.ttft_s:
         levels["ttft"] = _ttft(last, load, policy, edge)
+    if load.exhausted:
+        # What was measured of requests says that they fit, and they do not: one replica more, then another look.
+        levels["kv"] = max(levels["kv"], len(last.supply) + 1.0)
     if load.waiting:
         levels["backlog"] = _backlog(last, load, policy)
     return Demand(

@@ -10,7 +10,8 @@ class LoadCounts:
     """What happened within span_s seconds. Counts are fractions after a gap.
 
     arrivals; released: how many of them a gateway had held; ended, with aborts; prompt_tokens that had to be computed;
-    output_tokens; query_tokens and hit_tokens of the prefix cache; running_s, pinned_s: running requests and pinned
+    output_tokens; query_tokens and hit_tokens of the prefix cache; preemptions of running sequences; tokens drafted
+    ahead, and those of them that were accepted; running_s, pinned_s: running requests and pinned
     tokens, integrated over time, so that aborted requests count for as long as they were there.
     """
 
@@ -22,6 +23,9 @@ class LoadCounts:
     output_tokens: float = 0.0
     query_tokens: float = 0.0
     hit_tokens: float = 0.0
+    preemptions: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
     running_s: float = 0.0
     pinned_s: float = 0.0
 

@@ -70,6 +70,7 @@ def reason(asked: Demand, limited_by: str, policy: ScalingPolicy) -> str:
         "ceiling": f"; {policy.max_field} limits the count",
         "rate": "; the rate of change is limited",
     }
+    lost += "; sequences lose their KV cache to others" if asked.load.exhausted else ""
     unreachable = f"; {UNREACHABLE}" if asked.itl_unreachable else ""
     return f"{needs}{lost}{bound.get(limited_by, '')}{unreachable}"
 

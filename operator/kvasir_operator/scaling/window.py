@@ -12,6 +12,7 @@ from typing import Final
 
 from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand
 from kvasir_operator.scaling import last_known
+from kvasir_operator.scaling.balance import imbalance
 from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, capacity_of, of_next
 from kvasir_operator.scaling.last_known import LastKnown
 from kvasir_operator.scaling.load_counts import LoadCounts, added
@@ -61,7 +62,7 @@ class LoadSample:
     serving: replicas that take requests; fresh: those of them that were read now. supply: capacity of each that was
     read; typical: of the next one. held, held_bytes: requests at gateways. missing: pods and gateways that were silent
     lately; lost: pods that have been silent for LOST_S; contradictions: pods whose readings cannot be true, with the
-    reason.
+    reason. imbalance: by how much of its capacity the busiest replica is fuller than the others on the mean, 0..1.
     """
 
     at: float
@@ -76,6 +77,8 @@ class LoadSample:
     missing: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     contradictions: tuple[tuple[str, str], ...] = ()
+    imbalance: float = 0.0
+    busiest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +142,7 @@ def extended(
     supply = tuple(capacity_of(records[m.uid].reading) for m in read)
     typical = of_next(supply, tuple(m.current for m in read), expected)
     counts = _counts(window.records, fresh, gauges, span_s=span_s, now=now)
+    uneven, busiest = imbalance({m.name: fresh[m.uid] for m in serving if m.uid in fresh})
     known, counts = _known(window, counts, typical if supply else expected, fresh, demands, now=now)
     sample = LoadSample(
         at=now,
@@ -153,6 +157,8 @@ def extended(
         missing=(*sorted(m.name for m in silent), *missing_gateways),
         lost=tuple(sorted(m.name for m in serving if m.uid in lost)),
         contradictions=tuple(sorted(wrong.values())),
+        imbalance=uneven,
+        busiest=busiest,
     )
     return LoadWindow(
         samples=(*_joined(window.samples, now), sample),
@@ -252,6 +258,9 @@ def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
         output_tokens=max(0, new.generation_tokens - old.generation_tokens),
         query_tokens=max(0, new.prefix_query_tokens - old.prefix_query_tokens),
         hit_tokens=max(0, new.prefix_hit_tokens - old.prefix_hit_tokens),
+        preemptions=max(0, new.preemptions - old.preemptions),
+        drafted=max(0, new.drafted_tokens - old.drafted_tokens),
+        accepted=max(0, new.accepted_tokens - old.accepted_tokens),
     )
 
 

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Final
 
 from kvasir_operator.scaling.load_counts import LoadCounts, added, total
+from kvasir_operator.scaling.pressure import pressure
 from kvasir_operator.scaling.step_model import StepModel
 from kvasir_operator.scaling.window import KEPT_S, RECENT_S, LoadWindow
 
@@ -28,7 +29,8 @@ class Workload:
     they are of mean age. arrivals_per_s: requests, at most as fast as what is in flight can have come.
 
     Of one request on the mean: prompt_tokens to be computed, output_tokens, kv_tokens that it pins while it runs,
-    seconds that it runs. step: of decode.
+    seconds that it runs. step: of decode. exhausted: many sequences lose their KV
+    cache to others.
     """
 
     running: float = 0.0
@@ -43,6 +45,7 @@ class Workload:
     kv_tokens: float = 0.0
     seconds: float = 0.0
     step: StepModel = field(default_factory=StepModel)
+    exhausted: bool = False
 
     @property
     def prompt_rate(self) -> float:
@@ -81,6 +84,7 @@ def workload(window: LoadWindow, *, now: float) -> Workload:
         kv_tokens=kv_tokens,
         seconds=seconds,
         step=window.step,
+        exhausted=pressure(window).exhausted,
     )
 
 

@@ -16,6 +16,10 @@ from kvasir_operator.status.inputs import StatusInputs
 from kvasir_operator.status.refusals import refusal
 from kvasir_operator.status.summary import Summary
 
+UNEVEN, UNEVEN_LEFT = 0.4, 0.2
+"""Imbalance at which the condition begins and ends."""
+LEAST_ACCEPTED: Final = 0.3
+"""Share of drafted tokens below which drafting costs more than it brings."""
 MAX_FIELD: Final = "spec.autoscaling.maxReplicas"
 MODES: Final = {"Advisory": "ModeAdvisory", "Paused": "ModePaused", "External": "ModeExternal"}
 """Reasons of modes in which the autoscaler does not set the count."""
@@ -62,6 +66,11 @@ def _faults(found: StatusInputs) -> Iterable[tuple[str, str, str]]:
         more = f"the load requires more than {found.scaler.most_field or MAX_FIELD} {most}"
         message = f"{more}: status.autoscaling.rawReplicas of them; raise it to serve them"
         yield names.CONDITION_SCALING_AT_MAX, "MaximumReached", message
+    if found.scaler.exhausted or (found.scaler.preempting and _said(found, names.CONDITION_KV_CACHE_EXHAUSTED)):
+        yield names.CONDITION_KV_CACHE_EXHAUSTED, "SequencesPreempted", _exhausted(found)
+    if found.scaler.imbalance > (UNEVEN_LEFT if _said(found, names.CONDITION_IMBALANCED) else UNEVEN):
+        message = f"{found.scaler.busiest} has been much fuller than the other replicas for a minute"
+        yield names.CONDITION_IMBALANCED, "LoadUneven", f"{message}: gateways that read no load spread requests so"
     if wrong := found.scaler.contradictions:
         said = "; ".join(f"{pod} reports {what}" for pod, what in wrong)
         yield names.CONDITION_METRICS_STALE, "ReadingsImplausible", f"{said}: its readings are not used"
@@ -78,8 +87,22 @@ def _at_max(found: StatusInputs) -> int:
     most = found.scaler.most or (rules.max_replicas if rules is not None else 0)
     if rules is None or rules.mode != "Active" or now is None or now.desired_replicas < most:
         return 0
-    said = any(c.type == names.CONDITION_SCALING_AT_MAX for c in found.seen.status.conditions)
-    return most if now.raw_replicas > most - said else 0
+    return most if now.raw_replicas > most - _said(found, names.CONDITION_SCALING_AT_MAX) else 0
+
+
+def _said(found: StatusInputs, kind: str) -> bool:
+    """Whether the status has the condition already: then it ends at a lower mark than it began at."""
+    return any(c.type == kind and c.status == "True" for c in found.seen.status.conditions)
+
+
+def _exhausted(found: StatusInputs) -> str:
+    """The message of KvCacheExhausted: the rung of the ladder that is next."""
+    trouble = "sequences lose their KV cache to others and are computed again"
+    rules = found.seen.spec.autoscaling
+    if rules is not None and rules.mode == "Active" and not _at_max(found):
+        return f"{trouble}: the autoscaler adds a replica"
+    field = (found.scaler.most_field or MAX_FIELD) if rules is not None else "spec.replicas"
+    return f"{trouble}: raise {field}, lower spec.runtime.maxSequences, or set spec.runtime.kvCacheDtype to 8 bits"
 
 
 def _worse(found: StatusInputs) -> list[tuple[str, str]]:
@@ -101,6 +124,8 @@ def _worse(found: StatusInputs) -> list[tuple[str, str]]:
     if slow and (said := slow[0].reading):
         message = f"{len(slow)} of {len(serving)} ready replicas compute with slower kernels ({said.kernels})"
         worse.append(("SlowerKernels", f"{message}, as {said.fallback}"))
+    if found.scaler.acceptance < LEAST_ACCEPTED:
+        worse.append(("DraftsRejected", "most tokens that replicas draft ahead are rejected"))
     if slowed := decode_speed.slow(found):
         worse.append(("SlowDecode", decode_speed.message(found, slowed, len(serving))))
     return worse

@@ -10,7 +10,7 @@ from fakes.manifests import pod, service
 from fakes.operator_bench import Bench
 from fakes.readings import FakeReader
 from kvasir_api import names
-from kvasir_api.state import GatewayState, RuntimeState, ServiceDemand
+from kvasir_api.state import GatewayState, RequestTotals, RuntimeState, ServiceDemand
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.scaler import Scaler
@@ -92,6 +92,9 @@ class FailingTelemetry:
 
     def __init__(self, failing):
         self.failing, self.told = failing, []
+
+    def imbalance(self, name, fraction):
+        """It can tell of all."""
 
     def decided(self, name, decision):
         if name == self.failing:
@@ -290,3 +293,24 @@ async def test_a_service_that_never_ran_waits_for_its_first_start_also_over_a_re
     for _ in range(100):
         await bench.turn()
     assert bench.replicas() == [1]
+
+
+async def test_sequences_that_lose_their_cache_and_an_uneven_load_reach_status_and_metrics(bench):
+    await bench.put_service(replicas=2)
+    await bench.turn()
+    await bench.put_pods(2)
+    for tick in range(40):
+        bench.say(0, pinned=950, running=5, totals=RequestTotals(arrivals=tick, preemptions=tick))
+        bench.say(1, pinned=50)
+        await bench.turn()
+    there = {c["type"]: c["message"] for c in bench.status()["conditions"]}
+    assert there["KvCacheExhausted"].endswith("set spec.runtime.kvCacheDtype to 8 bits")
+    assert there["Imbalanced"].startswith("p0 has been much fuller than the other replicas")
+    told = bench.operator.telemetry.text().decode()
+    (uneven,) = (line for line in told.splitlines() if line.startswith("kvasir_service_imbalance_fraction{"))
+    assert float(uneven.split()[-1]) == pytest.approx(0.9)
+    for _ in range(40):
+        bench.say(0, pinned=500, running=5, totals=RequestTotals(arrivals=40, preemptions=39))
+        bench.say(1, pinned=450)
+        await bench.turn()
+    assert {c["type"] for c in bench.status()["conditions"]} == {"Ready"}
