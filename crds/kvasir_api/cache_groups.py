@@ -107,9 +107,30 @@ def group_layers(attentions: Sequence[LayerAttention]) -> tuple[CacheGroup, ...]
     )
 
 
-def layers_per_block(groups: Iterable[CacheGroup]) -> int:
-    """Layers that a block has room for; groups with fewer leave the rest of theirs empty."""
-    return max(len(group.layers) for group in groups)
+def bytes_per_token(
+    attentions: Sequence[LayerAttention],
+    layers: Sequence[int],
+    *,
+    token_bytes: int,
+    state_bytes: int = 0,
+    block_size: int = 1,
+) -> int:
+    """Bytes of one token of capacity, one in every group, with what blocks leave empty.
+
+    attentions, layers: of each group, and how many it has. token_bytes: of one token in one layer. state_bytes: of one
+    layer's state. A block holds block_size tokens, or a state.
+    """
+    state = -(-state_bytes // block_size)
+    each = [state if attention.kind == "state" else token_bytes for attention in attentions]
+    return len(attentions) * max(count * size for count, size in zip(layers, each, strict=True))
+
+
+def least_block_size(*, token_bytes: int, state_bytes: int) -> int:
+    """Tokens of a block in which a layer's keys and values take as much memory as a layer's state; 1 without a state.
+
+    With fewer, blocks of keys and values would be empty for the most part. A multiple of 16.
+    """
+    return -(-state_bytes // (token_bytes * 16)) * 16 if state_bytes else 1
 
 
 def blocks_of_sequence(

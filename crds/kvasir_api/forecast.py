@@ -4,7 +4,7 @@ Pure arithmetic on the fields of a Hugging Face config.json, for decoders with o
 before it loads, and `kvasir plan` uses the same functions, so that there is one forecast.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -44,7 +44,8 @@ class ModelShape:
 
     intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
     layer, and those of them that a token goes to; 0 without, or where that was not told.
-    attentions: one for each cache group; layers_per_block: that a block of the KV cache has room for, 0 for all layers.
+    attentions: one for each cache group; group_layers: how many layers each has, () for all in one. state_bytes: of the state of a
+    layer that has one in place of keys and values.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     """
 
@@ -65,7 +66,8 @@ class ModelShape:
     experts: int = 0
     chosen_experts: int = 0
     attentions: tuple[LayerAttention, ...] = (FULL,)
-    layers_per_block: int = 0
+    group_layers: tuple[int, ...] = ()
+    state_bytes: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
@@ -80,23 +82,43 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values of one token in every layer, and what blocks leave empty. dtype: as above, or int8 or fp8."""
+        token_bytes = self.layer_bytes_per_token(dtype)
+        return cache_groups.bytes_per_token(
+            self.attentions,
+            self.group_layers or (self.layers,),
+            token_bytes=token_bytes,
+            state_bytes=self.state_bytes,
+            block_size=cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes),
+        )
+
+    def layer_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of keys and values of one token in one layer. dtype: as above."""
         rows = {"int8": self.head_dim + KV_SCALE_BYTES, "fp8": self.head_dim}
-        row = rows[dtype] if dtype in rows else self.head_dim * BYTES[dtype]
-        return 2 * (self.layers_per_block or self.layers) * len(self.attentions) * self.kv_heads * row
+        return 2 * self.kv_heads * (rows[dtype] if dtype in rows else self.head_dim * BYTES[dtype])
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of the least block, as which a state counts; 1 without states, where other blocks change hardly anything."""
+        token_bytes = self.layer_bytes_per_token(self.dtype)
+        return cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes)
 
     def sequence_tokens(self, num_tokens: int, chunk_tokens: int) -> int:
         """Tokens of capacity that a sequence takes at once at most: fewer than its own where layers see a window only.
 
         chunk_tokens: computed in one step at most.
         """
-        places = cache_groups.blocks_of_sequence(self.attentions, num_tokens, block_size=1, chunk_tokens=chunk_tokens)
-        return -(-places // len(self.attentions))
+        size = self.block_tokens
+        blocks = cache_groups.blocks_of_sequence(
+            self.attentions, num_tokens, block_size=size, chunk_tokens=chunk_tokens
+        )
+        return -(-blocks * size // len(self.attentions))
 
     def longest_sequence(self, capacity_tokens: int, chunk_tokens: int, limit: int) -> int:
         """Tokens of the longest sequence, at most limit, that a cache of so many tokens holds alone."""
-        places = capacity_tokens * len(self.attentions)
+        size = self.block_tokens
+        blocks = capacity_tokens * len(self.attentions) // size
         return cache_groups.longest_sequence(
-            self.attentions, places, block_size=1, chunk_tokens=chunk_tokens, limit=limit
+            self.attentions, blocks, block_size=size, chunk_tokens=chunk_tokens, limit=limit
         )
 
     def requests(self, capacity_tokens: int, num_tokens: int, chunk_tokens: int) -> float:
@@ -153,16 +175,22 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     kv_heads = _count(config, "num_key_value_heads", heads)
     head_dim = _count(config, "head_dim", max(hidden // heads, 1))
     query, key = heads * head_dim, kv_heads * head_dim
+    states = _states(config, groups)
+    attending = layers - states.layers
     family = str(config.get("model_type", ""))
     own_bias = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
     bias = query + 2 * key if (config.get("attention_bias") or own_bias) else 0
     gemma = family in ("gemma2", "gemma3_text")
-    norms = (4 if gemma else 2) * hidden + (2 * head_dim if family in ("qwen3", "qwen3_moe", "gemma3_text") else 0)
+    norms = layers * (4 if gemma else 2) * hidden
+    norms += attending * (2 * head_dim if family in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text") else 0)
     tied = bool(config.get("tie_word_embeddings", gemma))
-    matrices = layers * hidden * (2 * query + 2 * key) + 3 * hidden * intermediate * (layers - experts.layers)
+    gated = query if family == "qwen3_next" else 0
+    matrices = attending * hidden * (2 * query + gated + 2 * key) + states.matrices
+    matrices += 3 * hidden * intermediate * (layers - experts.layers)
     matrices += 3 * hidden * experts.layers * (experts.number * experts.size + experts.shared)
     routers = experts.layers * hidden * (experts.number + (1 if experts.shared else 0))
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
+    others = attending * bias + norms + states.others
     architectures = config.get("architectures") or GENERATING
     generates = any(str(name).endswith(GENERATING) for name in architectures)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
@@ -175,7 +203,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         head_dim=head_dim,
         vocabulary=vocabulary,
         max_positions=sequence_limits(config).usual,
-        parameters=(parameters := matrices + routers + layers * (bias + norms) + embeddings + hidden),
+        parameters=(parameters := matrices + routers + others + embeddings + hidden),
         active_parameters=parameters - idle,
         matrices=matrices,
         head=vocabulary * hidden if generates else 0,
@@ -184,7 +212,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         experts=experts.number,
         chosen_experts=experts.chosen,
         attentions=tuple(group.attention for group in groups),
-        layers_per_block=cache_groups.layers_per_block(groups),
+        group_layers=tuple(len(group.layers) for group in groups),
+        state_bytes=states.bytes,
     )
 
 
@@ -217,9 +246,39 @@ def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Layers with a state, weights of their matrices and others in all of them, and bytes of the state of one; all 0 without."""
+
+    layers: int = 0
+    matrices: int = 0
+    others: int = 0
+    bytes: int = 0
+
+
+def _states(config: Mapping[str, Any], groups: Sequence[cache_groups.CacheGroup]) -> _States:
+    """As Qwen3-Next has them: a short convolution and the gated delta rule."""
+    layers = sum(len(group.layers) for group in groups if group.attention.kind == "state")
+    if not layers:
+        return _States()
+    key_heads, heads = _count(config, "linear_num_key_heads", 16), _count(config, "linear_num_value_heads", 32)
+    key_dim, dim = _count(config, "linear_key_head_dim", 128), _count(config, "linear_value_head_dim", 128)
+    channels, width = 2 * key_heads * key_dim + heads * dim, _count(config, "linear_conv_kernel_dim", 4)
+    rows = channels + heads * dim + 2 * heads
+    return _States(
+        layers=layers,
+        matrices=layers * _count(config, "hidden_size") * (rows + heads * dim),
+        others=layers * (channels * width + 2 * heads + dim),
+        bytes=4 * ((width - 1) * channels + heads * key_dim * dim),
+    )
+
+
 def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.CacheGroup, ...]:
     """As `models` of the runtime has them; a config that it would refuse for its layers counts as full attention."""
-    fields = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern")
+    fields = (
+        *("sliding_window", "use_sliding_window", "max_window_layers"),
+        *("layer_types", "sliding_window_pattern", "full_attention_interval"),
+    )
     try:
         given = {field: config.get(field) for field in fields}
         attentions = layer_types.attentions(str(config.get("model_type", "")), layers, **given)

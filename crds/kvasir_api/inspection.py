@@ -140,7 +140,7 @@ def _with_speeds(held: Prediction, known: Roofline, options: RuntimeOptions) -> 
     if not known.shape.head:
         return reads
     longest = options.max_model_len or known.shape.max_positions
-    rows = max(1, min(options.max_sequences, held.kv_tokens // options.block_size))
+    rows = max(1, min(options.max_sequences, held.kv_tokens // _block_size(known.shape, options)))
     return replace(
         reads,
         stream_tokens_per_s=known.stream_tokens_per_s(longest),
@@ -154,7 +154,8 @@ def _of_what_is_left(
     """The cache takes what weights, a step and the process leave of the share of memory."""
     likely = _fit(facts.shape, options, dtype, memory_bytes, device=device)
     certain = _fit(facts.shape, options, dtype, memory_bytes, device=None)
-    tokens = likely.kv_tokens // options.block_size * options.block_size
+    block_size = _block_size(facts.shape, options)
+    tokens = likely.kv_tokens // block_size * block_size
     chunk_tokens = _batch_tokens(options, device)
     return Prediction(
         verdict=certain.verdict,
@@ -163,6 +164,11 @@ def _of_what_is_left(
         requests=_requests(facts.shape, options, tokens, chunk_tokens),
         message=(likely if certain.verdict == "Fits" else certain).message,
     )
+
+
+def _block_size(shape: forecast.ModelShape, options: RuntimeOptions) -> int:
+    """Tokens of a block: those of the option, more where a state would not fit."""
+    return max(options.block_size, shape.block_tokens)
 
 
 def _batch_tokens(options: RuntimeOptions, device: Compute) -> int:
@@ -195,7 +201,7 @@ def _fit(
         memory_bytes=memory_bytes,
         memory_fraction=options.memory_fraction,
         dtype=dtype,
-        max_model_len=max(options.max_model_len - 1, options.block_size),
+        max_model_len=max(options.max_model_len - 1, _block_size(shape, options)),
         max_batch_tokens=batch_tokens,
         process_bytes=forecast.PROCESS_BYTES[device] if device else 0,
         kv_cache_dtype=options.kv_cache_dtype,
@@ -207,8 +213,8 @@ def _of_a_fixed_cache(
     shape: forecast.ModelShape, options: RuntimeOptions, dtype: str, device: Compute, memory_bytes: int
 ) -> Prediction:
     """runtime.kvCacheTokens says how many tokens there are; whether they fit is then between weights and memory."""
-    blocks = -(-options.kv_cache_tokens // options.block_size)
-    tokens = blocks * options.block_size
+    block_size = _block_size(shape, options)
+    tokens = -(-options.kv_cache_tokens // block_size) * block_size
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     weights, cache = shape.weights_bytes(dtype, options.quantization), tokens * shape.kv_bytes_per_token(cached)
     return Prediction(

@@ -3,12 +3,13 @@
 Pure; a family that is not named here has full attention in every layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 
 FULL_TYPE: Final = "full_attention"
+LINEAR_TYPE: Final = "linear_attention"
 SLIDING_TYPE: Final = "sliding_attention"
 
 # What a config means that does not say, as the families' own code has it.
@@ -16,6 +17,8 @@ GEMMA_WINDOW: Final = 4096
 _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6}
 """The last of so many layers sees everything."""
 _QWEN_FIRST_WINDOW: Final = 28
+_QWEN3_NEXT_INTERVAL: Final = 4
+_STATE: Final = LayerAttention("state")
 
 
 def attentions(
@@ -27,6 +30,7 @@ def attentions(
     max_window_layers: int | None = None,
     layer_types: Sequence[str] | None = None,
     sliding_window_pattern: int | None = None,
+    full_attention_interval: int | None = None,
 ) -> tuple[LayerAttention, ...]:
     """Of each layer. family: `model_type`; the others as in config.json.
 
@@ -35,22 +39,24 @@ def attentions(
     window = sliding_window or 0
     if family in ("mistral", "mixtral"):
         return (sliding(window),) * num_layers
+    if family == "qwen3_next":
+        every = full_attention_interval or _QWEN3_NEXT_INTERVAL
+        types = layer_types or tuple(LINEAR_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
+        return _by_type(types, num_layers, {FULL_TYPE: FULL, LINEAR_TYPE: _STATE})
     if family in _PATTERNS:
         every = sliding_window_pattern or _PATTERNS[family]
         types = layer_types or tuple(SLIDING_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))
-        return _by_type(types, num_layers, window or GEMMA_WINDOW)
+        return _by_type(types, num_layers, {FULL_TYPE: FULL, SLIDING_TYPE: sliding(window or GEMMA_WINDOW)})
     if not (family.startswith("qwen") and use_sliding_window and window):
         return (FULL,) * num_layers
     if family == "qwen3_moe":
         return (sliding(window),) * num_layers
     first = _QWEN_FIRST_WINDOW if max_window_layers is None else max_window_layers
     types = layer_types or tuple(SLIDING_TYPE if i >= first else FULL_TYPE for i in range(num_layers))
-    return _by_type(types, num_layers, window)
+    return _by_type(types, num_layers, {FULL_TYPE: FULL, SLIDING_TYPE: sliding(window)})
 
 
-def _by_type(types: Sequence[str], num_layers: int, window: int) -> tuple[LayerAttention, ...]:
-    if set(types) - {FULL_TYPE, SLIDING_TYPE} or len(types) != num_layers:
-        raise ValueError(
-            f"config.json: layer_types must name {FULL_TYPE} or {SLIDING_TYPE} for each of {num_layers} layers"
-        )
-    return tuple(sliding(window) if kind == SLIDING_TYPE else FULL for kind in types)
+def _by_type(types: Sequence[str], num_layers: int, known: Mapping[str, LayerAttention]) -> tuple[LayerAttention, ...]:
+    if set(types) - set(known) or len(types) != num_layers:
+        raise ValueError(f"config.json: layer_types must name {' or '.join(known)} for each of {num_layers} layers")
+    return tuple(known[kind] for kind in types)

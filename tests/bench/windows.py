@@ -58,7 +58,7 @@ def sequences(model: Served, num_tokens: int) -> tuple[int, int]:
     before = CACHE_BYTES // (num_tokens * model.layers * row)
     groups = cache_groups.group_layers(layer_types.attentions(model.family, model.layers, sliding_window=model.window))
     attentions = [group.attention for group in groups]
-    num_blocks = CACHE_BYTES // (cache_groups.layers_per_block(groups) * row * BLOCK_SIZE)
+    num_blocks = CACHE_BYTES // (max(len(group.layers) for group in groups) * row * BLOCK_SIZE)
     most, held = (
         cache_groups.blocks_of_sequence(attentions, num_tokens, block_size=BLOCK_SIZE, chunk_tokens=chunk)
         for chunk in (CHUNK_TOKENS, 1)

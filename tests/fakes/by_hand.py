@@ -60,6 +60,7 @@ def runner_of(
     spec = family.spec(config)
     if attentions is not None:
         spec = replace(spec, attentions=attentions)
+    block_size = spec.block_size(block_size, dtype.itemsize)
     limit, groups = longest or config.max_position_embeddings, spec.cache_groups
     with torch.inference_mode():
         places, shapes = family.places(spec), parameter_shapes(spec)
@@ -79,7 +80,7 @@ def runner_of(
         vocab_size=spec.vocab_size,
         eos_token_ids=read_eos_token_ids(folder, config),
         weights_bytes=0,
-        kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+        kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize, block_size=block_size),
         hidden_size=spec.hidden_size,
         head=spec.head,
         num_labels=spec.num_labels,

@@ -10,20 +10,18 @@ FILL = 0x3A
 """Every byte of the layers beside: a number in each type, so that it shows where a kernel reads one."""
 
 
-def cache_of(content: Tensor, *, num_layers: int = 3) -> KvCache:
+def cache_of(content: Tensor) -> KvCache:
     """content: (2, num_blocks, block_size, kv_heads, row), of the middle layer."""
     _, num_blocks, block_size, kv_heads, row = content.shape
     made = kv_cache.allocate(
-        groups=[range(num_layers)],
+        groups=[range(3)],
+        layouts=[kv_cache.keys_and_values(block_size=block_size, kv_heads=kv_heads, row=row, dtype=content.dtype)] * 3,
         num_blocks=num_blocks,
         block_size=block_size,
-        kv_heads=kv_heads,
-        row=row,
-        dtype=content.dtype,
         device=content.device,
     )
     made.blocks.fill_(FILL)
-    bytes_of(made.layers[num_layers // 2]).copy_(bytes_of(content))
+    bytes_of(made.layers[1]).copy_(bytes_of(content))
     return made
 
 

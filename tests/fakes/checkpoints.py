@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
@@ -43,7 +44,9 @@ EXPERTS = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "qwen3_next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
+SHARED_EXPERT = ("qwen2_moe", "qwen3_next")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,8 @@ def config_json(shape: Shape) -> dict[str, Any]:
         config |= _experts_json(shape)
     if shape.family in GEMMA:
         config |= _gemma_json(shape)
+    if shape.family == "qwen3_next":
+        config |= _qwen3_next_json(shape)
     return config | shape.extra
 
 
@@ -153,6 +158,19 @@ def _gemma_json(shape: Shape) -> dict[str, Any]:
     return common | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
 
 
+def _qwen3_next_json(shape: Shape) -> dict[str, Any]:
+    """Two value heads for each key head. Half of the layers have a state unless told otherwise."""
+    return {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+        "layer_types": [("full" if layer % 2 else "linear") + "_attention" for layer in range(shape.num_layers)],
+    }
+
+
 def _experts_json(shape: Shape) -> dict[str, Any]:
     """As the first checkpoints of each family have it."""
     if shape.family == "mixtral":  # whose experts are of intermediate_size
@@ -162,16 +180,16 @@ def _experts_json(shape: Shape) -> dict[str, Any]:
         "num_experts": shape.num_experts,
         "num_experts_per_tok": shape.top_k,
         "moe_intermediate_size": shape.expert_size,
-        "norm_topk_prob": shape.family == "qwen3_moe",
+        "norm_topk_prob": shape.family in ("qwen3_moe", "qwen3_next"),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
-    return config | ({"shared_expert_intermediate_size": shape.shared_size} if shape.family == "qwen2_moe" else {})
+    return config | ({"shared_expert_intermediate_size": shape.shared_size} if shape.family in SHARED_EXPERT else {})
 
 
 def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
     """Seeded normal weights under the names of the family's checkpoints. Norms are near 1, biases are not zero."""
-    one = 0.0 if shape.family in GEMMA else 1.0  # whose norms are stored less 1
+    one = 0.0 if shape.family in (*GEMMA, "qwen3_next") else 1.0  # whose norms are stored less 1
     generator = torch.Generator().manual_seed(shape.seed)
 
     def normal(*size: int, mean: float = 0.0) -> torch.Tensor:
@@ -180,6 +198,8 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
     hidden, heads, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     weights = {"model.embed_tokens.weight": normal(shape.vocab_size, hidden)}
     bias = shape.family in ("qwen2", "qwen2_moe") or shape.extra.get("attention_bias", False)
+    gated = shape.family == "qwen3_next"
+    types = config_json(shape).get("layer_types") or [""] * shape.num_layers
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
         weights[prefix + "input_layernorm.weight"] = normal(hidden, mean=one)
@@ -187,22 +207,43 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
         if shape.family in GEMMA:
             weights[prefix + "pre_feedforward_layernorm.weight"] = normal(hidden)
             weights[prefix + "post_feedforward_layernorm.weight"] = normal(hidden)
-        for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
-            weights[f"{prefix}self_attn.{name}.weight"] = normal(rows, hidden)
-            if bias:
-                weights[f"{prefix}self_attn.{name}.bias"] = normal(rows)
-        weights[prefix + "self_attn.o_proj.weight"] = normal(hidden, heads)
-        if shape.family == "llama" and bias:
-            weights[prefix + "self_attn.o_proj.bias"] = normal(hidden)
-        if shape.family in ("qwen3", "qwen3_moe", "gemma3_text"):
-            weights[prefix + "self_attn.q_norm.weight"] = normal(shape.head_dim, mean=one)
-            weights[prefix + "self_attn.k_norm.weight"] = normal(shape.head_dim, mean=one)
+        if types[layer] == "linear_attention":
+            weights |= {
+                prefix + "linear_attn." + name: normal(*size) for name, size in _linear_attention(shape).items()
+            }
+        else:
+            for name, rows in (("q_proj", heads * (2 if gated else 1)), ("k_proj", kv), ("v_proj", kv)):
+                weights[f"{prefix}self_attn.{name}.weight"] = normal(rows, hidden)
+                if bias:
+                    weights[f"{prefix}self_attn.{name}.bias"] = normal(rows)
+            weights[prefix + "self_attn.o_proj.weight"] = normal(hidden, heads)
+            if shape.family == "llama" and bias:
+                weights[prefix + "self_attn.o_proj.bias"] = normal(hidden)
+            if gated or shape.family in ("qwen3", "qwen3_moe", "gemma3_text"):
+                weights[prefix + "self_attn.q_norm.weight"] = normal(shape.head_dim, mean=one)
+                weights[prefix + "self_attn.k_norm.weight"] = normal(shape.head_dim, mean=one)
         for name, size in _feed_forward(shape, layer).items():
             weights[prefix + name + ".weight"] = normal(*size)
     weights["model.norm.weight"] = normal(hidden, mean=one)
     if not shape.tied:
         weights["lm_head.weight"] = normal(shape.vocab_size, hidden)
     return weights
+
+
+def _linear_attention(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a layer with a state."""
+    config = config_json(shape)
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads, dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    return {
+        "in_proj_qkvz.weight": (2 * keys + 2 * heads * dim, shape.hidden_size),
+        "in_proj_ba.weight": (2 * heads, shape.hidden_size),
+        "conv1d.weight": (2 * keys + heads * dim, 1, config["linear_conv_kernel_dim"]),
+        "dt_bias": (heads,),
+        "A_log": (heads,),
+        "norm.weight": (dim,),
+        "out_proj.weight": (shape.hidden_size, heads * dim),
+    }
 
 
 def _feed_forward(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
@@ -221,7 +262,7 @@ def _feed_forward(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
     sizes = {f"{block}.gate": (shape.num_experts, hidden)}
     for expert in range(shape.num_experts):
         sizes |= three(f"{block}.experts.{expert}.", shape.expert_size, names)
-    if shape.family == "qwen2_moe":
+    if shape.family in SHARED_EXPERT:
         sizes |= three(f"{block}.shared_expert.", shape.shared_size, names)
         sizes[f"{block}.shared_expert_gate"] = (1, hidden)
     return sizes

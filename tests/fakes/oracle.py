@@ -34,13 +34,16 @@ class Oracle:
         logits: Tensor = self._model(tokens, attention_mask=masks, use_cache=False).logits[0]
         return logits
 
-    def _masks(self, tokens: Tensor) -> dict[str, Tensor]:
+    def _masks(self, tokens: Tensor) -> dict[str, Tensor | None]:
         """The library's own masks, one for each layer, under types of their own."""
         config = self._model.config
         config.layer_types = [f"layer {index}" for index in range(len(self._attentions))]
         given = {"inputs_embeds": self._model.get_input_embeddings()(tokens), "attention_mask": None}
-        masks = {}
+        masks = dict[str, Tensor | None]()
         for name, attention in zip(config.layer_types, self._attentions, strict=True):
+            if attention.kind == "state":  # which has no mask but that of padding
+                masks[name] = None
+                continue
             config.sliding_window = config.attention_chunk_size = attention.span
             make = {
                 "full": masking_utils.create_causal_mask,

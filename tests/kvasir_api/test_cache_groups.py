@@ -10,7 +10,6 @@ from kvasir_api.cache_groups import (
     LayerAttention,
     blocks_of_sequence,
     group_layers,
-    layers_per_block,
     longest_sequence,
     sliding,
 )
@@ -73,7 +72,6 @@ def test_a_place_is_left_where_no_later_token_sees_it(attention, end):
 def test_layers_form_groups_whose_blocks_have_the_same_bytes(full, windows, sizes):
     groups = group_layers((sliding(128),) * windows + (FULL,) * full)
     assert [len(group.layers) for group in groups] == sizes
-    assert layers_per_block(groups) == max(sizes)
 
 
 @given(st.lists(ATTENTIONS, min_size=1, max_size=70))

@@ -39,6 +39,15 @@ QWEN3_MOE_30B = {
     "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+QWEN3_NEXT_80B = {
+    "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 48,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936,
+    "max_position_embeddings": 262144, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
 GEMMA2_2B = {
     "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
@@ -57,6 +66,7 @@ GEMMA3_1B = {
         (MIXTRAL_8X7B, 46_702_792_704, 12_879_925_248),
         (QWEN2_MOE_14B, 14_315_784_192, 2_689_173_504),
         (QWEN3_MOE_30B, 30_532_122_624, 3_353_032_704),
+        (QWEN3_NEXT_80B, 79_674_391_296, 3_874_929_408),
         (LLAMA_8B, 8_030_261_248, 8_030_261_248),
         (GEMMA2_2B, 2_614_341_888, 2_614_341_888),
         (GEMMA3_1B, 999_885_952, 999_885_952),
@@ -99,6 +109,17 @@ def test_published_sizes_are_met_exactly(config: dict[str, object], parameters: 
     assert shape.parameters == parameters
     assert shape.kv_bytes_per_token("bfloat16") == kv_bytes
     assert shape.dtype == "bfloat16"
+
+
+def test_a_state_counts_as_a_block_that_has_as_many_bytes() -> None:
+    shape = forecast.shape(QWEN3_NEXT_80B)
+    state_bytes = 4 * (3 * (2 * 16 * 128 + 32 * 128) + 32 * 128 * 128)
+    assert shape.state_bytes == state_bytes
+    assert shape.block_tokens == 1072  # of 2 KiB in a layer, the next multiple of 16
+    assert shape.kv_bytes_per_token("bfloat16") == 4 * 12 * 2048  # three groups of states, and one of keys and values
+    assert shape.sequence_tokens(1000, 1) == 1072
+    assert shape.sequence_tokens(32 * 1072, 1) == (32 + 3 * 3) * 1072 // 4
+    assert shape.longest_sequence(10 * 1072, 1, 1 << 18) == (40 - 3 * 3) * 1072
 
 
 def test_an_8_bit_cache_holds_nearly_twice_as_many_tokens() -> None:

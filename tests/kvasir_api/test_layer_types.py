@@ -6,6 +6,7 @@ from kvasir_api import layer_types
 from kvasir_api.cache_groups import FULL, LayerAttention, sliding
 
 W = sliding(8)
+STATE = LayerAttention("state")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,9 @@ W = sliding(8)
             (W, FULL, W, FULL),
         ),
         ("gemma2", {"sliding_window": None}, (sliding(4096), FULL, sliding(4096), FULL)),
+        ("qwen3_next", {}, (STATE, STATE, STATE, FULL)),
+        ("qwen3_next", {"full_attention_interval": 2, "sliding_window": 8}, (STATE, FULL, STATE, FULL)),
+        ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 2}, (FULL, STATE, FULL, STATE)),
         ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, (W, W, FULL, W)),
     ],
 )

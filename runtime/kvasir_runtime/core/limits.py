@@ -72,6 +72,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def has_states(self) -> bool:
+        """Whether a layer has a state, which exists as of the end of a chunk and can be continued from there only."""
+        return any(attention.kind == "state" for attention in self.attentions)
+
+    @property
     def _longest(self) -> int:
         """Tokens of the longest sequence that the cache holds at every moment of its computation."""
         return cache_groups.longest_sequence(

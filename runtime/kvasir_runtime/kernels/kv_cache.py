@@ -2,12 +2,15 @@
 copy.
 
     blocks[b] = for each layer of a group: keys (block_size, kv_heads, row), values (block_size, kv_heads, row)
+                or, where layers have a state: its numbers
 
-blocks: (num_blocks, block_bytes) uint8, contiguous; any group may take any block, and one with fewer layers than others
-leaves the end of its blocks empty. A layer is a strided view of all blocks, (2, num_blocks, block_size, kv_heads, row)
-of the cache's type; row: `kv_quant.width`. Keys of a block are contiguous, and so are its values.
+blocks: (num_blocks, block_bytes) uint8, contiguous; any group may take any block, and one whose layers take less than
+others' leaves the end of its blocks empty. A layer is a strided view of all blocks: with keys and values (2,
+num_blocks, block_size, kv_heads, row) of the cache's type, row as in `kv_quant.width`; with a state (num_blocks,
+numbers) float32. Keys of a block are contiguous, and so are its values.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +25,7 @@ class KvCache:
     blocks: Tensor
     layers: tuple[Tensor, ...]
     groups: tuple[int, ...]
+    block_size: int
 
     @property
     def num_groups(self) -> int:
@@ -30,29 +34,55 @@ class KvCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
-        return self.layers[0].dtype
+        """Of keys and values, or of the states where there is nothing else."""
+        return next((layer.dtype for layer in self.layers if layer.dim() > 2), torch.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """What a block holds of one layer. shape: of its numbers, keys before values. num_bytes: that they take in it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    num_bytes: int
+
+
+def keys_and_values(*, block_size: int, kv_heads: int, row: int, dtype: torch.dtype) -> BlockLayout:
+    """Of a layer with keys and values."""
+    shape = (2, block_size, kv_heads, row)
+    return BlockLayout(shape=shape, dtype=dtype, num_bytes=math.prod(shape) * dtype.itemsize)
+
+
+def state(*, block_size: int, numbers: int) -> BlockLayout:
+    """Of a layer with a state, in whole bytes for each token of a block, as `cache_groups.bytes_per_token` counts."""
+    return BlockLayout(shape=(numbers,), dtype=torch.float32, num_bytes=-(-4 * numbers // block_size) * block_size)
 
 
 def allocate(
     *,
     groups: Sequence[Sequence[int]],
+    layouts: Sequence[BlockLayout],
     num_blocks: int,
     block_size: int,
-    kv_heads: int,
-    row: int,
-    dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> KvCache:
     """A cache of undefined content. groups: the layers of each cache group, by index, every layer in one of them.
 
-    Raises RuntimeError or MemoryError where memory does not suffice.
+    layouts: of each layer; of layers of a group the same. Raises RuntimeError or MemoryError where memory does not
+    suffice.
     """
-    half, room = block_size * kv_heads * row, max(map(len, groups))
-    blocks = torch.empty((num_blocks, room * 2 * half * dtype.itemsize), dtype=torch.uint8, device=device)
-    numbers = blocks.view(dtype)
-    shape = (2, num_blocks, block_size, kv_heads, row)
-    strides = (half, numbers.stride(0), kv_heads * row, row, 1)
+    block_bytes = max(len(layers) * layouts[layers[0]].num_bytes for layers in groups)
+    blocks = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, device=device)
     at = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
-    views = tuple(numbers.as_strided(shape, strides, 2 * half * at[layer][1]) for layer in range(len(at)))
-    return KvCache(blocks, views, tuple(at[layer][0] for layer in range(len(at))))
+    views = tuple(_view(blocks, layout, at[layer][1]) for layer, layout in enumerate(layouts))
+    return KvCache(blocks, views, tuple(at[layer][0] for layer in range(len(at))), block_size)
+
+
+def _view(blocks: Tensor, layout: BlockLayout, place: int) -> Tensor:
+    """The place-th layer of all blocks."""
+    numbers, strides = blocks.view(layout.dtype), [1]
+    for size in reversed(layout.shape[1:]):
+        strides.insert(0, strides[0] * size)
+    offset = place * layout.num_bytes // layout.dtype.itemsize
+    view = numbers.as_strided((blocks.shape[0], *layout.shape), (numbers.stride(0), *strides), offset)
+    return view if len(layout.shape) == 1 else view.transpose(0, 1)

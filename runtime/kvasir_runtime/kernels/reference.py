@@ -9,6 +9,7 @@ from kvasir_runtime.kernels import (
     copy_blocks,
     embedding,
     gated,
+    gated_delta,
     linear,
     moe,
     penalties,
@@ -42,4 +43,5 @@ REFERENCE = Ops(
     step_inputs=step_inputs.reference,
     append_ids=append_ids.reference,
     quantize=quantize.reference,
+    gated_delta=gated_delta.reference,
 )

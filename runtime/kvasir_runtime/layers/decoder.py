@@ -16,8 +16,9 @@ from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, Forwa
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, with_rows
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers import feed_forward, rotary
+from kvasir_runtime.layers import feed_forward, gated_delta_net, rotary
 from kvasir_runtime.layers.feed_forward import plain
+from kvasir_runtime.layers.gated_delta_net import GatedDeltaNet
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 
 Angles = tuple[Tensor, Tensor]
@@ -46,6 +47,7 @@ class _Layer:
     attention_norm: Tensor
     qkv: Linear
     qk_norm: Tensor | None
+    state: GatedDeltaNet | None
     output: Linear
     outer_norm: Tensor | None
     mlp_norm: Tensor
@@ -157,9 +159,11 @@ class Decoder:
             group = cache.groups[index]
             hidden, residual = ops.rms_norm(hidden, residual, layer.attention_norm, spec.norm_eps)
             turned = local if layer.attention.kind == "window" else angles
-            attended = self._attend(
-                layer, hidden, turned, cache.layers[index], slots[group], batch.attn_metadata[group]
-            )
+            projected, attn_metadata = layer.qkv(hidden), batch.attn_metadata[group]
+            if layer.state is not None:
+                attended = layer.state(projected, cache.layers[index], attn_metadata, cache.block_size)
+            else:
+                attended = self._attend(layer, projected, turned, cache.layers[index], slots[group], attn_metadata)
             if index == spec.num_layers - 1 and batch.logit_rows is not None:
                 # Only the wanted rows go on: nothing later reads the others.
                 attended = attended.index_select(0, batch.logit_rows)
@@ -196,7 +200,7 @@ class Decoder:
     def _attend(
         self,
         layer: _Layer,
-        hidden: Tensor,
+        projected: Tensor,
         angles: Angles,
         cache: Tensor,
         slots: Tensor,
@@ -204,16 +208,24 @@ class Decoder:
     ) -> Tensor:
         spec, ops = self.spec, self._ops
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, spec.head_dim)
+        gate: Tensor | None = None
+        if spec.gated_attention:
+            first, rest = projected.split((spec.query_rows, 2 * spec.kv_dim), dim=1)
+            query, gate = (part.flatten(1) for part in first.view(-1, heads, 2, spec.head_dim).unbind(2))
+            projected = torch.cat((query, rest), dim=1)
+        qkv = projected.view(-1, heads + 2 * kv_heads, spec.head_dim)
         query = ops.split_qkv(qkv, layer.qk_norm, spec.norm_eps, *angles, cache, slots)
         scale = spec.attention_scale or spec.head_dim**-0.5
         seen = layer.attention
-        return ops.attention(query, cache, attn_metadata, scale, seen.window, spec.attention_cap, None, seen.chunk)
+        out = ops.attention(query, cache, attn_metadata, scale, seen.window, spec.attention_cap, None, seen.chunk)
+        return out if gate is None else out * gate.sigmoid()
 
     def _layer(self, index: int, attention: LayerAttention, tensors: MutableMapping[str, Weight]) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
-        qk_norm = None
-        if spec.qk_norm:
+        qk_norm = state = None
+        if attention.kind == "state":
+            state = self._state(prefix, tensors)
+        elif spec.qk_norm:
             query, key = (self._norm_of(tensors, prefix + name) for name in ("query_norm", "key_norm"))
             qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
 
@@ -226,12 +238,19 @@ class Decoder:
             attention_norm=self._norm_of(tensors, prefix + "attention_norm"),
             qkv=linear("qkv"),
             qk_norm=qk_norm,
+            state=state,
             output=linear("output"),
             outer_norm=self._norm_of(tensors, prefix + "attention_outer_norm") if spec.outer_norms else None,
             mlp_norm=self._norm_of(tensors, prefix + "mlp_norm"),
             feed_forward=feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation),
             mlp_outer_norm=self._norm_of(tensors, prefix + "mlp_outer_norm") if spec.outer_norms else None,
         )
+
+    def _state(self, prefix: str, tensors: MutableMapping[str, Weight]) -> GatedDeltaNet:
+        spec, gated_delta = self.spec, self._ops.gated_delta
+        if spec.state is None or gated_delta is None:
+            raise ValueError(f"no layers with a state with the operations of {self._ops.name}")
+        return gated_delta_net.build(prefix, spec.state, gated_delta, tensors, spec.norm_eps)
 
     def _norm_of(self, tensors: MutableMapping[str, Weight], name: str) -> Tensor:
         """In float32 where 1 was taken away: near 1 the numbers of 16 bits lie further apart than near 0."""

@@ -6,7 +6,8 @@ Families in `models` derive it from a config.json. Nothing here opens a file or 
 from dataclasses import dataclass
 from typing import Literal
 
-from kvasir_api.cache_groups import CacheGroup, LayerAttention, group_layers, layers_per_block
+from kvasir_api import cache_groups
+from kvasir_api.cache_groups import CacheGroup, LayerAttention
 
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu"]
@@ -56,6 +57,41 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Layers with a state in place of keys and values: a short convolution and the gated delta rule.
+
+    conv_width: positions that the convolution sees, the token's own included. Each key head has value_heads / key_heads
+    value heads.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def key_width(self) -> int:
+        """Of all key heads together, and of all query heads."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Of all value heads together."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution goes over: queries, keys and values."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def numbers(self) -> int:
+        """Float32 numbers of the state of one layer, as `kernels.gated_delta` lays them out."""
+        return (self.conv_width - 1) * self.channels + self.value_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """One decoder-only transformer with pre-normalisation, grouped attention and a gated feed-forward layer.
 
@@ -65,6 +101,8 @@ class DecoderSpec:
     norms_less_one: norms are stored less 1. outer_norms: what attention and feed-forward layers give is normalised too,
     before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
     attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.
+    gated_attention: what attention gives is multiplied with a gate of its own for each number, which lies behind the
+    queries of its head. state: of the layers whose attention is a state.
     """
 
     vocab_size: int
@@ -92,13 +130,16 @@ class DecoderSpec:
     attention_scale: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    gated_attention: bool = False
+    state: StateSpec | None = None
 
     @property
     def usual(self) -> bool:
         """Whether the layers are those of Llama with biases, norms of heads and windows at most: what C++ computes."""
         caps = (self.attention_cap, self.logit_cap)
         changed = (*caps, self.outer_norms, self.attention_scale, self.local_rope, self.norms_less_one)
-        return not any(changed) and self.activation == "silu" and self.embedding_scale == 1
+        others = self.gated_attention or self.state is not None
+        return not (any(changed) or others) and self.activation == "silu" and self.embedding_scale == 1
 
     @property
     def head_rows(self) -> int:
@@ -140,6 +181,11 @@ class DecoderSpec:
         return self.num_heads * self.head_dim
 
     @property
+    def query_rows(self) -> int:
+        """Rows of the projection to queries, and to the gates behind those of each head."""
+        return self.query_dim * (2 if self.gated_attention else 1)
+
+    @property
     def kv_dim(self) -> int:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
@@ -147,15 +193,35 @@ class DecoderSpec:
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Which layers share blocks of the cache."""
-        return group_layers(self.attentions)
+        return cache_groups.group_layers(self.attentions)
 
-    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0, block_size: int = 16) -> int:
         """Bytes of KV cache of one token in every layer, and what blocks leave empty for it.
 
-        scale_bytes: beside each head's numbers.
+        scale_bytes: beside each head's numbers. block_size: matters only to layers with a state.
         """
-        rows = layers_per_block(self.cache_groups) * len(self.cache_groups) * self.num_kv_heads
-        return 2 * rows * (self.head_dim * element_bytes + scale_bytes)
+        groups = self.cache_groups
+        return cache_groups.bytes_per_token(
+            [group.attention for group in groups],
+            [len(group.layers) for group in groups],
+            token_bytes=self._token_bytes(element_bytes, scale_bytes),
+            state_bytes=self.state_bytes,
+            block_size=block_size,
+        )
+
+    def block_size(self, wanted: int, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Tokens of a block: as many as wanted, or more, so that a state fits into as much memory."""
+        token_bytes = self._token_bytes(element_bytes, scale_bytes)
+        return max(wanted, cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes))
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the state of one layer; 0 where none has one."""
+        return 4 * self.state.numbers if self.state is not None else 0
+
+    def _token_bytes(self, element_bytes: int, scale_bytes: int) -> int:
+        """Of one token in one layer with keys and values."""
+        return 2 * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -165,14 +231,9 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     for layer in range(spec.num_layers):
         prefix = f"layers.{layer}."
         shapes[prefix + "attention_norm"] = (hidden,)
-        shapes[prefix + "qkv.weight"] = (spec.query_dim + 2 * spec.kv_dim, hidden)
-        if spec.qkv_bias:
-            shapes[prefix + "qkv.bias"] = (spec.query_dim + 2 * spec.kv_dim,)
-        if spec.qk_norm:
-            shapes[prefix + "query_norm"] = shapes[prefix + "key_norm"] = (spec.head_dim,)
-        shapes[prefix + "output.weight"] = (hidden, spec.query_dim)
-        if spec.output_bias:
-            shapes[prefix + "output.bias"] = (hidden,)
+        attention = spec.attentions[layer].kind
+        own = _state(hidden, spec.state) if attention == "state" and spec.state is not None else _attention(spec)
+        shapes |= {prefix + name: shape for name, shape in own.items()}
         shapes[prefix + "mlp_norm"] = (hidden,)
         if spec.outer_norms:
             shapes[prefix + "attention_outer_norm"] = shapes[prefix + "mlp_outer_norm"] = (hidden,)
@@ -182,6 +243,31 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     if spec.head_rows:
         shapes["head.weight"] = (spec.head_rows, hidden)
     return shapes
+
+
+def _attention(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    rows = spec.query_rows + 2 * spec.kv_dim
+    shapes: dict[str, tuple[int, ...]] = {"qkv.weight": (rows, spec.hidden_size)}
+    if spec.qkv_bias:
+        shapes["qkv.bias"] = (rows,)
+    if spec.qk_norm:
+        shapes["query_norm"] = shapes["key_norm"] = (spec.head_dim,)
+    shapes["output.weight"] = (spec.hidden_size, spec.query_dim)
+    if spec.output_bias:
+        shapes["output.bias"] = (spec.hidden_size,)
+    return shapes
+
+
+def _state(hidden: int, state: StateSpec) -> dict[str, tuple[int, ...]]:
+    """qkv: for each key head its query, its key, its values and their gates; then for each its betas and its decays."""
+    return {
+        "qkv.weight": (state.channels + state.value_width + 2 * state.value_heads, hidden),
+        "conv": (state.channels, 1, state.conv_width),
+        "decay": (state.value_heads,),
+        "decay_bias": (state.value_heads,),
+        "state_norm": (state.value_dim,),
+        "output.weight": (hidden, state.value_width),
+    }
 
 
 def _feed_forward(prefix: str, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

@@ -80,6 +80,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     final_logit_softcapping: Positive | msgspec.UnsetType | None = msgspec.UNSET
     sliding_window_pattern: Count | None = None
     rope_local_base_freq: Positive | None = None
+    full_attention_interval: Count | None = None
+    linear_conv_kernel_dim: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
+    linear_key_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 128
+    linear_value_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 128
+    linear_num_key_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+    linear_num_value_heads: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
     use_bidirectional_attention: bool | None = None
     qkv_bias: bool = True
     num_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None

@@ -112,6 +112,7 @@ def _attentions(config: ModelConfig, family: str) -> tuple[LayerAttention, ...]:
             max_window_layers=config.max_window_layers,
             layer_types=config.layer_types,
             sliding_window_pattern=config.sliding_window_pattern,
+            full_attention_interval=config.full_attention_interval,
         )
     except ValueError as error:
         raise ModelError(str(error)) from error
@@ -126,36 +127,45 @@ def _head(config: ModelConfig) -> Head:
 
 
 def usual_places(spec: DecoderSpec) -> dict[str, Place]:
-    """Names that Llama's checkpoints introduced and most families kept; q, k, v and gate, up are merged. No experts."""
-    hidden, heads, kv, inner = spec.hidden_size, spec.query_dim, spec.kv_dim, spec.intermediate_size
+    """Names that Llama's checkpoints introduced and most families kept; q, k, v and gate, up are merged.
+
+    No experts, and of layers with a state or latent attention what others have too.
+    """
+    hidden, inner = spec.hidden_size, spec.intermediate_size
     places = {"model.embed_tokens.weight": whole("embedding", spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
         theirs, ours = f"model.layers.{layer}.", f"layers.{layer}."
-        attention, mlp = theirs + "self_attn.", theirs + "mlp."
+        mlp = theirs + "mlp."
         places[theirs + "input_layernorm.weight"] = whole(ours + "attention_norm", hidden)
         places[theirs + "post_attention_layernorm.weight"] = whole(ours + "mlp_norm", hidden)
-        qkv = ((attention + "q_proj", heads), (attention + "k_proj", kv), (attention + "v_proj", kv))
-        places |= _merged(ours + "qkv", qkv, hidden, bias=spec.qkv_bias)
-        places |= _merged(ours + "output", ((attention + "o_proj", hidden),), heads, bias=spec.output_bias)
-        if spec.qk_norm:
-            places[attention + "q_norm.weight"] = whole(ours + "query_norm", spec.head_dim)
-            places[attention + "k_norm.weight"] = whole(ours + "key_norm", spec.head_dim)
+        if spec.attentions[layer].kind not in ("state", "latent"):
+            places |= _attention_places(spec, theirs + "self_attn.", ours)
         if spec.experts_of(layer) is not None:
             continue
         gate_up = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
-        places |= _merged(ours + "gate_up", gate_up, hidden, bias=spec.mlp_bias)
-        places |= _merged(ours + "down", ((mlp + "down_proj", hidden),), inner, bias=spec.mlp_bias)
+        places |= merged(ours + "gate_up", gate_up, hidden, bias=spec.mlp_bias)
+        places |= merged(ours + "down", ((mlp + "down_proj", hidden),), inner, bias=spec.mlp_bias)
     places["model.norm.weight"] = whole("norm", hidden)
     if spec.head_rows:
         name = "score.weight" if spec.head == "labels" else "lm_head.weight"
         places[name] = whole("head.weight", spec.head_rows, hidden)
-    order = spec.head_order
-    return {name: replace(place, head_order=order) if _turns(name) else place for name, place in places.items()}
+    return places
 
 
-def _turns(name: str) -> bool:
-    """Whether a tensor's rows are dimensions of heads that rotary embedding turns."""
-    return name.split(".")[-2] in ("q_proj", "k_proj", "q_norm", "k_norm")
+def _attention_places(spec: DecoderSpec, theirs: str, ours: str) -> dict[str, Place]:
+    """Of one layer with queries, keys and values; rows of what rotary embedding turns come in the kernels' order."""
+    hidden, kv = spec.hidden_size, spec.kv_dim
+    qkv = ((theirs + "q_proj", spec.query_rows), (theirs + "k_proj", kv), (theirs + "v_proj", kv))
+    places = merged(ours + "qkv", qkv, hidden, bias=spec.qkv_bias)
+    if spec.qk_norm:
+        places[theirs + "q_norm.weight"] = whole(ours + "query_norm", spec.head_dim)
+        places[theirs + "k_norm.weight"] = whole(ours + "key_norm", spec.head_dim)
+    order, orders = spec.head_order, dict[str, tuple[int, ...]]()
+    if order:
+        gate = range(spec.head_dim, spec.query_rows // spec.num_heads)  # behind the queries of each head
+        orders = {"q_proj": (*order, *gate), "k_proj": order, "q_norm": order, "k_norm": order}
+    places = {name: replace(place, head_order=orders.get(name.split(".")[-2], ())) for name, place in places.items()}
+    return places | merged(ours + "output", ((theirs + "o_proj", hidden),), spec.query_dim, bias=spec.output_bias)
 
 
 def whole(tensor: str, *shape: int) -> Place:
@@ -163,7 +173,7 @@ def whole(tensor: str, *shape: int) -> Place:
     return Place(tensor=tensor, first_row=0, shape=shape)
 
 
-def _merged(tensor: str, parts: tuple[tuple[str, int], ...], columns: int, *, bias: bool) -> dict[str, Place]:
+def merged(tensor: str, parts: tuple[tuple[str, int], ...], columns: int, *, bias: bool = False) -> dict[str, Place]:
     """Places of a group of linear layers that are stacked into one, with or without biases."""
     places, first_row = dict[str, Place](), 0
     for name, rows in parts:

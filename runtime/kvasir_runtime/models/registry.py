@@ -13,8 +13,9 @@ from kvasir_runtime.models.qwen2 import QWEN2
 from kvasir_runtime.models.qwen2_moe import QWEN2_MOE
 from kvasir_runtime.models.qwen3 import QWEN3
 from kvasir_runtime.models.qwen3_moe import QWEN3_MOE
+from kvasir_runtime.models.qwen3_next import QWEN3_NEXT
 
-FAMILIES: Final = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3)
+FAMILIES: Final = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_NEXT, GEMMA2, GEMMA3)
 
 
 def family_of(config: ModelConfig) -> Family:

@@ -76,7 +76,8 @@ class ModelRunner:
         self.grammars = grammars
         self._model, self._ops, self._cache = model, ops, cache
         self._rows, self._stream, self._graphs = rows, stream, graphs
-        self._grammar_masks = GrammarMasks(grammars, ops, stream)
+        # A state cannot be taken back to the token before, to draw behind it in a later step.
+        self._grammar_masks = GrammarMasks(grammars, ops, stream, defers=model.spec.state is None)
         self._logits_processors = LogitsProcessors(
             vocab_size=model.spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, stream=stream
         )

@@ -31,7 +31,14 @@ _IGNORED = ("rotary_emb.inv_freq",)
 _SAVED_BARE, _FIRST_PART = ("embed_tokens.", "layers.", "norm."), "model."
 # Of checkpoints with images the text part is read, which older and newer ones name differently.
 _TEXT_PART = (("language_model.model.", "model."), ("language_model.", ""), ("model.language_model.", "model."))
-_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+# Layers that draft a token more (mtp) are of no use to a step that computes one.
+_OTHER_PARTS = (
+    "mtp.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
 
 
 class _Index(msgspec.Struct):

@@ -42,6 +42,7 @@ MODELS = {
     "qwen3-moe": Shape(
         family="qwen3_moe", head_dim=24, num_experts=16, top_k=4, extra={"mlp_only_layers": [1]}, seed=10
     ),
+    "qwen3-next": Shape(family="qwen3_next", num_layers=4, std=0.2, seed=11),
 }
 ROPES = {
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
@@ -173,7 +174,8 @@ def test_whole_and_chunked_prompts_give_the_oracles_answer(root: Path, name: str
         check(root, name, stream)
 
 
-@ALL
+# Plans by hand share blocks of every column; of a state only the scheduler's do, which test_runner_scheduler.py drives.
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"qwen3-next"}))
 def test_cached_prefix_gives_the_cold_answer(root: Path, name: str) -> None:
     hand = Hand(runner_of(folder_of(root, name)))
     first = Stream(prompt=prompt(45))

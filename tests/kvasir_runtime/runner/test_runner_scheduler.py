@@ -75,9 +75,11 @@ def requests_of(prompts: list[tuple[int, ...]], num_tokens: int) -> list[EngineR
     return [EngineRequest(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
 
 
+STATE = LayerAttention("state")
 MIXES = st.lists(
     st.one_of(
         st.just(FULL),
+        st.just(STATE),
         st.builds(LayerAttention, st.just("window"), st.integers(1, 40)),
         st.builds(LayerAttention, st.just("chunked"), st.integers(1, 40)),
     ),
@@ -102,9 +104,12 @@ def test_any_mix_of_layers_gives_the_oracles_answers_however_they_are_served(
     root: Path, mix: tuple[LayerAttention, ...], ways: list[dict[str, Any]], seed: int
 ) -> None:
     """Whole and in chunks, alone and in a batch, behind cached prefixes, preempted, with one plan in flight and two."""
-    folder = root / f"mix of {len(mix)}"
+    types = ["linear_attention" if attention == STATE else "full_attention" for attention in mix]
+    folder = root / " ".join(["mix of", *types])
     if not folder.exists():
-        checkpoints.write(folder, Shape(family="qwen3", num_layers=len(mix), std=0.2))
+        family = "qwen3_next" if STATE in mix else "qwen3"
+        extra = {"layer_types": types} if STATE in mix else {}
+        checkpoints.write(folder, Shape(family=family, num_layers=len(mix), std=0.2, extra=extra))
     oracle, chooser = Oracle(folder, mix), random.Random(seed)
     common = tuple(chooser.choices(range(3, 320), k=64))
     prompts = [

@@ -32,11 +32,14 @@ class Generation:
     sampling: SamplingConfig = field(init=False)
     num_rows: int = field(init=False, default=1)
     _max_in_flight: int = field(init=False)
+    _border: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.sampling = self.request.request.sampling
         # The runner draws for a grammar once it has advanced it by the token before; it must know all but the last.
         self._max_in_flight = self.limit if self.sampling.grammar is None else 1
+        # States end at borders of blocks on the way, so that later requests may continue from there.
+        self._border = self.limits.block_size if self.limits.has_states and self.limits.prefix_cache else 1
 
     @property
     def reusable(self) -> int:
@@ -71,13 +74,13 @@ class Generation:
         # At its limit it ends when its last sample is collected, and the last token is never computed.
         if count < 1 or known >= self.limit or sequence.in_flight > self._max_in_flight:
             return None
-        return sequence.blocks.lacks(sequence.computed + count)
+        return sequence.blocks.lacks(self._chunk_end(sequence.computed + count))
 
     def advance(self, builder: PlanBuilder, blocks: list[int]) -> None:
         """One chunk; it samples where it computes the last known token."""
         sequence = self.sequence
         known = len(sequence.tokens) + sequence.in_flight
-        end = min(known, sequence.computed + builder.budget)
+        end = self._chunk_end(min(known, sequence.computed + builder.budget))
         if blocks:
             builder.grow(sequence, end, iter(blocks))
         if self.undelivered:
@@ -131,6 +134,11 @@ class Generation:
     def drop_in_flight(self) -> None:
         """Samples in flight are drawn again."""
         self.sequence.in_flight = self.discarded_samples = 0
+
+    def _chunk_end(self, end: int) -> int:
+        """Where the next chunk ends that may go up to end."""
+        border = end // self._border * self._border
+        return border if border > self.sequence.computed else end
 
     def _insert(self) -> None:
         """Append what was injected, if nothing is in flight.

@@ -17,6 +17,7 @@ from kvasir_runtime.kernels import (
     copy_blocks,
     embedding,
     gated,
+    gated_delta,
     linear,
     moe,
     penalties,
@@ -56,6 +57,7 @@ CPU = Ops(
     step_inputs=step_inputs.reference,
     append_ids=append_ids.reference,
     quantize=quantize.reference,
+    gated_delta=gated_delta.cpu,
     invariant_dtypes=(torch.float32,),
 )
 

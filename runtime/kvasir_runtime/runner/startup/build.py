@@ -19,8 +19,10 @@ from kvasir_runtime.errors import CapacityError, DeviceMemoryError
 from kvasir_runtime.guide.compiler import GrammarCompiler
 from kvasir_runtime.kernels import kv_cache, kv_quant
 from kvasir_runtime.kernels.backends import ops_for
+from kvasir_runtime.kernels.kv_cache import BlockLayout
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.spec import DecoderSpec
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.runner.graphs.capture import CudaGraphCapturer, GraphCapturer
 from kvasir_runtime.runner.graphs.step_graphs import StepGraphs
@@ -129,20 +131,22 @@ def _facts(
 ) -> EngineFacts:
     """Facts that options and model determine; the blocks of the KV cache are 0 where they must be measured."""
     spec, cache_dtype = loaded.model.spec, loaded.cache_dtype
+    row_bytes = cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)
+    block_size = spec.block_size(options.block_size, *row_bytes)
     return EngineFacts(
         device=placement.device_name(device),
         kernels=ops.name,
         fallback=ops.fallback,
         dtype=str(loaded.dtype).removeprefix("torch."),
-        block_size=options.block_size,
-        num_blocks=-(-options.kv_cache_tokens // options.block_size) * len(spec.cache_groups),
+        block_size=block_size,
+        num_blocks=-(-options.kv_cache_tokens // block_size) * len(spec.cache_groups),
         max_model_len=loaded.max_model_len,
         max_sequences=options.max_sequences,
         max_batch_tokens=options.max_batch_tokens or (8192 if device.type == "cuda" else 512),
         vocab_size=spec.vocab_size,
         eos_token_ids=read_eos_token_ids(folder, loaded.config),
         weights_bytes=loaded.weights_bytes,
-        kv_bytes_per_token=spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)),
+        kv_bytes_per_token=spec.kv_bytes_per_token(*row_bytes, block_size),
         load_s=load_s,
         warm_s=0.0,
         hidden_size=spec.hidden_size,
@@ -232,11 +236,9 @@ def assemble(
     try:
         cache = kv_cache.allocate(
             groups=[group.layers for group in spec.cache_groups],
+            layouts=_layouts(spec, facts.block_size, dtype),
             num_blocks=facts.num_blocks + device_stream.overlaps,
             block_size=facts.block_size,
-            kv_heads=spec.num_kv_heads,
-            row=kv_quant.width(spec.head_dim, dtype),
-            dtype=dtype,
             device=device,
         )
     except torch.OutOfMemoryError as error:
@@ -267,6 +269,15 @@ def assemble(
         grammars=grammars,
         graphs=graphs,
     )
+
+
+def _layouts(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> list[BlockLayout]:
+    """What a block of the cache holds of each layer. dtype: of keys and values."""
+    rows = kv_cache.keys_and_values(
+        block_size=block_size, kv_heads=spec.num_kv_heads, row=kv_quant.width(spec.head_dim, dtype), dtype=dtype
+    )
+    state = kv_cache.state(block_size=block_size, numbers=spec.state.numbers) if spec.state is not None else rows
+    return [state if attention.kind == "state" else rows for attention in spec.attentions]
 
 
 def _rows(facts: EngineFacts, ops: Ops, device_stream: DeviceStream) -> HostRowState | DeviceRowState:

@@ -14,7 +14,7 @@ from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
-from kvasir_runtime.layers.spec import parameter_shapes
+from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig, read_config, read_document
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import capacity, host_resources, placement
@@ -55,6 +55,7 @@ def load_model(
     capability = placement.capability(device)
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device, capability=capability)
     _check_batch_invariant(options, dtype, ops)
+    _check_states(options, spec, ops)
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
     on_gpu = device.type == "cuda"
     formats = quant_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
@@ -65,7 +66,8 @@ def load_model(
     cache_dtype = placement.choose_cache_dtype(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
     )
-    token_bytes = spec.kv_bytes_per_token(cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype))
+    row_bytes = cache_dtype.itemsize, kv_quant.scale_bytes(cache_dtype)
+    token_bytes = spec.kv_bytes_per_token(*row_bytes, spec.block_size(options.block_size, *row_bytes))
     capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device))
     with torch.inference_mode():
         on_read = loading_progress(on_progress)
@@ -90,6 +92,21 @@ def _check_batch_invariant(options: ServeOptions, dtype: torch.dtype, ops: Ops) 
     name = str(dtype).removeprefix("torch.")
     instead = f"set --dtype to {able}, or leave the option out" if able else "leave the option out"
     raise StartError(f"--batch-invariant is not possible in {name} with the kernels of {ops.name}: {instead}")
+
+
+def _check_states(options: ServeOptions, spec: DecoderSpec, ops: Ops) -> None:
+    """Reject layers with a state where they cannot be computed, or not as the options request."""
+    if spec.state is None:
+        return
+    if ops.gated_delta is None:
+        raise StartError(
+            f"layers with a state (linear attention) are not computed by the kernels of {ops.name}: set --device cpu"
+        )
+    if options.batch_invariant:
+        raise StartError(
+            "--batch-invariant is not possible for layers with a state (linear attention), whose sums depend on where"
+            " chunks begin: leave the option out"
+        )
 
 
 def _check_memory(weights_bytes: int, device: torch.device, folder: Path) -> None:

@@ -159,6 +159,22 @@ def test_batch_invariance_is_promised_or_rejected_in_one_line(folder: Path, dtyp
         built(folder, kv_cache_tokens=256, dtype=dtype, batch_invariant=True)
 
 
+def test_layers_with_a_state_have_blocks_that_hold_it_and_limits_of_their_own(tmp_path: Path) -> None:
+    shape = Shape(family="qwen3_next", max_position_embeddings=512, extra={"linear_value_head_dim": 32})
+    folder, weights = checkpoints.write(tmp_path / "next", shape), checkpoints.random_weights(shape)
+    checkpoints.write_weights(folder, weights | {"mtp.fc.weight": torch.zeros(2, 2)})  # as real checkpoints have it
+    facts = built(folder, kv_cache_tokens=1000, dtype="float32").facts
+    assert facts.block_size == 48  # of 256 bytes for a token of a layer; a state takes 10,496
+    assert (facts.num_blocks, facts.block_bytes) == (2 * 21, 48 * 256)
+    with pytest.raises(StartError, match="--batch-invariant is not possible for layers with a state"):
+        built(folder, batch_invariant=True, dtype="float32")
+    elsewhere = replace(cpu_ops(), name="card", gated_delta=None)
+    with pytest.raises(
+        StartError, match=r"layers with a state .* are not computed by the kernels of card: set --device"
+    ):
+        build(ServeOptions(model=str(folder), device="cpu", kv_cache_tokens=256), lambda _: None, ops=elsewhere)
+
+
 def test_missing_and_damaged_models_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         built(tmp_path / "absent")
