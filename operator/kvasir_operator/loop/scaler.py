@@ -9,8 +9,9 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from kvasir_api.autoscaling import Autoscaling
 from kvasir_api.service import InferenceServiceSpec
-from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, InferenceServiceStatus
+from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, Capacity, InferenceServiceStatus
 from kvasir_api.status import ScalingChange as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
@@ -54,6 +55,21 @@ class ScalerMemory:
     digest: tuple[object, ...] = ()
     held: bool = False
     mode: str = ""
+    parsed: "ParsedService | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedService:
+    """What a tick needs of a service, and the object from which it was parsed: the store keeps that until a newer one
+    comes."""
+
+    service: Json
+    autoscaling: Autoscaling | None
+    by_hand: int
+    revision: str
+    cold_start_s: float | None
+    capacity: Capacity
+    max_sequences: int
 
 
 class Scaler:
@@ -175,17 +191,14 @@ class Scaler:
         self._telemetry.forget(name)
 
     async def _look(self, name: Key, service: Json) -> None:
-        spec, invalid = parsed_spec(service)
-        if invalid:
+        memory = self._current(name, service)
+        if memory is None or (parsed := memory.parsed) is None:
             return
+        spec, by_hand = parsed.autoscaling, parsed.by_hand
         replicas = self._scraper.replicas(name)
-        status = parsed_status(service)
-        memory = self._remembered(name, service["metadata"]["uid"], spec, status)
-        inputs = self._inputs(name, replicas, spec, status)
-        result = tick(spec.autoscaling, memory.window, memory.state, inputs, by_hand=spec.replicas)
-        self._log.write(
-            name, memory.uid, spec.autoscaling, before=memory.state, inputs=inputs, by_hand=spec.replicas, result=result
-        )
+        inputs = self._inputs(name, replicas, parsed)
+        result = tick(spec, memory.window, memory.state, inputs, by_hand=by_hand)
+        self._log.write(name, memory.uid, spec, before=memory.state, inputs=inputs, by_hand=by_hand, result=result)
         decided_before = memory.decision is not None
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
         memory.pressure = pressure(result.window)
@@ -202,25 +215,44 @@ class Scaler:
             memory.digest = digest
             self._workqueue.mark(name, 0.0)
 
-    def _inputs(
-        self, name: Key, replicas: tuple[Replica, ...], spec: InferenceServiceSpec, status: InferenceServiceStatus
-    ) -> TickInputs:
+    def _current(self, name: Key, service: Json) -> ScalerMemory | None:
+        """The memory of a service, with what a tick needs of its spec; None while its spec is invalid."""
+        memory = self._memory.get(name)
+        if memory is not None and memory.parsed is not None and memory.parsed.service is service:
+            return memory
+        spec, invalid = parsed_spec(service)
+        if invalid:
+            return None
+        status = parsed_status(service)
+        memory = self._remembered(name, service["metadata"]["uid"], spec, status)
+        memory.parsed = ParsedService(
+            service=service,
+            autoscaling=spec.autoscaling,
+            by_hand=spec.replicas,
+            revision=status.rollout.current_revision,
+            cold_start_s=float(status.cold_start.seconds) if status.cold_start is not None else None,
+            capacity=status.capacity,
+            max_sequences=spec.runtime.max_sequences,
+        )
+        return memory
+
+    def _inputs(self, name: Key, replicas: tuple[Replica, ...], parsed: ParsedService) -> TickInputs:
         """What a tick reads."""
-        wall, revision = self._clock.wall(), status.rollout.current_revision
+        wall = self._clock.wall()
         # One without a reading may have been unready for hours after its start, which no reading shows.
         ready = [r for r in replicas if r.phase == "ready" and r.reading is not None]
         starts = tuple(at - r.created for r in ready if (at := r.first_ready_at) is not None)
-        before = (float(status.cold_start.seconds),) if status.cold_start is not None else ()
+        before = (parsed.cold_start_s,) if parsed.cold_start_s is not None else ()
         waits = [wall - r.created for r in replicas if r.live and r.phase == "unschedulable"]
         return TickInputs(
             at=self._clock.steady(),
             wall=wall,
-            pods=tuple(self._scraper.members(replicas, revision=revision)),
+            pods=tuple(self._scraper.members(replicas, revision=parsed.revision)),
             gateways=tuple(self._scraper.demands(name)),
             missing_gateways=self._scraper.missing_gateways(name),
             unplaced_s=max(waits, default=0.0),
             cold_starts_s=starts or before,
-            expected=expected(status.capacity, spec.runtime.max_sequences, measured=not replicas),
+            expected=expected(parsed.capacity, parsed.max_sequences, measured=not replicas),
         )
 
     async def _tell(self, name: Key, service: Json, decision: ScalingDecision, memory: ScalerMemory) -> None:

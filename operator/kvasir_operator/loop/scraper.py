@@ -14,7 +14,7 @@ from kvasir_kube.kinds import POD, Json, Key, key, labels, uid
 from kvasir_kube.state_reader import StateReader, url
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.store import Store
-from kvasir_operator.observed.replica import Replica, replica
+from kvasir_operator.observed.replica import Replica, replica, with_reading
 from kvasir_operator.scaling.window import KEPT_S, LOST_S, ScaledReplica
 
 DEADLINE_S: Final = 1.0
@@ -39,7 +39,7 @@ class LastDemand:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ParsedPod:
     """A replica and what it was parsed from. The store keeps an object until a newer one comes."""
 
@@ -97,8 +97,11 @@ class Scraper:
 
     def _replica(self, pod: Json, reading: RuntimeState | None) -> Replica:
         known = self._parsed.get(uid(pod))
-        if known is None or known.pod is not pod or known.reading is not reading:
+        if known is None or known.pod is not pod:
             known = self._parsed[uid(pod)] = ParsedPod(pod=pod, reading=reading, replica=replica(pod, reading))
+        elif known.reading is not reading:
+            known.replica = with_reading(known.replica, pod, reading)
+            known.reading = reading
         return known.replica
 
     def incomplete(self, service: Key) -> bool:

@@ -8,23 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvasir_api.control_plane_metrics import OPERATOR
 from kvasir_api.metrics import Metric
 from kvasir_kube.kinds import Key
-from kvasir_operator.scaling.decide import LIMITS, ScalingDecision
-from kvasir_operator.scaling.demand import SIGNALS
+from kvasir_operator.loop.decision_metrics import OF_A_DECISION, DecisionMetrics
+from kvasir_operator.scaling.decide import ScalingDecision
 
-BOUNDS: Final = ("min", "max")
-INPUTS: Final = (
-    "running",
-    "waiting",
-    "waiting_tokens",
-    "pinned_tokens",
-    "arrivals_per_second",
-    "prompt_tokens",
-    "output_tokens",
-    "kv_tokens",
-    "request_seconds",
-    "step_seconds",
-    "horizon_seconds",
-)
 OF_A_SERVICE: Final = (
     "kvasir_service_wanted_replicas",
     "kvasir_service_ready_replicas",
@@ -32,14 +18,6 @@ OF_A_SERVICE: Final = (
 )
 WATCH_FAILURES: Final = ("stale", "failed", "forbidden", "missing", "unauthorized")
 BY_CLASS: Final = ("kvasir_service_price_per_hour", "kvasir_service_class_tokens_per_price_unit")
-OF_A_DECISION: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    "kvasir_service_required_replicas": ((),),
-    "kvasir_service_demand_replicas": tuple((signal,) for signal in SIGNALS),
-    "kvasir_service_replica_bounds": tuple((bound,) for bound in BOUNDS),
-    "kvasir_service_scaling_limited": tuple((limit,) for limit in LIMITS),
-    "kvasir_service_load": tuple((name,) for name in INPUTS),
-}
-"""Series of each service with autoscaling, by metric, with the labels beside namespace and service."""
 
 
 class Telemetry:
@@ -47,9 +25,13 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._families: dict[str, Any] = {m.name: _family(m, self.registry) for m in OPERATOR}
+        self._families: dict[str, Any] = {
+            m.name: _family(m, self.registry) for m in OPERATOR if m.name not in OF_A_DECISION
+        }
         for why in WATCH_FAILURES:
             self._families["kvasir_operator_watch_failures_total"].labels(why=why)  # 0 before the first one
+        self._decisions = DecisionMetrics(OPERATOR)
+        self.registry.register(self._decisions)
         self._signals: dict[Key, set[str]] = {}
         self._by_class: dict[Key, dict[str, dict[str, float]]] = {}
 
@@ -97,16 +79,7 @@ class Telemetry:
 
     def decided(self, service: Key, decision: ScalingDecision) -> None:
         """Replicas required by each signal, the bounds, and what they are computed from."""
-        for signal in SIGNALS:
-            required = decision.demand.levels.get(signal, 0.0)
-            self._families["kvasir_service_demand_replicas"].labels(*service, signal).set(required)
-        self._families["kvasir_service_required_replicas"].labels(*service).set(decision.raw)
-        for bound, count in zip(BOUNDS, (decision.policy.min_replicas, decision.policy.max_replicas), strict=True):
-            self._families["kvasir_service_replica_bounds"].labels(*service, bound).set(count)
-        for limit in LIMITS:
-            self._families["kvasir_service_scaling_limited"].labels(*service, limit).set(limit == decision.limited_by)
-        for name, value in zip(INPUTS, _inputs(decision), strict=True):
-            self._families["kvasir_service_load"].labels(*service, name).set(value)
+        self._decisions.last[service] = decision
 
     def changed(self, service: Key, signal: str) -> None:
         """The autoscaler wants another number. signal: what determined it."""
@@ -122,9 +95,7 @@ class Telemetry:
 
     def forget_decisions(self, service: Key) -> None:
         """Nothing is decided for the service any more, because it is gone or has no autoscaling."""
-        for name, values in OF_A_DECISION.items():
-            for value in values:
-                self._remove(name, *service, *value)
+        self._decisions.last.pop(service, None)
         for signal in self._signals.pop(service, ()):
             self._remove("kvasir_service_decisions_total", *service, signal)
 
@@ -137,24 +108,6 @@ class Telemetry:
             self._families[name].remove(*values)
         except KeyError:
             return
-
-
-def _inputs(decision: ScalingDecision) -> tuple[float, ...]:
-    """In the order of INPUTS."""
-    load = decision.demand.load
-    return (
-        load.running,
-        load.waiting,
-        load.waiting_tokens,
-        load.pinned_tokens,
-        load.arrivals_per_s,
-        load.prompt_tokens,
-        load.output_tokens,
-        load.kv_tokens,
-        load.seconds,
-        load.step.mean_s,
-        decision.policy.horizon_s,
-    )
 
 
 def _family(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

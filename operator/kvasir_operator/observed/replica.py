@@ -4,7 +4,7 @@ Called by the loop when it observes, never by a decision; knows the shape of a p
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Literal
 
@@ -154,6 +154,19 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         reading=reading,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
     )
+
+
+def with_reading(before: Replica, pod: Json, reading: RuntimeState | None) -> Replica:
+    """The replica of the same pod object with another reading, as `replica` makes it, without parsing the pod again."""
+    phase = before.phase
+    if _phase_word(before.reading) != _phase_word(reading):
+        runtime = _runtime((pod.get("status") or {}).get("containerStatuses") or ())
+        phase = _phase(pod, runtime, before.refusal, reading)
+    return replace(before, reading=reading, phase=phase)
+
+
+def _phase_word(reading: RuntimeState | None) -> str:
+    return reading.phase if reading is not None else ""
 
 
 def epoch(text: object) -> float | None:

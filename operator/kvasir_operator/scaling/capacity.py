@@ -65,10 +65,11 @@ def replicas(
     smallest come first, since any of them may be the one that leaves.
     """
     each = part(typical)
-    if each <= 0:
+    if each <= 0 or not load:
         return 0.0
     count, left = 0.0, load
-    for own in sorted(part(c) or each for c in supply):
+    parts = {c: part(c) or each for c in set(supply)}  # most replicas are alike
+    for own in sorted(parts[c] for c in supply):
         if left <= own:
             return count + left / own
         count, left = count + 1, left - own

@@ -4,9 +4,10 @@ Called by `window.py` for each reading of a tick. It knows the contract of `/sta
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final
 
-from kvasir_api.state import RequestTotals, RuntimeState
+from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState
 
 MOST_WAITING: Final = 1_000_000
 """Requests: far beyond the queue that any runtime keeps."""
@@ -14,12 +15,34 @@ MOST_TOKENS_PER_S: Final = 1e8
 MOST_STEP_S: Final = 3_600.0
 MOST: Final = 2.0**53
 """Of any number: up to it a float holds each integer. JSON knows no bound, and larger ones do not become floats."""
+LOAD: Final = ("running", "waiting", "waiting_uncached_tokens", "max_sequences", "max_model_len")
+
+_KV: Final = attrgetter(*KvState.__struct_fields__)
+_TOTALS: Final = attrgetter(*RequestTotals.__struct_fields__)
+_RATES: Final = attrgetter(*MeasuredRates.__struct_fields__)
+_DECODED: Final = attrgetter(*DecodeTotals.__struct_fields__)
+_LOAD: Final = attrgetter(*LOAD)
 
 
 def contradiction(reading: RuntimeState) -> str:
     """What in a reading cannot be true, for a person; empty when it may be. Zeros and absent fields always may be."""
-    said = next((said for said, wrong in _ranges(reading) if wrong), "")
+    said = "" if _in_range(reading) else next((said for said, wrong in _ranges(reading) if wrong), "")
     return said or _disagreement(reading)
+
+
+def _in_range(reading: RuntimeState) -> bool:
+    """Whether nothing is out of range: what `_ranges` says, in a fraction of its time. NaN is in no range."""
+    numbers = (
+        *_KV(reading.kv),
+        *_TOTALS(reading.totals),
+        *_RATES(reading.rates),
+        *_DECODED(reading.decoded),
+        *_LOAD(reading),
+    )
+    if not all(0 <= number <= MOST for number in numbers):
+        return False
+    rates = reading.rates
+    return rates.prefill_tokens_per_s <= MOST_TOKENS_PER_S and rates.decode_step_s <= MOST_STEP_S
 
 
 def _disagreement(reading: RuntimeState) -> str:
@@ -63,7 +86,7 @@ def _ranges(reading: RuntimeState) -> Iterable[tuple[str, bool]]:
     for where in (reading.kv, totals, rates, decoded):
         for name in where.__struct_fields__:
             yield _range(name, getattr(where, name))
-    for name in ("running", "waiting", "waiting_uncached_tokens", "max_sequences", "max_model_len"):
+    for name in LOAD:
         yield _range(name, getattr(reading, name))
     speed, step = rates.prefill_tokens_per_s, rates.decode_step_s
     yield f"prefill_tokens_per_s is {speed:g}", speed > MOST_TOKENS_PER_S

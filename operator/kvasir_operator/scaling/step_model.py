@@ -24,15 +24,31 @@ class StepModel:
     squares: float = 0.0
     products: float = 0.0
 
-    def extended(self, *, steps: float, rows: float, seconds: float, span_s: float) -> "StepModel":
-        """With the steps of one tick of span_s seconds: how many, of how many sequences and seconds together."""
+    def faded(self, span_s: float) -> "StepModel":
+        """As it is span_s seconds later."""
+        if not self.weight or not span_s:
+            return self
         kept = 0.5 ** (span_s / HALF_LIFE_S)
-        counts = steps >= LEAST_STEPS
-        batch = rows / steps if counts else 0.0
-        added = (steps, rows, seconds, rows * batch, seconds * batch) if counts else (0.0,) * 5
-        sums = (self.weight, self.rows, self.seconds, self.squares, self.products)
-        names = ("weight", "rows", "seconds", "squares", "products")
-        return StepModel(**{n: kept * s + a for n, s, a in zip(names, sums, added, strict=True)})
+        return StepModel(
+            weight=kept * self.weight,
+            rows=kept * self.rows,
+            seconds=kept * self.seconds,
+            squares=kept * self.squares,
+            products=kept * self.products,
+        )
+
+    def extended(self, *, steps: float, rows: float, seconds: float) -> "StepModel":
+        """With some steps: how many, of how many sequences and seconds together."""
+        if steps < LEAST_STEPS:
+            return self
+        batch = rows / steps
+        return StepModel(
+            weight=self.weight + steps,
+            rows=self.rows + rows,
+            seconds=self.seconds + seconds,
+            squares=self.squares + rows * batch,
+            products=self.products + seconds * batch,
+        )
 
     @property
     def mean_s(self) -> float:

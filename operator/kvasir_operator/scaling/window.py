@@ -55,6 +55,9 @@ class LoadGauges:
     waiting_tokens: float = 0.0
 
 
+NO_LOAD: Final = LoadGauges()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSample:
     """One tick, or several joined ones. at: seconds of a steady clock, of the last tick.
@@ -115,6 +118,7 @@ class LoadWindow:
 
 
 EMPTY = LoadWindow()
+FIRST: Final = LoadSample(at=0.0)
 
 
 def extended(
@@ -144,13 +148,15 @@ def extended(
     counts = _counts(window.records, fresh, gauges, span_s=span_s, now=now)
     uneven, busiest = imbalance({m.name: fresh[m.uid] for m in serving if m.uid in fresh})
     known, counts = _known(window, counts, typical if supply else expected, fresh, demands, now=now)
+    last = window.last or FIRST
     sample = LoadSample(
         at=now,
         serving=len(serving),
         fresh=sum(m.uid in fresh for m in serving),
-        supply=supply,
-        typical=typical,
-        gauges=gauges,
+        # A window is kept for each service, and most of what a tick reads is what the tick before has read.
+        supply=last.supply if supply == last.supply else supply,
+        typical=last.typical if typical == last.typical else typical,
+        gauges=last.gauges if gauges == last.gauges else gauges,
         held=sum(d.held for d in demands),
         held_bytes=sum(d.held_bytes for d in demands),
         counts=counts,
@@ -218,6 +224,8 @@ def _sum(readings: Iterable[RuntimeState]) -> LoadGauges:
 def _with_silent(read: LoadGauges, silent: LoadGauges, complete: LoadGauges | None) -> LoadGauges:
     """The load with the last load of silent pods, but not above what there was when all were read: load that a silent
     pod no longer has may be at another one by now."""
+    if silent == NO_LOAD:
+        return read
     if complete is None:
         return LoadGauges(**{f.name: getattr(read, f.name) + getattr(silent, f.name) for f in fields(LoadGauges)})
     merged = {}
@@ -238,7 +246,7 @@ def _counts(
     total = LoadCounts(span_s=span_s, running_s=gauges.running * span_s, pinned_s=gauges.pinned_tokens * span_s)
     for uid, reading in fresh.items():
         known = before.get(uid)
-        if known is None or not known.read:
+        if known is None or not known.read or known.reading.totals == reading.totals:
             continue
         gap_s = now - known.at
         share = min(1.0, span_s / gap_s) if gap_s > 0 else 0.0
@@ -266,15 +274,15 @@ def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
 
 def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float, now: float) -> StepModel:
     """The model with the steps of each replica since it was read last; a process that restarted is left out once."""
-    model = window.step.extended(steps=0, rows=0, seconds=0.0, span_s=span_s if fresh else 0.0)
+    model = window.step.faded(span_s if fresh else 0.0)
     for uid, reading in fresh.items():
         known = window.records.get(uid)
-        if known is None or not known.read:
+        if known is None or not known.read or known.reading.decoded == reading.decoded:
             continue
         old, new, gap_s = known.reading.decoded, reading.decoded, now - known.at
         steps, seconds = new.steps - old.steps, max(0.0, new.seconds - old.seconds)
         if steps <= MOST_STEPS_PER_S * gap_s and seconds <= gap_s + LONGEST_STEP_S:
-            model = model.extended(steps=steps, rows=max(0, new.rows - old.rows), seconds=seconds, span_s=0.0)
+            model = model.extended(steps=steps, rows=max(0, new.rows - old.rows), seconds=seconds)
     return model
 
 

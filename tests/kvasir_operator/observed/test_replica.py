@@ -5,7 +5,7 @@ import pytest
 from fakes.manifests import UNSCHEDULABLE, pod, terminated
 from kvasir_api import names
 from kvasir_api.state import RuntimeState
-from kvasir_operator.observed.replica import DRAINED_COST, epoch, refusal_line, replica
+from kvasir_operator.observed.replica import DRAINED_COST, epoch, refusal_line, replica, with_reading
 
 REFUSED = terminated(1, "loading\nkvasir: /models/x has no config.json\n")
 CRASHED = terminated(139, "", reason="Error")
@@ -36,6 +36,8 @@ CRASHED = terminated(139, "", reason="Error")
 )
 def test_phase_of_a_pod(obj, reading, phase):
     assert replica(obj, reading).phase == phase
+    for before in (None, *(RuntimeState(phase=word) for word in ("starting", "ready", "draining"))):
+        assert with_reading(replica(obj, before), obj, reading) == replica(obj, reading)
 
 
 @pytest.mark.parametrize(

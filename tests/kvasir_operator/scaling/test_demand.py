@@ -25,7 +25,7 @@ def with_steps(window, *, base=0.020, slope=0.0005, batches=(20, 60)):
     """The same where steps of these sizes were measured: 20 ms and half a millisecond for each sequence."""
     model = StepModel()
     for batch in batches:
-        model = model.extended(steps=100, rows=100.0 * batch, seconds=100 * (base + slope * batch), span_s=2.0)
+        model = model.faded(2.0).extended(steps=100, rows=100.0 * batch, seconds=100 * (base + slope * batch))
     return replace(window, step=model)
 
 

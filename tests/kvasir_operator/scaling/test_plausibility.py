@@ -2,9 +2,11 @@
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvasir_api.state import DecodeTotals, KvState, MeasuredRates, RequestTotals, RuntimeState
-from kvasir_operator.scaling.plausibility import contradiction
+from kvasir_operator.scaling.plausibility import _in_range, _ranges, contradiction
 
 GOOD = RuntimeState(
     phase="ready",
@@ -63,3 +65,16 @@ def test_a_number_of_any_length_is_told_in_few_words(value, said):
     """JSON bounds no integer, and one of 400 digits is no float."""
     assert contradiction(altered("kv", "pinned_tokens", value)) == f"pinned_tokens is {said}"
     assert contradiction(altered("", "max_model_len", value)) == f"max_model_len is {said}"
+
+
+@given(
+    where=st.sampled_from([*NUMBERS, ("totals", "kv_token_seconds"), ("decoded", "seconds"), ("kv", "block_size")]),
+    value=st.one_of(
+        st.sampled_from([0, -1, -0.0, 2**53, 2**53 + 1, 10**400, float("nan"), float("inf"), 1e8, 1.1e8]),
+        st.integers(),
+        st.floats(),
+    ),
+)
+def test_the_quick_look_at_ranges_says_what_the_long_one_says(where, value):
+    reading = altered(*where, value)
+    assert _in_range(reading) == (not any(wrong for _, wrong in _ranges(reading)))

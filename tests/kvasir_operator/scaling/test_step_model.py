@@ -8,7 +8,7 @@ from kvasir_operator.scaling.step_model import HALF_LIFE_S, StepModel
 def fitted(*points, span_s=2.0):
     model = StepModel()
     for batch, seconds in points:
-        model = model.extended(steps=100, rows=100.0 * batch, seconds=100 * seconds, span_s=span_s)
+        model = model.faded(span_s).extended(steps=100, rows=100.0 * batch, seconds=100 * seconds)
     return model
 
 
@@ -38,7 +38,7 @@ def test_without_a_slope_the_whole_step_grows_with_its_sequences():
 
 def test_steps_that_were_not_measured_bound_no_batch():
     assert StepModel().batch_within(0.04) == 0.0
-    assert StepModel().extended(steps=3, rows=9, seconds=1.0, span_s=2.0) == StepModel()
+    assert StepModel().faded(2.0).extended(steps=3, rows=9, seconds=1.0) == StepModel()
 
 
 def test_old_steps_count_less():

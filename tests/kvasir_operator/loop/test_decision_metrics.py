@@ -1,0 +1,38 @@
+"""A decision as metrics: each of its inputs, signals and bounds."""
+
+from fakes.load import NOW, steady
+from kvasir_api.control_plane_metrics import OPERATOR
+from kvasir_operator.loop.decision_metrics import OF_A_DECISION, DecisionMetrics
+from kvasir_operator.loop.telemetry import Telemetry
+from kvasir_operator.scaling.decide import ScalingState, decide
+from kvasir_operator.scaling.policy import ScalingPolicy
+
+SERVICE = ("models", "tiny")
+
+
+def decided():
+    state = ScalingState(wanted=2, since=0.0)
+    policy = ScalingPolicy(min_replicas=1, max_replicas=8)
+    return decide(policy, steady(pinned_tokens=2_000), unplaced_s=0.0, state=state, now=NOW)[0]
+
+
+def test_every_input_and_bound_of_a_decision_is_a_metric():
+    telemetry = Telemetry()
+    telemetry.decided(SERVICE, decided())
+    told = telemetry.text().decode()
+    of = '{namespace="models",service="tiny"'
+    for line in (
+        f"kvasir_service_required_replicas{of}}} 3.0",
+        'kvasir_service_replica_bounds{bound="max",namespace="models",service="tiny"} 8.0',
+        'kvasir_service_load{input="pinned_tokens",namespace="models",service="tiny"} 2000.0',
+        'kvasir_service_load{input="horizon_seconds",namespace="models",service="tiny"} 60.0',
+        'kvasir_service_scaling_limited{limited_by="rate",namespace="models",service="tiny"} 0.0',
+    ):
+        assert line in told
+
+
+def test_the_metrics_of_decisions_are_declared_and_made_once():
+    names = [family.name for family in DecisionMetrics(OPERATOR).collect()]
+    assert sorted(names) == sorted(OF_A_DECISION)
+    told = Telemetry().text().decode()
+    assert all(told.count(f"# TYPE {name} gauge") == 1 for name in names)
