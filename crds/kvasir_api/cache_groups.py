@@ -46,6 +46,12 @@ class LayerAttention(msgspec.Struct, frozen=True):
         """Whether every token of a sequence is needed to its end."""
         return self.kind in ("full", "latent")
 
+    def most_seen(self, num_tokens: float) -> float:
+        """Positions whose keys and values a token reads as the last of so many, at most; a state has none."""
+        if self.kind == "state":
+            return 0
+        return min(num_tokens, self.span) if self.span else num_tokens
+
     def first_seen(self, position: int) -> int:
         """First position that the token at a position, and no later one, needs."""
         if self.kind == "window":

@@ -109,7 +109,7 @@ def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card) -> Roofline
         card=card,
         dtype=dtype,
         quantization=options.quantization,
-        kv_bytes=facts.shape.kv_bytes_per_token(cached),
+        kv_bytes=facts.shape.layer_bytes_per_token(cached),
     )
 
 
@@ -141,10 +141,11 @@ def _with_speeds(held: Prediction, known: Roofline, options: RuntimeOptions) -> 
         return reads
     longest = options.max_model_len or known.shape.max_positions
     rows = max(1, min(options.max_sequences, held.kv_tokens // _block_size(known.shape, options)))
+    context = known.shape.longest_sequence(held.kv_tokens // rows, 1, longest)
     return replace(
         reads,
         stream_tokens_per_s=known.stream_tokens_per_s(longest),
-        batch_tokens_per_s=known.batch_tokens_per_s(rows=rows, kv_tokens=min(held.kv_tokens, rows * longest)),
+        batch_tokens_per_s=known.batch_tokens_per_s(rows=rows, kv_tokens=rows * context),
     )
 
 

@@ -6,9 +6,11 @@ After Williams et al. 2009. Pure; what no data sheet states is an allowance, sai
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.forecast import ModelShape
 
 STEP_S: Final = 0.0002
@@ -32,7 +34,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A model as it would be held on a card. dtype: of activations; kv_bytes: of one token's keys and values."""
+    """A model as it would be held on a card. dtype: of activations; kv_bytes: of one token's keys and values in one layer."""
 
     shape: ModelShape
     card: Card
@@ -42,8 +44,8 @@ class Roofline:
 
     def step_s(self, rows: float, kv_tokens: float) -> float:
         """Seconds of a step of that many sequences with one token each. kv_tokens: context of all of them together."""
-        moved = self._weights_bytes(rows) + self.kv_bytes * kv_tokens
-        flops = 2 * self._multiplied * rows + self._attention_flops * kv_tokens
+        moved = self._weights_bytes(rows) + self.context_bytes(rows, kv_tokens)
+        flops = 2 * self._multiplied * rows + self._attention_flops * self._seen(rows, kv_tokens)
         bound = max(moved / self.card.memory_bytes_per_s, flops / self._flops_per_s)
         return bound + STEP_S + LAYER_S * self.shape.layers + ROW_S * rows
 
@@ -59,6 +61,21 @@ class Roofline:
         """Of long prompts, whose products are bound by multiplying; attention, which grows with them, is left out."""
         return self._flops_per_s / (2 * (self._multiplied - self.shape.head))
 
+    def context_bytes(self, rows: float, kv_tokens: float) -> float:
+        """What that many sequences of equal length read of the cache, and write to states. kv_tokens: as of `step_s`."""
+        states = sum(count for attention, count in self._groups if attention.kind == "state")
+        return self.kv_bytes * self._seen(rows, kv_tokens) + 2 * self.shape.state_bytes * states * rows
+
+    def _seen(self, rows: float, kv_tokens: float) -> float:
+        """Keys that a step reads, those of each layer counted: a layer with a window sees no further back."""
+        each = kv_tokens / rows
+        return rows * sum(count * attention.most_seen(each) for attention, count in self._groups)
+
+    @property
+    def _groups(self) -> Iterator[tuple[LayerAttention, int]]:
+        """Attention and number of layers of each cache group."""
+        return zip(self.shape.attentions, self.shape.group_layers or (self.shape.layers,), strict=True)
+
     @property
     def _multiplied(self) -> int:
         """Weights that a row is multiplied with: a table of embeddings is read by row, unless it is the head as well."""
@@ -67,8 +84,8 @@ class Roofline:
 
     @property
     def _attention_flops(self) -> int:
-        """For one token of context: products with keys and with values."""
-        return 4 * self.shape.layers * self.shape.heads * self.shape.head_dim
+        """For one token of context in one layer: products with keys and with values."""
+        return 4 * self.shape.heads * self.shape.head_dim
 
     @property
     def _flops_per_s(self) -> int:

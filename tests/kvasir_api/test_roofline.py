@@ -62,6 +62,41 @@ def test_of_experts_those_are_read_that_some_row_goes_to(rows: int, experts: flo
     assert found * 1e12 == pytest.approx(2 * (resident + experts * one), rel=1e-6)
 
 
+WINDOWS = {
+    **LLAMA_8B, "model_type": "gemma3_text", "head_dim": 128, "sliding_window": 1024, "num_hidden_layers": 12,
+}  # fmt: skip
+"""Two layers that see everything, ten that see 1,024 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "kv_tokens", "seen"),
+    [(1, 100, 12 * 100), (1, 9000, 10 * 1024 + 2 * 9000), (4, 9000, 4 * 10 * 1024 + 2 * 9000), (9, 9000, 12 * 9000)],
+)
+def test_a_window_reads_no_further_back(rows: int, kv_tokens: int, seen: int) -> None:
+    assert line(WINDOWS).context_bytes(rows, kv_tokens) == pytest.approx(seen * 2 * 8 * 128 * 2)
+
+
+def test_of_a_state_every_step_reads_and_writes_the_whole() -> None:
+    found = line({**LLAMA_8B, "model_type": "qwen3_next", "head_dim": 128})
+    state = 4 * (3 * (2 * 16 * 128 + 32 * 128) + 32 * 128 * 128)
+    assert found.context_bytes(5, 0) == 5 * 24 * 2 * state
+    assert found.context_bytes(5, 500) == 5 * (24 * 2 * state + 8 * 100 * 2 * 8 * 128 * 2)
+
+
+def test_a_full_batch_of_windows_is_as_long_as_the_cache_holds() -> None:
+    """20 rows take 60,000 tokens of capacity that full attention would fill with 3,000 tokens each."""
+    found = predicted(
+        facts(shape=forecast.shape(WINDOWS)),
+        RuntimeOptions(max_sequences=20, kv_cache_tokens=60_000),
+        device="cuda",
+        memory_bytes=80 << 30,
+        card=H100,
+    )
+    longest = forecast.shape(WINDOWS).longest_sequence(3000, 1, 131072)
+    assert longest > 10_000
+    assert found.batch_tokens_per_s == pytest.approx(20 / line(WINDOWS).step_s(20, 20 * longest))
+
+
 def test_a_tied_table_is_read_as_the_head() -> None:
     small = line({**LLAMA_8B, "tie_word_embeddings": True})
     assert small.step_s(1, 0) == line().step_s(1, 0)
@@ -96,7 +131,7 @@ def test_the_forecast_tells_one_stream_a_full_batch_and_prompts() -> None:
 @pytest.mark.parametrize(("options", "rows"), [({"max_sequences": 8}, 8), ({"kv_cache_tokens": 64}, 4)])
 def test_a_full_batch_is_what_rows_and_cache_allow(options: Any, rows: int) -> None:
     found = predicted(facts(), RuntimeOptions(**options), device="cuda", memory_bytes=80 << 30, card=H100)
-    tokens = min(found.kv_tokens, rows * 131072)
+    tokens = rows * min(found.kv_tokens // rows, 131072)
     assert found.batch_tokens_per_s == pytest.approx(rows / line(**options).step_s(rows, tokens))
 
 
@@ -113,4 +148,4 @@ def test_more_work_never_takes_less(rows: float, kv_tokens: float, more: float) 
         step = found.step_s(rows, kv_tokens)
         assert step <= found.step_s(rows * more, kv_tokens)
         assert step <= found.step_s(rows, kv_tokens * more)
-        assert step >= found.kv_bytes * kv_tokens / H100.memory_bytes_per_s
+        assert step >= found.context_bytes(rows, kv_tokens) / H100.memory_bytes_per_s
