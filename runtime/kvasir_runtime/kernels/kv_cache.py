@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvasir_runtime.kernels import host_memory
+
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
@@ -72,7 +74,10 @@ def allocate(
     suffice.
     """
     block_bytes = max(len(layers) * layouts[layers[0]].num_bytes for layers in groups)
-    blocks = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, device=device)
+    if torch.device(device).type == "cpu":
+        blocks = host_memory.allocate(num_blocks * block_bytes).view(num_blocks, block_bytes)
+    else:
+        blocks = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, device=device)
     at = {layer: (group, place) for group, layers in enumerate(groups) for place, layer in enumerate(layers)}
     views = tuple(_view(blocks, layout, at[layer][1]) for layer, layout in enumerate(layouts))
     return KvCache(blocks, views, tuple(at[layer][0] for layer in range(len(at))), block_size)

@@ -5,8 +5,6 @@ the caller drops it, so that it exists twice only for a moment.
 """
 
 import ctypes
-import mmap
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvasir_runtime.kernels import quantized
+from kvasir_runtime.kernels import host_memory, quantized
 from kvasir_runtime.kernels.cpu import structs
 from kvasir_runtime.kernels.cpu.library import Function, Library
 from kvasir_runtime.kernels.linear import Build, Linear, Weight
@@ -24,7 +22,6 @@ TILE: Final = 16
 PANEL_TILES: Final = 4
 BFLOAT16_WEIGHTS: Final = 0
 QUANTISED_WEIGHTS: Final = {8: 1, 4: 2}
-_HUGE: Final = 2 << 20
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
@@ -131,9 +128,9 @@ def packed(
     gated: the first half of the rows is the gate, the second up, and calls return silu(gate) * up.
     Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
     formula. Their scales are kept in float16, relative to a power of two for each row.
-    room: gives so many bytes for the packed weight; `storage` if not given.
+    room: gives so many bytes for the packed weight; `host_memory.allocate` if not given.
     """
-    room = room or storage
+    room = room or host_memory.allocate
     if isinstance(weight, QuantizedWeight):
         return _packed_quantized(library, weight, bias, room, gated=gated)
     (rows, k), weight = weight.shape, weight.contiguous()
@@ -172,7 +169,7 @@ class Slab:
         """As `storage` gives it, but that large ones begin at a cache line."""
         if not self._left:
             each = -(-num_bytes // 64) * 64
-            self._left = list(storage(self._weights * each).split(each))[::-1]
+            self._left = list(host_memory.allocate(self._weights * each).split(each))[::-1]
         return self._left.pop()[:num_bytes]
 
 
@@ -253,25 +250,3 @@ def tiled(values: Tensor, tiles: int, *, gated: bool) -> Tensor:
     padded = values.new_zeros(halves, tiles // halves * TILE, *rest)
     padded[:, :rows] = values.view(halves, rows, *rest)
     return padded.view(halves, tiles // halves, TILE, *rest).transpose(0, 1).reshape(tiles * TILE, *rest)
-
-
-def storage(num_bytes: int) -> Tensor:
-    """Room for a packed weight, aligned to a cache line; large ones are offered to the kernel for huge pages.
-
-    A stream over 4 KiB pages misses the translation cache once a page, and prefetchers stop at each border. The C
-    library keeps what lies before an aligned piece for others: a tensor that begins somewhere would waste 2 MiB each.
-    """
-    if num_bytes < _HUGE:
-        room = torch.empty(num_bytes + 64, dtype=torch.uint8)
-        start = -room.data_ptr() % 64
-        return room[start : start + num_bytes]
-    libc = ctypes.CDLL(None)
-    libc.posix_memalign.argtypes = (_POINTER, ctypes.c_size_t, ctypes.c_size_t)
-    libc.free.argtypes = (_POINTER,)
-    address = _POINTER()
-    if libc.posix_memalign(ctypes.byref(address), _HUGE, num_bytes) or address.value is None:
-        raise MemoryError(f"no room for {num_bytes:,} bytes of a packed weight")
-    held = (ctypes.c_uint8 * num_bytes).from_address(address.value)
-    weakref.finalize(held, libc.free, address.value).atexit = False
-    libc.madvise(address, ctypes.c_size_t(num_bytes // _HUGE * _HUGE), mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(held, dtype=torch.uint8)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.cpu import linear, structs
 from kvasir_runtime.kernels.cpu.library import Library
-from kvasir_runtime.runner.startup import host_resources
 
 SHAPES = [(1, 1), (16, 2), (17, 3), (64, 64), (100, 33), (7, 5), (96, 48), (130, 4100), (3584, 768)]
 GATED = [(2, 4), (34, 10), (128, 64), (1000, 96)]
@@ -112,20 +111,3 @@ def test_weights_that_are_packed_together_are_those_packed_alone(library: Librar
             assert torch.equal(packed(x), linear.packed(library, weight, None, gated=gated)(x))
         places = {packed.kept[0].untyped_storage().data_ptr() for packed in together}
         assert len(places) == 1
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "border"), [(100, 64), ((2 << 20) - 1, 64), (2 << 20, 2 << 20), (5_000_001, 2 << 20)]
-)
-def test_room_begins_at_a_border_and_can_be_written_to_its_end(num_bytes: int, border: int) -> None:
-    room = linear.storage(num_bytes)
-    assert (room.shape, room.dtype, room.data_ptr() % border) == ((num_bytes,), torch.uint8, 0)
-    assert int(room.fill_(7)[-1]) == 7
-
-
-def test_large_room_is_given_back_with_the_last_view_of_it() -> None:
-    before = host_resources.resident_bytes()
-    for _ in range(8):
-        part = linear.storage(32 << 20).fill_(1)[5:9]
-        assert part.tolist() == [1] * 4
-    assert host_resources.resident_bytes() - before < 100 << 20
