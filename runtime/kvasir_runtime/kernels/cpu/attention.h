@@ -18,6 +18,7 @@ struct Sequences {
 
 // cache: keys, and value_offset bytes behind them values: blocks of (block_size, kv_heads) rows, block_bytes apart.
 // window, chunk: as in kernels/attention.py, 0 for none.
+// amx: whether sequences of 16 rows and more may be computed by it, whose sums are in another order.
 // INT8 rows are head_dim numbers and behind them their scale, a float32.
 struct AttentionArgs {
   const void* query;  // (tokens, heads, head_dim), token_stride elements from token to token
@@ -29,6 +30,7 @@ struct AttentionArgs {
   int64_t heads, kv_heads, head_dim, block_size, window, chunk;
   float scale;
   Type query_type, cache_type;
+  int32_t amx;
 };
 
 }  // namespace kvasir

@@ -51,19 +51,20 @@ KVASIR_INLINE void soften(const Tile& t, float* scores, uint32_t* weights, int64
   store(scores, total);
 }
 
-// One panel of up to kRows rows over the packed tile. position: of the first row's query; window as in the arguments.
+// One panel of up to kPanelRows rows over the packed tile. position: of the first row's query; window as in the arguments.
 template <class Kind, bool SCALED>
 KVASIR_INLINE void panel(const Tile& t, const Widths& w, int64_t row, int rows, int64_t keys, const int64_t* from,
                          const int64_t* to, float scale) {
   product_any<Kind>(rows, t.query + row * w.depth, w.depth, t.keys, KEYS, w.depth, t.scores, KEYS, nullptr,
                     up(keys, kLanes) / kLanes);
-  float shift[16] = {}, keep[16];
+  constexpr int kShifts = (Kind::kPanelRows + 15) / 16 * 16;
+  float shift[kShifts] = {}, keep[kShifts];
   constexpr int64_t weight_stride = KEYS / Kind::kWidth;
   for (int r = 0; r < rows; ++r) {
     soften<Kind, SCALED>(t, t.scores + r * KEYS, t.weights + r * weight_stride, row + r, keys, from[r], to[r], scale,
                          shift + r);
   }
-  for (int i = 0; i < kRows; i += kLanes) store(keep + i, exp2(load(shift + i)));
+  for (int i = 0; i < rows; i += kLanes) store(keep + i, exp2(load(shift + i)));
   for (int r = 0; r < rows; ++r) {
     float* sums = t.sums + (row + r) * kLanes;
     store(sums, multiply_add(load(sums), splat(keep[r]), load(t.scores + r * KEYS)));
@@ -94,18 +95,18 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
   const int64_t* table = table_of(a, item);
   const float scale = a.scale * 1.44269504f;
   for (int64_t at = first / KEYS * KEYS; at < stop; at += KEYS) {
-    const int64_t keys = least(KEYS, stop - at);
+    const int64_t keys = least(KEYS, stop - at), padded = up(keys, Kind::kWidth * Kind::kDepthUnit);
     locate(a, table, item.kv_head, row_bytes, at, stop, zeros, t.at);
     // Before the window others may have written by now: a weight of 0 times what is no number would be none.
     for (int64_t j = 0; j < first - at; ++j) t.at[j] = t.at[first - at];
     if (SCALED) read_scales(t, a, zeros);
-    pack_keys<Kind, From>(t, a.head_dim, w.depth, (keys + 15) / 16, ahead);
+    pack_keys<Kind, From>(t, a.head_dim, w.depth, (padded + 15) / 16, ahead);
     // Rows of zeros have no values behind them.
     for (int64_t j = 0; j < KEYS; ++j) t.at[j] += j < keys ? a.value_offset : 0;
-    pack_values<Kind, From>(t, a.head_dim, w.columns, keys, ahead);
-    for (int64_t row = 0; row < rows; row += kRows) {
-      const int count = static_cast<int>(least(kRows, rows - row));
-      int64_t from[kRows], to[kRows];
+    pack_values<Kind, From>(t, a.head_dim, w.columns, padded, ahead);
+    for (int64_t row = 0; row < rows; row += Kind::kPanelRows) {
+      const int count = static_cast<int>(least(Kind::kPanelRows, rows - row));
+      int64_t from[Kind::kPanelRows], to[Kind::kPanelRows];
       bool any = false;
       for (int r = 0; r < count; ++r) {
         const int64_t position = begin + (first_row + row + r) / group;
@@ -113,7 +114,7 @@ void attend(const AttentionArgs& a, const Tile& t, const Item& item, Ahead ahead
         from[r] = first_seen(a, position) - at;
         any |= to[r] > 0 && from[r] < keys;
       }
-      if (any) panel<Kind, SCALED>(t, w, row, count, keys, from, to, scale);
+      if (any) panel<Kind, SCALED>(t, w, row, count, padded, from, to, scale);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -242,6 +243,11 @@ KVASIR_INLINE void few(const AttentionArgs& a, const Plan& plan, const Tile& t, 
 #endif
 }
 
+// By the rows of its own sequence, so that the others of a batch change nothing.
+KVASIR_INLINE bool takes_amx(const AttentionArgs& a, const Item& item) {
+  return a.amx && a.sequences->query_lens[item.sequence] * (a.heads / a.kv_heads) >= 16;
+}
+
 template <class Kind, class Query, class From>
 void run_all(int tid, int nth, const AttentionArgs& a) {
   const int64_t count = a.sequences->count, group = a.heads / a.kv_heads;
@@ -256,7 +262,16 @@ void run_all(int tid, int nth, const AttentionArgs& a) {
       few(a, plan, t, task, item, partials);
       continue;
     }
-    attend<Kind, Query, From>(a, t, item, next_of<From>(a, plan, task, item), partials);
+    const Ahead ahead = next_of<From>(a, plan, task, item);
+#if defined(__AVX512BF16__)
+    if constexpr (Kind::kWidth == 2) {
+      if (takes_amx(a, item)) {
+        attend<Tiles, Query, From>(a, t, item, ahead, partials);
+        continue;
+      }
+    }
+#endif
+    attend<Kind, Query, From>(a, t, item, ahead, partials);
   }
   if (!plan.num_merges) return;
   kvasir::barrier(tid, nth);

@@ -11,7 +11,7 @@ namespace {
 
 using kvasir::AttentionArgs;
 
-constexpr int64_t ROWS = 96;
+constexpr int64_t ROWS = 192;
 constexpr int64_t KEYS = 128;
 constexpr int64_t SPLIT = 256;
 // Scores of what is not seen, and the least that a maximum can be: so far apart that their difference gives exactly 0, and
@@ -86,8 +86,8 @@ struct Tile {
   uint32_t* keys;      // (depth, KEYS)
   uint32_t* values;    // (KEYS / width, columns)
   uint32_t* rows;      // (KEYS, depth) one conversion of the cache's rows
-  float* scores;       // (kRows, KEYS)
-  uint32_t* weights;   // (kRows, KEYS / width)
+  float* scores;       // (kMostPanelRows, KEYS)
+  uint32_t* weights;   // (kMostPanelRows, KEYS / width)
   float* out;          // (ROWS, columns)
   float* sums;         // (ROWS, kLanes)
   float* maxima;       // (ROWS)
@@ -100,7 +100,7 @@ struct Tile {
 // Both kinds fit: sizes are those of the wider one.
 Tile tile_of(int tid, const AttentionArgs& a) {
   const Widths w = widths(a, 1);
-  const int64_t words = ROWS * w.depth + KEYS * (2 * w.depth + w.columns) + 2 * kRows * KEYS +
+  const int64_t words = ROWS * w.depth + KEYS * (2 * w.depth + w.columns) + 2 * kMostPanelRows * KEYS +
                         ROWS * (w.columns + kLanes + 1) + 2 * KEYS + few_floats(a) + 17 * 16;
   auto* next = static_cast<uint32_t*>(kvasir::own_scratch(tid, kvasir::SLOT_ATTENTION, 4 * words + 8 * KEYS + 64));
   Tile t;
@@ -115,8 +115,8 @@ Tile tile_of(int tid, const AttentionArgs& a) {
   t.keys = take(KEYS * w.depth);
   t.rows = take(KEYS * w.depth);
   t.values = take(KEYS * w.columns);
-  t.scores = take_floats(kRows * KEYS);
-  t.weights = take(kRows * KEYS);
+  t.scores = take_floats(kMostPanelRows * KEYS);
+  t.weights = take(kMostPanelRows * KEYS);
   t.out = take_floats(ROWS * w.columns);
   t.sums = take_floats(ROWS * kLanes);
   t.maxima = take_floats(ROWS);

@@ -25,8 +25,9 @@ MAX_HEAD_DIM: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class CpuKernels:
-    """One C++ function per operation, on this processor's variant."""
+    """One C++ function per operation, on this processor's variant. amx: whether attention may use it."""
 
+    _amx: bool
     _attention: Function
     _norm: Function
     _split_qkv: Function
@@ -71,6 +72,7 @@ class CpuKernels:
             scale=scale,
             query_type=structs.TYPES[query.dtype],
             cache_type=structs.TYPES[cache.dtype],
+            amx=self._amx,
         )
         self._attention(ctypes.byref(args))
         del kept
@@ -202,8 +204,9 @@ def takes_heads(model: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
 def cpu_kernels(library: Library) -> CpuKernels:
     """The functions of a library."""
     return CpuKernels(
+        library.amx,
         *(
             library.function(name, ctypes.c_void_p)
             for name in ("attention", "norm", "split_qkv", "act_and_mul", "gather", "argmax", "sample")
-        )
+        ),
     )

@@ -21,8 +21,8 @@ Function = Callable[..., Any]
 class Library:
     """The loaded library.
 
-    isa: the variant in use, such as avx512_bf16. amx: weights are packed for AMX, which computes bfloat16 products of
-    16 rows and more in another order than the variant does.
+    isa: the variant in use, such as avx512_bf16. amx: bfloat16 products of 16 rows and more are AMX's, in weights that
+    are packed with it and in attention, whose order of summation is another than the variant's.
     """
 
     isa: str

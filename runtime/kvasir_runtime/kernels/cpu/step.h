@@ -16,6 +16,7 @@ struct StepLayer {
 
 // embedding: (vocabulary, hidden), or null where rows of the packed `table` are taken. head: null where there is none.
 // cache, value_offset, block_bytes: as in kernels/kv_cache.py. num_groups: of the cache.
+// amx: as in AttentionArgs.
 struct StepModel {
   const StepLayer* layers;
   const void* embedding;
@@ -26,6 +27,7 @@ struct StepModel {
   int64_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, block_size;
   float eps, scale;
   Type type, cache_type;
+  int32_t amx;
 };
 
 // What a step spends its time on, in the order of `KINDS` in cpu/step.py.

@@ -251,6 +251,7 @@ def decoder_step(found: Library, parts: DecoderParts) -> CppDecoderStep | None:
         eps=parts.eps,
         scale=parts.head_dim**-0.5,
         type=structs.TYPES[torch.bfloat16],
+        amx=found.amx,
     )
     return CppDecoderStep(found, model, array, (parts,))
 

@@ -53,6 +53,7 @@ class ModelStruct(ctypes.Structure):
         ("scale", _FLOAT),
         ("type", _TYPE),
         ("cache_type", _TYPE),
+        ("amx", _TYPE),
     )
 
 

@@ -50,6 +50,7 @@ class AttentionArgs(ctypes.Structure):
         ("scale", _FLOAT),
         ("query_type", _TYPE),
         ("cache_type", _TYPE),
+        ("amx", _TYPE),
     )
 
 

@@ -4,13 +4,14 @@
 // multiplies and adds.
 #pragma once
 
+#include "amx.h"
 #include "simd.h"
 
 namespace KVASIR_ISA {
 
 // One float32 per element; any cache, any processor.
 struct Single {
-  static constexpr int kWidth = 1;
+  static constexpr int kWidth = 1, kPanelRows = kRows, kDepthUnit = 1;
   static KVASIR_INLINE Floats add_product(Floats sum, uint32_t a, Words b) {
     float x;
     __builtin_memcpy(&x, &a, sizeof x);
@@ -20,14 +21,22 @@ struct Single {
 
 #if defined(__AVX512BF16__)
 struct Pair {
-  static constexpr int kWidth = 2;
+  static constexpr int kWidth = 2, kPanelRows = kRows, kDepthUnit = 1;
   static KVASIR_INLINE Floats add_product(Floats sum, uint32_t a, Words b) {
     return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(a)),
                                                      reinterpret_cast<__m512bh>(b)));
   }
 };
+
+// Pairs by AMX, 32 rows at a time. What is summed over, in elements, is a multiple of kDepthUnit.
+struct Tiles {
+  static constexpr int kWidth = 2, kPanelRows = 2 * AMX_ROWS, kDepthUnit = AMX_K / 2;
+};
 #endif
+
+// Of all kinds.
+constexpr int kMostPanelRows = 32;
 
 // c[r][n] = c[r][n] * keep[r] + sum over k of a[r][k] * b[k][n], for R rows and N vectors of columns.
 // keep: null means 0. Strides in elements.
@@ -67,7 +76,7 @@ KVASIR_INLINE void product_columns(const uint32_t* a, int64_t lda, const uint32_
   for (; n < vectors; ++n) product<Kind, R, 1>(a, lda, b + n * kLanes, ldb, depth, c + n * kLanes, ldc, keep);
 }
 
-// As product, for 1 .. kRows rows and any number of vectors. Each sum is made in the same order whatever the tile.
+// As product, for 1 .. kPanelRows rows and any number of vectors. Each sum is made in the same order whatever the tile.
 template <class Kind>
 inline __attribute__((noinline)) void product_any(int rows, const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb,
                                                   int64_t depth, float* c, int64_t ldc, const float* keep,
@@ -81,6 +90,57 @@ inline __attribute__((noinline)) void product_any(int rows, const uint32_t* a, i
     default: return product_columns<Kind, 6>(a, lda, b, ldb, depth, c, ldc, keep, vectors);
   }
 }
+
+#if defined(__AVX512BF16__)
+template <bool TWO_BLOCKS, bool TWO_TILES>
+KVASIR_INLINE void product_tiles(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, int64_t depth, float* c,
+                                 int64_t ldc, bool add) {
+  float* low = c + AMX_ROWS * ldc;
+  if (add) {
+    KVASIR_TILE_LOAD(0, c, 4 * ldc);
+    if (TWO_TILES) KVASIR_TILE_LOAD(1, c + 16, 4 * ldc);
+    if (TWO_BLOCKS) KVASIR_TILE_LOAD(2, low, 4 * ldc);
+    if (TWO_BLOCKS && TWO_TILES) KVASIR_TILE_LOAD(3, low + 16, 4 * ldc);
+  } else {
+    KVASIR_TILE_ZERO(0);
+    if (TWO_TILES) KVASIR_TILE_ZERO(1);
+    if (TWO_BLOCKS) KVASIR_TILE_ZERO(2);
+    if (TWO_BLOCKS && TWO_TILES) KVASIR_TILE_ZERO(3);
+  }
+  tile_dots<TWO_BLOCKS, TWO_TILES>(a, a + AMX_ROWS * lda, 4 * lda, b, 4 * ldb, depth / Tiles::kDepthUnit, [] {});
+  KVASIR_TILE_STORE(0, c, 4 * ldc);
+  if (TWO_TILES) KVASIR_TILE_STORE(1, c + 16, 4 * ldc);
+  if (TWO_BLOCKS) KVASIR_TILE_STORE(2, low, 4 * ldc);
+  if (TWO_BLOCKS && TWO_TILES) KVASIR_TILE_STORE(3, low + 16, 4 * ldc);
+}
+
+template <bool TWO_BLOCKS>
+KVASIR_INLINE void product_of_tiles(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, int64_t depth, float* c,
+                                    int64_t ldc, bool add, int64_t vectors) {
+  int64_t n = 0;
+  for (; n + 2 <= vectors; n += 2) {
+    product_tiles<TWO_BLOCKS, true>(a, lda, b + n * kLanes, ldb, depth, c + n * kLanes, ldc, add);
+  }
+  if (n < vectors) product_tiles<TWO_BLOCKS, false>(a, lda, b + n * kLanes, ldb, depth, c + n * kLanes, ldc, add);
+}
+
+template <>
+inline __attribute__((noinline)) void product_any<Tiles>(int rows, const uint32_t* a, int64_t lda, const uint32_t* b,
+                                                         int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                                                         const float* keep, int64_t vectors) {
+  for (int r = 0; r < rows && keep; ++r) {
+    for (int64_t n = 0; n < vectors * kLanes; n += kLanes) {
+      store(c + r * ldc + n, load(c + r * ldc + n) * splat(keep[r]));
+    }
+  }
+  const int64_t high = rows < AMX_ROWS ? rows : AMX_ROWS, low = rows - high;
+  const TileConfig config = config_of(high, low);
+  KVASIR_TILE_CONFIGURE(config);
+  if (low) product_of_tiles<true>(a, lda, b, ldb, depth, c, ldc, keep, vectors);
+  else product_of_tiles<false>(a, lda, b, ldb, depth, c, ldc, keep, vectors);
+  KVASIR_TILE_RELEASE();
+}
+#endif
 
 // to[e][i] = rows[i][e] for 16 rows and `count` elements, a multiple of 16.
 KVASIR_INLINE void transpose_16(const uint32_t* const* rows, int64_t count, uint32_t* to, int64_t stride) {

@@ -1,9 +1,11 @@
 """The library as its sources are now: it is built anew when they have changed since `make setup`."""
 
+import ctypes
+
 import pytest
 
 from bench import probes as probing
-from kvasir_runtime.kernels.cpu import build, library
+from kvasir_runtime.kernels.cpu import build, library, linear
 from kvasir_runtime.kernels.cpu.library import Library
 
 
@@ -27,4 +29,28 @@ def probes(cpu_library: Library) -> Library:
     """The probes of this processor's variant, with two threads of their own."""
     found = probing.library(cpu_library.isa)
     found.start(2)
+    return found
+
+
+@pytest.fixture(scope="session")
+def processor_amx(cpu_library: Library) -> Library:
+    """With the processor's AMX in use."""
+    found, _ = linear.with_amx(cpu_library)
+    if not found.amx:
+        pytest.skip("this processor has no AMX")
+    return found
+
+
+@pytest.fixture(scope="session")
+def emulated_amx(cpu_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A library of its own whose tiles are arrays, in use, and whose processor claims to have them."""
+    if not cpu_library.has("pack_bf16"):
+        pytest.skip(f"{cpu_library.isa} has no bfloat16 products")
+    target = tmp_path_factory.mktemp("amx") / "libkvasir.so"
+    parts, flags = ("attention", "linear"), ["-DKVASIR_AMX_EMULATED"]
+    build.build(target, only=parts, variants=[cpu_library.isa], flags=flags)
+    emulated = Library(isa=cpu_library.isa, handle=ctypes.CDLL(str(target)))
+    emulated.start(2)
+    found, name = linear.with_amx(emulated)
+    assert (found.amx, name) == (True, "+amx")
     return found

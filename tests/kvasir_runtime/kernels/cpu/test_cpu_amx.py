@@ -1,11 +1,9 @@
 """AMX products, by the processor or with tiles emulated by arrays: all but the instructions, wherever bfloat16 is."""
 
-import ctypes
-
 import pytest
 import torch
 
-from kvasir_runtime.kernels.cpu import build, linear
+from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import Library
 
 SHAPES = [(16, 32), (112, 96), (100, 64), (7, 32), (200, 768)]
@@ -13,22 +11,10 @@ FLOAT32_UNIT, BFLOAT16_UNIT = 2**-24, 2**-8
 """Largest relative error of one rounding."""
 
 
-@pytest.fixture(scope="module", params=["emulated", "processor"])
-def library(request: pytest.FixtureRequest, cpu_library: Library, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """With AMX in use; emulated in a library of its own, whose processor claims to have it."""
-    if not cpu_library.has("pack_bf16"):
-        pytest.skip(f"{cpu_library.isa} has no bfloat16 products")
-    if request.param == "processor":
-        found, _ = linear.with_amx(cpu_library)
-        if not found.amx:
-            pytest.skip("this processor has no AMX")
-        return found
-    target = tmp_path_factory.mktemp("amx") / "libkvasir.so"
-    build.build(target, only=("linear",), variants=[cpu_library.isa], flags=["-DKVASIR_AMX_EMULATED"])
-    emulated = Library(isa=cpu_library.isa, handle=ctypes.CDLL(str(target)))
-    emulated.start(2)
-    found, name = linear.with_amx(emulated)
-    assert (found.amx, name) == (True, "+amx")
+@pytest.fixture(params=["emulated", "processor"])
+def library(request: pytest.FixtureRequest) -> Library:
+    """With AMX in use."""
+    found: Library = request.getfixturevalue(f"{request.param}_amx")
     return found
 
 

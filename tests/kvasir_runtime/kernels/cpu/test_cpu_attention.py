@@ -1,6 +1,7 @@
 """Attention in C++ beyond the small cases of the table: long sequences, wide heads, windows, company in the batch."""
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,10 +20,14 @@ HEADS = [(12, 4, 64, 16), (14, 2, 64, 128), (3, 1, 80, 8), (2, 2, 256, 32), (64,
 WORST = {torch.float32: 3e-6, torch.bfloat16: 1e-2}  # absolute and relative: two roundings of weights and result
 
 
-@pytest.fixture(params=list(build.VARIANTS))
+@pytest.fixture(params=[*build.VARIANTS, "processor_amx", "emulated_amx"])
 def variant(request: pytest.FixtureRequest, cpu_library: Library) -> CpuKernels:
-    """Each variant that this processor can run: those up to its own."""
+    """Each variant that this processor can run: those up to its own, and AMX, the processor's or emulated."""
     names = list(build.VARIANTS)
+    if request.param not in names:
+        found: Library = request.getfixturevalue(request.param)
+        made = bindings.cpu_kernels(replace(cpu_library, amx=found.amx))
+        return replace(made, _attention=found.function("attention", ctypes.c_void_p))
     if names.index(request.param) > names.index(cpu_library.isa):
         pytest.skip(f"this processor has no {request.param}")
     return bindings.cpu_kernels(Library(isa=request.param, handle=cpu_library.handle))
@@ -87,6 +92,16 @@ def test_what_lies_beside_a_sequence_is_not_seen(variant: CpuKernels, window: in
         places[table_of[seen // 16], seen % 16] = False
     cache[:, places] = float("nan")
     assert torch.equal(variant.attention(query, cache, attn_metadata, 0.125, window), clean)
+
+
+def test_short_sequences_are_left_to_the_other_kernel(cpu_library: Library, processor_amx: Library) -> None:
+    query, cache, tables = case(HEADS[0], ((5, 6), (300, 700)))
+    query, cache = query.bfloat16(), layer_of(cache.bfloat16())
+    attn_metadata = AttentionMetadata((5, 6), (300, 700), tables)
+    made = [bindings.cpu_kernels(library) for library in (cpu_library, processor_amx)]
+    without, with_amx = (kernels.attention(query, cache, attn_metadata, 0.125, 0) for kernels in made)
+    assert torch.equal(with_amx[:5], without[:5]), "15 rows of three heads"
+    assert not torch.equal(with_amx[5:], without[5:]), "18 rows"
 
 
 def test_structs_are_as_large_as_the_headers_say(probes: Library) -> None:
