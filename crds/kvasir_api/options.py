@@ -136,6 +136,13 @@ class RuntimeOptions(OptionsBase):
     prefix_cache: bool = option(
         True, "Keep the KV cache of finished prompts and reuse it for requests with the same prefix."
     )
+    prefix_warmup_seconds: int = option(
+        10,
+        "A new replica computes what its peers are asked most for at most so long before it is ready; 0 never.",
+        unit="seconds",
+        ge=0,
+        le=600,
+    )
     cuda_graphs: bool = option(
         True,
         "Record decode steps as CUDA graphs, which launches each of them in one call; without, every operation is launched by itself.",

@@ -5,9 +5,10 @@ is absent from the result, never zero. It delays the readings of no other pod.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -52,14 +53,21 @@ class StateReader:
 
     async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
         """Make a runtime drain, or take requests again. False when it did not confirm within the deadline."""
+        return await self._confirmed(base, "POST" if on else "DELETE", names.PATH_DRAIN, deadline_s)
+
+    async def introduce(self, base: str, peers: Sequence[str], *, deadline_s: float = 1.0) -> bool:
+        """Name replicas that serve to one that starts. False when it did not confirm within the deadline."""
+        path = f"{names.PATH_PEERS}?{urlencode([('address', peer) for peer in peers])}"
+        return await self._confirmed(base, "POST", path, deadline_s)
+
+    async def _confirmed(self, base: str, method: str, path: str, deadline_s: float) -> bool:
         confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def done(answer: HttpAnswer | None) -> None:
             if not confirmed.done():
                 confirmed.set_result(answer is not None and answer.status < 300)
 
-        method = "POST" if on else "DELETE"
-        exchange = Exchange(base, method, names.PATH_DRAIN, most_bytes=MAX_BYTES, done=done)
+        exchange = Exchange(base, method, path, most_bytes=MAX_BYTES, done=done)
         self._connections.send(exchange)
         try:
             async with asyncio.timeout(deadline_s):

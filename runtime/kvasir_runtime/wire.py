@@ -154,10 +154,15 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The ids of the prompt, to be changed by the caller."""
         if not self.packed_prompt:
             return list(self.prompt)
-        ids = array("I", self.packed_prompt)
-        if sys.byteorder == "big":
-            ids.byteswap()
-        return ids
+        return unpacked_ids(self.packed_prompt)
+
+
+def unpacked_ids(packed: bytes) -> "array[int]":
+    """Ids of EngineRequest.packed_prompt."""
+    ids = array("I", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
 
 
 def packed_ids(token_ids: Sequence[int]) -> bytes:

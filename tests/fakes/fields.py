@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "model.servedName": ("", "other"),
     "model.aliases": ([], ["another"]),
     "model.inspect": ("Auto", "Always"),
+    "runtime.prefixWarmupSeconds": (10, 20),
     "autoscaling.mode": ("Active", "Paused"),
     "autoscaling.minReplicas": (1, 2),
     "autoscaling.maxReplicas": (4, 5),

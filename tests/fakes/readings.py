@@ -1,18 +1,21 @@
 """A reader of /state whose pods say what a test puts into a table, by base URL."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir_api.state import GatewayState, RuntimeState
 
 
 class FakeReader:
-    """`says`: what each URL answers; a URL without an entry is silent. `drains`: what was asked of whom."""
+    """`says`: what each URL answers; a URL without an entry is silent. `drains`: what was asked of whom.
+    `introduced`: who was told of which peers; `deaf`: those that confirm nothing."""
 
     def __init__(self) -> None:
         self.says: dict[str, RuntimeState] = {}
         self.gateways: dict[str, GatewayState] = {}
         self.drains: list[tuple[str, bool]] = []
+        self.introduced: list[tuple[str, tuple[str, ...]]] = []
+        self.deaf: set[str] = set()
 
     async def states(self, targets: Mapping[Any, str], *, deadline_s: float) -> dict[Any, RuntimeState]:
         return {name: self.says[base] for name, base in targets.items() if base in self.says}
@@ -23,3 +26,7 @@ class FakeReader:
     async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
         self.drains.append((base, on))
         return True
+
+    async def introduce(self, base: str, peers: Sequence[str], *, deadline_s: float = 1.0) -> bool:
+        self.introduced.append((base, tuple(peers)))
+        return base not in self.deaf

@@ -16,6 +16,7 @@ CHANGED = {
     "memory_percent": 85,
     "block_size": 32,
     "prefix_cache": False,
+    "prefix_warmup_seconds": 30,
     "cuda_graphs": False,
     "batch_invariant": True,
     "kv_host_bytes": 1 << 30,

@@ -80,12 +80,14 @@ def disruption_budget(seen: Observed) -> Json:
 
 
 def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
-    """Clients reach the http port. The ops port, which can stop work and shows what is cached, is for operator and
-    gateway; the kubelet's probes come from the node, which no policy can shut out."""
+    """Clients reach the http port. The ops port, which can stop work and shows what is cached, is for operator, gateway
+    and the replicas of the service, since a new one reads from the others what they are asked most; the kubelet's
+    probes come from the node, which no policy can shut out."""
     ours = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.system_namespace}},
         "podSelector": {"matchLabels": {names.LABEL_PART_OF: names.PART_OF}},
     }
+    peers = {"podSelector": {"matchLabels": _all_replicas(seen)}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -96,7 +98,7 @@ def network_policy(seen: Observed, settings: OperatorSettings) -> Json:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"ports": [{"port": names.PORT_HTTP, "protocol": "TCP"}]},
-                {"from": [ours], "ports": [{"port": names.PORT_OPS, "protocol": "TCP"}]},
+                {"from": [ours, peers], "ports": [{"port": names.PORT_OPS, "protocol": "TCP"}]},
             ],
         },
     }

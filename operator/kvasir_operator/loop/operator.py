@@ -14,6 +14,7 @@ from kvasir_kube.state_reader import StateReader
 from kvasir_operator.loop.clock import Clock
 from kvasir_operator.loop.event_emitter import EventEmitter
 from kvasir_operator.loop.inspector import Inspector
+from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.leader import FencedCluster, Leader, LeaseLostError
 from kvasir_operator.loop.observer import Observer
 from kvasir_operator.loop.reconciler import Reconciler
@@ -61,18 +62,14 @@ class Operator:
         self.store, self.telemetry = Store(), Telemetry()
         self.workqueue = Workqueue(clock.steady)
         self.resync = Resync(
-            cluster,
-            self.store,
-            self.workqueue,
-            namespace=settings.namespace,
-            clock=clock,
-            interval_s=settings.resync_s,
+            cluster, self.store, self.workqueue, namespace=settings.namespace, clock=clock, interval_s=settings.resync_s
         )
         recorder = Recorder(cluster, instance=instance, clock=clock)
         scraper = Scraper(self.store, reader, clock=clock)
         self.scaler = Scaler(
             self.store,
             scraper,
+            Introducer(reader),
             self.workqueue,
             recorder,
             self.telemetry,

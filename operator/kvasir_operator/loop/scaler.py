@@ -15,6 +15,7 @@ from kvasir_api.status import MOST_REPLICAS, AutoscalingStatus, Capacity, Infere
 from kvasir_api.status import ScalingChange as Entry
 from kvasir_kube.kinds import INFERENCE_SERVICE, Json, Key, key
 from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.reading_log import ReadingLog
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.scraper import Scraper
@@ -80,6 +81,7 @@ class Scaler:
         self,
         store: Store,
         scraper: Scraper,
+        introducer: Introducer,
         workqueue: Workqueue,
         recorder: Recorder,
         telemetry: Telemetry,
@@ -90,6 +92,7 @@ class Scaler:
         self.attention: set[Key] = set()
         self.ticked_at = clock.steady()
         self._store, self._scraper, self._workqueue, self._recorder = store, scraper, workqueue, recorder
+        self._introducer = introducer
         self._telemetry, self._clock, self._interval_s = telemetry, clock, settings.interval_s
         self._speed_window_s, self._log = settings.speed_window_s, ReadingLog(settings.readings_dir)
         self._memory: dict[Key, ScalerMemory] = {}
@@ -118,6 +121,7 @@ class Scaler:
                 await self._look(name, service)
             except Exception:
                 LOG.exception("a tick of %s failed; the others are decided for", "/".join(name))
+        await self._introducer.introduce(self._scraper.replicas(name) for name in services)
         for name in list(self.attention):
             self._workqueue.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()

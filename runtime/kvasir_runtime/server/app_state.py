@@ -17,6 +17,7 @@ from kvasir_api.http_apis import INSTANCE_CHARACTERS
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
+from kvasir_runtime.client.hot_prefixes import HotPrefixes
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
@@ -24,6 +25,7 @@ from kvasir_runtime.server.auth import ApiKeys
 from kvasir_runtime.server.lifecycle import Lifecycle
 from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
+from kvasir_runtime.server.prefix_warmup import PIECE_TOKENS
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.server.worker_threads import WorkerThreads
 
@@ -48,7 +50,8 @@ class ServedModel:
 class AppState:
     """names: what clients call the model, the first of them in metrics. created: unix seconds of the start.
 
-    instance: names this process in /state and in the ids of what only it holds.
+    instance: names this process in /state and in the ids of what only it holds. peers: ops ports of replicas that
+    served while this one started. hot_prefixes: what clients ask most.
     """
 
     options: ServeOptions
@@ -64,6 +67,8 @@ class AppState:
     idle: asyncio.Event = field(init=False)
     registry: RequestRegistry = field(init=False, default_factory=RequestRegistry)
     tracing: Tracer | None = field(init=False, default=None)
+    peers: tuple[str, ...] = field(init=False, default=())
+    hot_prefixes: HotPrefixes = field(init=False, default_factory=lambda: HotPrefixes(PIECE_TOKENS))
     num_active: int = field(init=False, default=0)
     num_preparing: int = field(init=False, default=0)
 

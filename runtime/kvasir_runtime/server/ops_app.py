@@ -1,4 +1,5 @@
-"""The ops port, for the control plane only: probes, the /state document, drain, forgetting.
+"""The ops port, for the control plane and replicas of the same service: probes, the /state document, drain, forgetting,
+and what a new replica needs of its peers.
 
 Built once by the process. The probes answer from what the process knows, without asking the engine, so a busy engine
 never fails one; the liveness probe fails when the engine has sent nothing for much longer than any step takes.
@@ -10,6 +11,7 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from kvasir_api import names, state
+from kvasir_runtime.server import prefix_warmup
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import json_response
 
@@ -24,6 +26,7 @@ def ops_app(app_state: AppState) -> FastAPI:
     _add_probes(app, app_state)
     _add_drain(app, app_state)
     _add_reset(app, app_state)
+    _add_prefixes(app, app_state)
     return app
 
 
@@ -85,4 +88,27 @@ def _add_reset(app: FastAPI, app_state: AppState) -> None:
         if app_state.served_model is None:
             return json_response({"error": "no model is loaded"}, status=503)
         app_state.served_model.client.forget()
+        app_state.hot_prefixes.forget()
         return json_response({"reset": True})
+
+
+def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
+    @app.get(names.PATH_PREFIXES)
+    async def prefixes(top: Annotated[int, Query(ge=1, le=prefix_warmup.MOST_PREFIXES)] = 16) -> Response:
+        """Token ids of what clients ask most, with the salts of their requests: for a replica that starts."""
+        if app_state.served_model is None:
+            return json_response({"error": "no model is loaded"}, status=503)
+        document = prefix_warmup.shared(app_state.hot_prefixes, app_state.served_model.profile.tokenizer, top)
+        return Response(document, media_type="application/json")
+
+    @app.post(names.PATH_PEERS)
+    async def peers(
+        address: Annotated[list[str], Query(min_length=1, max_length=prefix_warmup.MOST_PEERS)],
+    ) -> Response:
+        """Ops ports of replicas that serve already, to be asked before this one is ready."""
+        if not all(map(prefix_warmup.is_address, address)):
+            return json_response({"error": "an address is http://, an IP address and a port"}, status=422)
+        if app_state.lifecycle.was_ready:
+            return json_response({"error": "the start is over"}, status=409)
+        app_state.peers = tuple(address)
+        return json_response({"peers": len(address)})

@@ -8,10 +8,13 @@ failed.
 import asyncio
 import gc
 import hashlib
+import logging
 import signal
 import time
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from kvasir_api import __version__, names, state
 from kvasir_api.options import ServeOptions
@@ -25,7 +28,7 @@ from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import parser_names
 from kvasir_runtime.frontend.pooling.capabilities import capabilities
 from kvasir_runtime.frontend.structured_outputs.grammar_validator import GrammarValidator
-from kvasir_runtime.server import auth, listen, ports
+from kvasir_runtime.server import auth, listen, ports, prefix_warmup
 from kvasir_runtime.server.app import http_app
 from kvasir_runtime.server.app_state import AppState, ServedModel
 from kvasir_runtime.server.banner import StartSummary
@@ -34,6 +37,7 @@ from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
 from kvasir_runtime.wire import EngineFacts, Progress
 
+log = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 0.2
 FLUSH_S: Final = 5.0
 SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
@@ -157,6 +161,7 @@ class ServeProcess:
         )
         app_state.metrics.opened(ready, self._options)
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
+        await self._warm_prefixes(app_state.served_model, ready)
         await self._unlocked()
         app_state.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
@@ -173,6 +178,19 @@ class ServeProcess:
             ),
         )
 
+    async def _warm_prefixes(self, served: ServedModel, ready: EngineFacts) -> None:
+        """Compute what peers are asked most, where the operator has named some."""
+        limit_s, peers = self._options.prefix_warmup_seconds, self._app_state.peers
+        if not peers or not limit_s or not self._options.prefix_cache or ready.head != "vocabulary":
+            return
+        self._app_state.lifecycle.advance("warming", 1.0, message="computing what other replicas are asked most")
+        warmed = await prefix_warmup.warm(peers, served.client, ready, served.profile.tokenizer, limit_s=limit_s)
+        served.start = msgspec.structs.replace(served.start, warm_s=served.start.warm_s + warmed.seconds)
+        log.info(
+            "computed %d prefixes of %d peers, %d tokens in %.1f s; %d peers gave no usable answer",
+            *(warmed.prefixes, len(peers), warmed.tokens, warmed.seconds, warmed.silent),
+        )
+
     async def _unlocked(self) -> None:
         """A replica of a service that has no key yet is not ready: it would take the place of one that serves."""
         if why := self._app_state.api_keys.locked:
@@ -184,7 +202,10 @@ class ServeProcess:
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> EngineFacts:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
         self._client = EngineClient(
-            self._child.address, on_progress=self._on_progress, on_step=self._app_state.metrics.step
+            self._child.address,
+            on_progress=self._on_progress,
+            on_step=self._app_state.metrics.step,
+            on_submit=self._app_state.hot_prefixes.note if self._options.prefix_cache else lambda _: None,
         )
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))

@@ -242,9 +242,11 @@ def test_guards_cover_every_replica_and_keep_clients_off_the_ops_port():
     assert [p["port"] for p in clients["ports"]] == [names.PORT_HTTP]
     assert "from" not in clients
     assert [p["port"] for p in control["ports"]] == [names.PORT_OPS]
-    (peer,) = control["from"]
-    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "home"}
-    assert peer["podSelector"]["matchLabels"] == {names.LABEL_PART_OF: names.PART_OF}
+    ours, replicas = control["from"]
+    assert ours["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "home"}
+    assert ours["podSelector"]["matchLabels"] == {names.LABEL_PART_OF: names.PART_OF}
+    # Of the same namespace and service: a new one reads from the others what they are asked most.
+    assert replicas == {"podSelector": {"matchLabels": budget["selector"]["matchLabels"]}}
 
 
 def pods(**spec):

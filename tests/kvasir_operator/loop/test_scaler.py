@@ -12,6 +12,7 @@ from fakes.readings import FakeReader
 from kvasir_api import names
 from kvasir_api.state import GatewayState, RequestTotals, RuntimeState, ServiceDemand
 from kvasir_kube.kinds import INFERENCE_SERVICE, POD
+from kvasir_operator.loop.introducer import Introducer
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.scaler import Scaler
 from kvasir_operator.loop.scraper import Scraper
@@ -108,9 +109,10 @@ def scaler_of(clock, telemetry, *, reader=None, services=(), pods=(), **settings
     for kind, found in [*((INFERENCE_SERVICE, s) for s in services), *((POD, p) for p in pods)]:
         store.put(kind, {**found, "metadata": {**found["metadata"], "resourceVersion": "1"}})
     recorder = Recorder(FakeCluster(), instance="test", clock=clock)
-    scraper = Scraper(store, reader or FakeReader(), clock=clock)
+    reader = reader or FakeReader()
+    scraper, introducer = Scraper(store, reader, clock=clock), Introducer(reader)
     queue, settings = Workqueue(clock.steady), OperatorSettings(**settings)
-    return Scaler(store, scraper, queue, recorder, telemetry, settings=settings, clock=clock)
+    return Scaler(store, scraper, introducer, queue, recorder, telemetry, settings=settings, clock=clock)
 
 
 @pytest.mark.parametrize("failing", ["a", "b", "c"])

@@ -1,0 +1,39 @@
+"""Names to a replica that starts the peers of its service that serve, so that it computes what they are asked most
+before it is ready. Called at each tick. A process that does not confirm is told again while it starts.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from kvasir_kube.state_reader import StateReader
+from kvasir_operator.observed.replica import Replica
+
+MOST_PEERS: Final = 3
+"""So many take part; a runtime refuses more."""
+
+
+def introductions(replicas: Iterable[Replica]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """By the instance of each process that starts: its ops port and those of the peers whose cache is worth most."""
+    found = [r for r in replicas if r.live and r.ops_url and r.reading is not None]
+    ready = [r for r in found if r.phase == "ready"]
+    ready.sort(key=lambda r: (-r.reading.reused_tokens if r.reading else 0, r.name))
+    peers = tuple(r.ops_url for r in ready[:MOST_PEERS])
+    starting = [r for r in found if r.phase in ("starting", "loading")] if peers else []
+    return {r.reading.instance: (r.ops_url, peers) for r in starting if r.reading and r.reading.instance}
+
+
+class Introducer:
+    """Tells each process once."""
+
+    def __init__(self, reader: StateReader) -> None:
+        self._reader = reader
+        self._told: set[str] = set()
+
+    async def introduce(self, services: Iterable[Iterable[Replica]]) -> None:
+        """services: the replicas of each."""
+        found = {instance: told for replicas in services for instance, told in introductions(replicas).items()}
+        new = {instance: told for instance, told in found.items() if instance not in self._told}
+        done = await asyncio.gather(*(self._reader.introduce(base, peers) for base, peers in new.values()))
+        confirmed = {instance for instance, heard in zip(new, done, strict=True) if heard}
+        self._told = (self._told & set(found)) | confirmed
