@@ -133,7 +133,7 @@ HOSTILE = {
 }
 
 # Refused before a field is read.
-WHOLE_BODY = {"deeper than JSON is read", "lone surrogates", "more values than a body may have"}
+WHOLE_BODY = {"deeper than JSON is read", "lone surrogates", "many properties", "more values than a body may have"}
 
 
 class Stream(threading.Thread):

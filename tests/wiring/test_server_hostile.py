@@ -82,9 +82,9 @@ BODIES = {
         raw(CHAT, messages=[{"role": "user", "content": "a " * 2_000_000}]),
         400,
     ),
-    "100k-content-parts": (
+    "30k-content-parts": (
         "/v1/chat/completions",
-        raw(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}]),
+        raw(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 30_000}]),
         200,
     ),
     "an-image-of-a-link-local-address": (

@@ -6,7 +6,7 @@ docs/api.md has the meanings. The bodies of completions and chats inherit them, 
 from collections.abc import Sized
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir_runtime.frontend.protocol.validation import StrictModel, refusal
@@ -116,7 +116,7 @@ class SamplingFields(StrictModel):
         list[tuple[int, float]], BeforeValidator(_biases, json_schema_input_type=dict[str, float])
     ] = Field([])
     bad_words: Annotated[list[str], BeforeValidator(_bad_words, json_schema_input_type=list[str])] = Field([])
-    allowed_token_ids: list[TokenId] = Field([], max_length=MAX_ALLOWED_IDS)
+    allowed_token_ids: Annotated[list[TokenId], FailFast()] = Field([], max_length=MAX_ALLOWED_IDS)
     prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
     logprob_token_ids: list[TokenId] = Field([], max_length=MAX_LOGPROB_IDS)
     return_token_ids: bool = False

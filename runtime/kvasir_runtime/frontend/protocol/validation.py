@@ -21,6 +21,13 @@ _Model = TypeVar("_Model", bound=BaseModel)
 MAX_COMMAS = 1 << 19
 MAX_BRACKETS = 1 << 17
 """In a body, those of its texts included: about 40 ms of decoding."""
+MAX_NAMES = 1 << 16
+"""Names of fields in a body, those of JSON in its texts included: each is a text to be made and a place to be found."""
+MAX_LONG_NUMBERS = 500
+LONG_NUMBER = b"0" * 1000
+"""Digits from which a number counts as long: those that JSON may have take 50 microseconds."""
+WHITE_SPACE = b" \t\r\n"
+ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 MAX_IGNORED = 100
 """Fields of one body that are left out; a client that sends more is not a client of this API."""
 MAX_FAULTS = 10 * MAX_IGNORED
@@ -61,6 +68,12 @@ def decoded(raw: bytes) -> dict[str, Any]:
     # Texts are read at gigabytes per second, single values a hundred times slower, and the interpreter is held.
     if raw.count(b",") > MAX_COMMAS or raw.count(b"{") + raw.count(b"[") > MAX_BRACKETS:
         message = f"The body has more than {MAX_COMMAS} commas or {MAX_BRACKETS} brackets; send fewer values at a time."
+        raise Refused(openai_errors.invalid(message, code="too_many_values"))
+    if raw.count(b":") > MAX_NAMES and raw.translate(None, WHITE_SPACE).count(b'":') > MAX_NAMES:
+        message = f"The body has more than {MAX_NAMES} names of fields; send fewer at a time."
+        raise Refused(openai_errors.invalid(message, code="too_many_values"))
+    if len(raw) > MAX_LONG_NUMBERS * len(LONG_NUMBER) and raw.translate(ZEROS).count(LONG_NUMBER) > MAX_LONG_NUMBERS:
+        message = f"The body has more than {MAX_LONG_NUMBERS} numbers of {len(LONG_NUMBER)} digits."
         raise Refused(openai_errors.invalid(message, code="too_many_values"))
     try:
         document = from_json(raw, allow_inf_nan=False, cache_strings="keys")

@@ -7,7 +7,14 @@ from pydantic import ValidationError
 
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol import generation
-from kvasir_runtime.frontend.protocol.validation import MAX_BRACKETS, MAX_COMMAS, ReceivedBody
+from kvasir_runtime.frontend.protocol.sampling_fields import SamplingFields
+from kvasir_runtime.frontend.protocol.validation import (
+    MAX_BRACKETS,
+    MAX_COMMAS,
+    MAX_LONG_NUMBERS,
+    MAX_NAMES,
+    ReceivedBody,
+)
 from kvasir_runtime.server.api.anthropic import protocol
 
 MESSAGE = {"role": "user", "content": "hi"}
@@ -86,8 +93,30 @@ def test_fields_named_like_kinds_of_a_union_are_told_from_them():
     ]
 
 
-@pytest.mark.parametrize("raw", [b"[" + b"1," * (MAX_COMMAS + 1) + b"1]", b"[" * (MAX_BRACKETS + 1)])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" + b"1," * (MAX_COMMAS + 1) + b"1]",
+        b"[" * (MAX_BRACKETS + 1),
+        b"{" + b'"a":1,' * MAX_NAMES + b'"a":1}',
+        b"{" + b'"a" \t\r\n :1,' * MAX_NAMES + b'"a":1}',
+        b"[" + b"9" * 1000 + (b"," + b"9" * 1000) * MAX_LONG_NUMBERS + b"]",
+    ],
+)
 def test_a_body_whose_decoding_would_take_long_is_not_decoded(raw):
     with pytest.raises(Refused) as caught:
         generation.parse_chat(raw)
     assert caught.value.error.code == "too_many_values"
+
+
+@pytest.mark.parametrize("text", [":" * 200_000, "12:34:56 done, " * 20_000, "3" * 400_000, "1 " * 400_000])
+def test_texts_count_only_where_they_read_like_fields(text):
+    raw = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    assert generation.parse_chat(raw).messages[0].content == text
+
+
+def test_a_list_of_wrong_ids_is_refused_at_the_first():
+    """Each fault would be an object of its own."""
+    with pytest.raises(ValidationError) as caught:
+        SamplingFields.model_validate({"allowed_token_ids": ["1"] * 1000})
+    assert caught.value.error_count() == 1
