@@ -137,6 +137,7 @@ test-clients: setup  ## Run clients and suites that others wrote, from their pac
 
 lock-clients: setup  ## Write the pins of the clients that test-clients runs: versions and hashes, no address
 	@$(BIN)/uv pip compile tests/outside/python/requirements.in --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --output-file tests/outside/python/requirements.txt
+	@cd tests/outside/node && npm install --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund
 
 test-long: test-clients test-soak  ## Run what takes long and stays outside of `make test`
 

@@ -21,6 +21,7 @@ from outside import environment
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
 OPTIONS = ("--kv-cache-tokens", "65536", "--device", "cpu")
 PYTHON = environment.HERE / "python"
+NODE = environment.HERE / "node"
 SUITE_S = 300
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -71,9 +72,17 @@ def passes(command: list[str | Path], env: dict[str, str], cwd: Path) -> None:
         pytest.fail(f"{done.stdout}\n{done.stderr}"[-20_000:], pytrace=False)
 
 
-@pytest.mark.timeout(SUITE_S + 10)
+@pytest.mark.timeout(environment.INSTALL_S + SUITE_S)
 @pytest.mark.parametrize("suite", sorted(path.name for path in PYTHON.glob("*.py") if path.name != "conftest.py"))
 def test_python_client(suite, servers):
     python = environment.venv_python()
     options = ["-c", PYTHON / "pytest.ini", "--confcutdir", PYTHON]
     passes([python, "-m", "pytest", *options, PYTHON / suite], servers, cwd=PYTHON)
+
+
+@pytest.mark.timeout(environment.INSTALL_S + SUITE_S)
+@pytest.mark.parametrize("suite", sorted(path.name for path in NODE.glob("*.test.mjs")))
+def test_node_client(suite, servers):
+    folder = environment.node_folder()
+    variables = servers | {"KVASIR_PYTHON": os.fspath(environment.venv_python())}
+    passes(["node", "--test", folder / suite], variables, cwd=folder)
