@@ -78,9 +78,9 @@ class Picker:
         parsed = request_parser.parse_body(body, path)
         if not isinstance(parsed, request_parser.ParsedBody):
             return request_parser.error_response(parsed, path)
-        service = self.table.by_model.get(parsed.model)
-        if service is None:
-            return request_parser.error_response(openai_errors.model_not_found(parsed.model), path)
+        service = request_parser.service_of(parsed, self.table)
+        if not isinstance(service, RoutedService):
+            return request_parser.error_response(service, path)
         self._count_arrival(service, started_s)
         prompt_tokens = math.ceil(len(body) / BYTES_PER_TOKEN)
         choice = self._choose(service, prompt_tokens, started_s)

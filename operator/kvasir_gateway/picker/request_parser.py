@@ -14,7 +14,7 @@ import msgspec
 
 from kvasir_api import __version__, http_apis, openai_errors
 from kvasir_api.openai_errors import ApiError
-from kvasir_gateway.routing_table import RoutingTable
+from kvasir_gateway.routing_table import RoutedService, RoutingTable
 
 MODELS = "/v1/models"
 HEALTH = ("/health", "/healthz")
@@ -37,9 +37,10 @@ class ImmediateResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedBody:
-    """What the gateway reads of a body. response: id of the stored response that it continues, "" for none."""
+    """What the gateway reads of a body. model: None where it is left out. response: id of the stored response that it
+    continues, "" for none."""
 
-    model: str
+    model: str | None
     response: str = ""
 
 
@@ -88,11 +89,25 @@ def parse_body(body: bytes, path: str = "") -> ParsedBody | ApiError:
     except RecursionError:
         return openai_errors.invalid("The request body is nested too deeply.", code="invalid_json")
     api, name, response = http_apis.of(path), found.model, found.previous_response_id
-    if api == "ollama" and not isinstance(name, str):
+    if api == "ollama" and name is None:
         name = found.name
-    if not isinstance(name, str):
-        return openai_errors.invalid("The field `model` is needed: a string that names a model.", param="model")
-    return ParsedBody(model=http_apis.model_name(name, api), response=response if isinstance(response, str) else "")
+    if not isinstance(name, str | None):
+        return openai_errors.invalid("The field `model` is a string that names a model.", param="model")
+    return ParsedBody(
+        model=None if name is None else http_apis.model_name(name, api),
+        response=response if isinstance(response, str) else "",
+    )
+
+
+def service_of(parsed: ParsedBody, table: RoutingTable) -> RoutedService | ApiError:
+    """The service of a model, or the only one that there is where none is named."""
+    if parsed.model is not None:
+        return table.by_model.get(parsed.model) or openai_errors.model_not_found(parsed.model)
+    found = {service.key: service for service in table.by_model.values()}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    what = f"{len(found)} services have one" if found else "no service has one yet"
+    return openai_errors.invalid(f"The field `model` is needed, since {what}.", param="model")
 
 
 def _own(path: str, table: RoutingTable) -> ImmediateResponse | None:

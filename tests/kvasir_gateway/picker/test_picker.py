@@ -192,6 +192,31 @@ def test_results_for_an_answer_that_nobody_writes_are_refused(holding, name):
     assert refusal(holding.respond_to_head("GET", target, {})) == (405, "method_not_allowed")
 
 
+@pytest.mark.parametrize(
+    ("services", "body", "found"),
+    [
+        ([service("s", model="m")], b'{"prompt": "x"}', "default.s"),
+        ([service("s", model="m")], b'{"model": null}', "default.s"),
+        ([service("s", model="m")], b"[]", "default.s"),
+        ([service("s", model="m")], b'{"model": ""}', " does not exist here."),
+        ([service("s", model="m")], b'{"model": 5}', "The field `model` is a string that names a model."),
+        ([service("s", model="m"), service("t", model="m")], b"{}", "default.s"),
+        ([service("s", model="m"), service("t")], b"{}", "The field `model` is needed, since 2 services have one."),
+        ([], b"{}", "The field `model` is needed, since no service has one yet."),
+    ],
+)
+def test_a_model_may_be_left_out_where_one_service_is_all_there_is(picker, services, body, found):
+    """A service whose name belongs to another cannot be named either."""
+    picker.table = routing_table.build(services, [pod("s", "one", ip="10.0.0.1")])
+    for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/score"):
+        answer = picker.pick(body, path, path)
+        if isinstance(answer, Destination):
+            assert answer.cluster == found
+        else:
+            assert found in answer.body.decode()
+            assert answer.status == (404 if "exist" in found else 400)
+
+
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/tokenize", "/detokenize"])
 def test_routes_outside_of_v1_name_their_model(picker, path):
     assert picker.respond_to_head("POST", path, {}) is None
