@@ -5,11 +5,13 @@ dashboards. Readers ignore fields they do not know, because old and new pods liv
 cannot be decoded is no reading, never zero. Counted in whole blocks; tokens are blocks times block_size.
 """
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 SCHEMA = 1
+MAX_COUNT = (1 << 63) - 1
+_State = TypeVar("_State", bound=msgspec.Struct)
 Phase = Literal["starting", "loading", "warming", "ready", "draining"]
 
 
@@ -202,9 +204,21 @@ def encode(state: RuntimeState | GatewayState) -> bytes:
 
 def decode(document: bytes) -> RuntimeState:
     """A runtime's document. Unknown fields are ignored; raises msgspec.ValidationError or DecodeError otherwise."""
-    return msgspec.json.decode(document, type=RuntimeState)
+    return _bounded(msgspec.json.decode(document, type=RuntimeState))
 
 
 def decode_gateway(document: bytes) -> GatewayState:
     """A gateway's document, with the errors of decode()."""
-    return msgspec.json.decode(document, type=GatewayState)
+    return _bounded(msgspec.json.decode(document, type=GatewayState))
+
+
+def _bounded(state: _State) -> _State:
+    """The same, with integers that arithmetic with floats can hold. Raises msgspec.ValidationError."""
+    for name in state.__struct_fields__:
+        value = getattr(state, name)
+        if isinstance(value, int) and abs(value) > MAX_COUNT:
+            raise msgspec.ValidationError(f"{name} is out of range: beyond {MAX_COUNT}")
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, msgspec.Struct):
+                _bounded(inner)
+    return state

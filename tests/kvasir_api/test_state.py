@@ -31,5 +31,18 @@ def test_bad_document_is_no_reading(document: bytes) -> None:
         state.decode(document)
 
 
+@pytest.mark.parametrize(
+    "field", ['"running":%s', '"waiting_uncached_tokens":-%s', '"kv":{"pinned_tokens":%s}', '"totals":{"arrivals":%s}']
+)
+def test_a_count_that_no_float_holds_is_no_reading(field: str) -> None:
+    """The picker and the autoscaler divide by rates."""
+    assert state.decode(b"{" + (field % 9).encode() + b"}")
+    for digits in ("9" * 400, str(1 << 64)):
+        with pytest.raises(msgspec.ValidationError, match="out of range"):
+            state.decode(b"{" + (field % digits).encode() + b"}")
+    with pytest.raises(msgspec.ValidationError, match="inflight is out of range"):
+        state.decode_gateway(b'{"services":[{"namespace":"n","name":"s","inflight":' + b"9" * 400 + b"}]}")
+
+
 def test_every_field_is_written() -> None:
     assert set(json.loads(state.encode(RuntimeState()))) == set(RuntimeState.__struct_fields__)
