@@ -78,6 +78,8 @@ ENV_MODEL_URI: Final = "KVASIR_MODEL_URI"
 HEADER_DESTINATION: Final = "x-gateway-destination-endpoint"
 HEADER_CLUSTER: Final = "x-kvasir-cluster"
 HEADER_INFLIGHT_ID: Final = "x-kvasir-inflight-id"
+HEADER_PRIORITY: Final = "x-kvasir-priority"
+HEADER_TTFT: Final = "x-slo-ttft-ms"
 
 # Condition types. Ready is always present; the others only while True.
 CONDITION_READY: Final = "Ready"

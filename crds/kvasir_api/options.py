@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from kvasir_api import hf_config
+from kvasir_api import hf_config, tenants
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
@@ -143,6 +143,17 @@ class RuntimeOptions(OptionsBase):
         ge=0,
         le=600,
     )
+    shared_prefix_cache: bool = option(
+        False,
+        "Let all tenants (API keys, or names in the tenant header) share the prefix cache. Then the count of cached tokens and the time to a first token can reveal what others have sent.",
+    )
+    tenant_weights: str = option(
+        "",
+        "Shares of tenants that wait, as name=weight with commas between them; the others weigh 1. A tenant is called by the file of its key in the Secret, and by file/line where a file holds several keys.",
+        metavar="NAME=WEIGHT,...",
+        pattern=tenants.WEIGHTS_PATTERN,
+        max_length=4096,
+    )
     cuda_graphs: bool = option(
         True,
         "Record decode steps as CUDA graphs, which launches each of them in one call; without, every operation is launched by itself.",
@@ -216,6 +227,11 @@ class RuntimeOptions(OptionsBase):
         return self
 
     @model_validator(mode="after")
+    def _weights_are_above_zero(self) -> Self:
+        tenants.weights(self.tenant_weights)
+        return self
+
+    @model_validator(mode="after")
     def _batch_holds_a_block(self) -> Self:
         if 0 < self.max_batch_tokens < self.block_size:
             raise ValueError(f"maxBatchTokens {self.max_batch_tokens} is less than blockSize {self.block_size}")
@@ -267,6 +283,13 @@ class ServeOptions(RuntimeOptions):
         "",
         "File with keys that clients must send as a bearer token, one per line, or a directory of such files, as a mounted Secret is. It is read again when it changes; without any key in it every request is rejected.",
         metavar="PATH",
+    )
+    tenant_header: str = option(
+        "",
+        "Header in which a trusted proxy names the tenant of a request; without it, and in requests that lack it, each key is a tenant. Clients must not be able to set it.",
+        metavar="NAME",
+        pattern=r"^[A-Za-z0-9-]*$",
+        max_length=64,
     )
     cors_origin: tuple[str, ...] = option(
         (), "Origin that browsers may call from; may be repeated, * allows all.", metavar="ORIGIN"

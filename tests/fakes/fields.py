@@ -72,6 +72,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.memoryPercent": (90, 80),
     "runtime.blockSize": (16, 32),
     "runtime.prefixCache": (True, False),
+    "runtime.sharedPrefixCache": (False, True),
+    "runtime.tenantWeights": ("", "team=2,batch=0.5"),
     "runtime.cudaGraphs": (True, False),
     "runtime.batchInvariant": (False, True),
     "runtime.maxBatchTokens": (0, 64),

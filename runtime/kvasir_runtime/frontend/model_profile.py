@@ -8,6 +8,7 @@ from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.parsing.formats import ParserNames
 from kvasir_runtime.frontend.pooling.capabilities import Capabilities
+from kvasir_runtime.frontend.sender import RequestSender
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineFacts
 
@@ -18,7 +19,7 @@ class ModelProfile:
     together, in tokens. defaults: of sampling fields. hash_salt: the engine's, of the hashes of blocks.
 
     ready: the engine's facts; None where there is no engine. parsers: the formats of calls and of reasoning. instance:
-    ids of chats begin with it, so that a gateway finds the process that writes one.
+    ids of chats begin with it, so that a gateway finds the process that writes one. sender: of the request at hand.
     """
 
     names: tuple[str, ...]
@@ -31,6 +32,7 @@ class ModelProfile:
     instance: str = ""
     path: str = ""
     hash_salt: bytes = field(default=b"", repr=False)
+    sender: RequestSender = field(default_factory=RequestSender)
 
 
 def served_name(name: str | None, profile: ModelProfile) -> str:

@@ -4,7 +4,6 @@ Called in a worker thread for each request, since templates and tokenizers take 
 decided without the engine, and raises Refused; it knows no sockets and no event loop.
 """
 
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -124,7 +123,7 @@ def _prompted(body: Body, profile: ModelProfile) -> tuple[list[Prompt], OutputFo
         return [prompt], output, None
     tool_results.check(body, profile.parsers, output)
     renderer = ToolResultRenderer(
-        prompt=template, tokenizer=profile.tokenizer, max_context=profile.max_context, salt=_salt(body)
+        prompt=template, tokenizer=profile.tokenizer, max_context=profile.max_context, salt=_salt(body, profile)
     )
     return [prompt], output, renderer
 
@@ -140,7 +139,7 @@ def _requests(
 ) -> list[EngineRequest]:
     """As many of each prompt as are sampled, in order; with beam search as one search of each prompt."""
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
-    salt = _salt(body)
+    salt, sender = _salt(body, profile), profile.sender
     requests = []
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         # Routes are hashes of the text's beginning, which a cut prompt no longer has.
@@ -156,6 +155,10 @@ def _requests(
                 route_hashes=routes,
                 packed_prompt=packed,
                 block_hashes=block_hashes,
+                priority=body.priority if sender.priority is None else sender.priority,
+                ttft_s=sender.ttft_s,
+                tenant=sender.tenant,
+                weight=sender.weight,
             )
             for choice in range(num_drawn)
         ]
@@ -163,9 +166,9 @@ def _requests(
     return requests
 
 
-def _salt(body: Body) -> bytes:
+def _salt(body: Body, profile: ModelProfile) -> bytes:
     """Separates what is cached of this request from what others find."""
-    return hashlib.sha256(body.cache_salt.encode()).digest() if body.cache_salt else b""
+    return profile.sender.cache_salt(body.cache_salt)
 
 
 def _packed(token_ids: tuple[int, ...], salt: bytes, profile: ModelProfile) -> tuple[bytes, bytes]:
@@ -306,9 +309,9 @@ def _encoded(text: str, body: Body, profile: ModelProfile) -> tuple[int, ...]:
         if keep is None or keep > profile.max_context:
             # Up to twice the context, so that an error says by how much a prompt is too long.
             limit = 2 * profile.max_context
-            return profile.tokenizer.encode(text, special=special, limit=limit, salt=_salt(body))
+            return profile.tokenizer.encode(text, special=special, limit=limit, salt=_salt(body, profile))
         return profile.tokenizer.encode_cut(
-            text, special=special, keep=keep, side=body.truncation_side, salt=_salt(body)
+            text, special=special, keep=keep, side=body.truncation_side, salt=_salt(body, profile)
         )
     except PromptTooLong as error:
         raise _too_long(body, error, profile.max_context) from error

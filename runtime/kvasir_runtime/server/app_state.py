@@ -27,6 +27,7 @@ from kvasir_runtime.server.observability.metrics import RuntimeMetrics
 from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.prefix_warmup import PIECE_TOKENS
 from kvasir_runtime.server.request_registry import RequestRegistry
+from kvasir_runtime.server.senders import Senders
 from kvasir_runtime.server.worker_threads import WorkerThreads
 
 
@@ -62,6 +63,7 @@ class AppState:
     instance: str = field(init=False, default_factory=lambda: secrets.token_hex(INSTANCE_CHARACTERS // 2))
     lifecycle: Lifecycle = field(init=False)
     api_keys: ApiKeys = field(init=False)
+    senders: Senders = field(init=False)
     metrics: RuntimeMetrics = field(init=False)
     threads: WorkerThreads = field(init=False, default_factory=WorkerThreads)
     idle: asyncio.Event = field(init=False)
@@ -76,6 +78,7 @@ class AppState:
         """The parts that the state creates."""
         self.lifecycle = Lifecycle(self.clock)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
+        self.senders = Senders(self.options, self.api_keys)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
         self.idle = asyncio.Event()
         self.idle.set()

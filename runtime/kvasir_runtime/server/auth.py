@@ -1,7 +1,8 @@
 """The API keys that clients may use: those given at the start, and those of a file or directory, which is read again.
 
 A directory is what a mounted Secret is: each file holds keys, one per line. The middleware checks each request, and
-the process runs `watch`. Keys are kept as hashes and are never shown: a log line has their number.
+the process runs `watch`. Keys are kept as hashes and are never shown: a log line has their number. Each key
+is a tenant with a name.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ MAX_BYTES: Final = 1_048_576
 
 log = logging.getLogger("kvasir.keys")
 
-Digests = frozenset[bytes]
+Digests = dict[bytes, str]
+"""Hashes of keys, each with the name of its tenant."""
 
 
 class ApiKeys:
@@ -30,9 +32,10 @@ class ApiKeys:
     """
 
     def __init__(self, given: Sequence[str], path: str = "") -> None:
-        self._given = frozenset(_digest(key.encode()) for key in given if key.strip())
+        keys = enumerate((key for key in given if key.strip()), 1)
+        self._given: Digests = {_digest(key.encode()): f"api-key-{number}" for number, key in reversed(list(keys))}
         self._path, self._open = path, not given and not path
-        self._found: Digests = frozenset()
+        self._found: Digests = {}
         self._next: Digests | None = None
         self._loaded = not path
 
@@ -55,13 +58,18 @@ class ApiKeys:
         """
         return self._open or any(digest in self._given or digest in self._found for digest in map(_digest, presented))
 
+    def tenant(self, key: bytes) -> str:
+        """The name of the tenant whose key this is: a name of the Secret, never a part of the key. "" for no tenant."""
+        digest = _digest(key)
+        return self._given.get(digest) or self._found.get(digest, "")
+
     def load(self, *, may_come: bool) -> None:
         """Load the keys for the first time. may_come: whether keys may be added later.
 
         Raises ModelError when the path cannot be read, or when no request could ever be accepted.
         """
         try:
-            self._found = _read(self._path) if self._path else frozenset()
+            self._found = _read(self._path) if self._path else {}
         except (OSError, ValueError) as error:
             raise ModelError(f"{names.KEYS_MISSING}keys cannot be read: {error}") from error
         self._loaded = True
@@ -107,22 +115,26 @@ def _digest(key: bytes) -> bytes:
 
 def _read(path: str) -> Digests:
     """Keys of a file, or of the files of a directory; none where there is nothing. Raises OSError, and ValueError for
-    more than MAX_BYTES."""
+    more than MAX_BYTES.
+
+    A tenant is called by the file of its key, and by the number of the line where the file has several."""
     where = Path(path)
     try:
         # A mounted Secret has its files behind links in names that begin with two dots.
         files = sorted(file for file in where.iterdir() if not file.name.startswith("."))
     except FileNotFoundError:
-        return frozenset()
+        return {}
     except NotADirectoryError:
         files = [where]
-    found: set[bytes] = set()
+    found: Digests = {}
     left = MAX_BYTES
     for file in files:
         content = _content(file, left)
         left -= len(content)
-        found.update(_digest(line.strip()) for line in content.splitlines() if line.strip())
-    return frozenset(found)
+        lines = [line.strip() for line in content.splitlines() if line.strip()]
+        for number, line in enumerate(lines, 1):
+            found.setdefault(_digest(line), file.name if number == 1 else f"{file.name}/{number}")
+    return found
 
 
 def _content(file: Path, most: int) -> bytes:

@@ -179,6 +179,8 @@ def _write_log(scope: Scope, status: int, elapsed_s: float) -> None:
         "status": status,
         "duration_s": round(elapsed_s, 4),
     }
+    if scope["state"].get("tenant"):
+        fields["tenant"] = scope["state"]["tenant"]
     for _, ignored in _ignored_header(scope["state"].get("ignored_fields", ())):
         fields["ignored_fields"] = ignored.decode()
     summary = scope["state"].get("summary")

@@ -78,6 +78,8 @@ def _switches(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+MAX_PRIORITY: Final = 100
+"""Of either sign: what is least urgent waits for at most 2,000 seconds behind what is most urgent."""
 Prompt = str | list[str] | list[int] | list[list[int]]
 ChatSwitches = Annotated[dict[str, Any], Field(max_length=16), AfterValidator(_switches)]
 
@@ -94,13 +96,17 @@ class StreamOptions(StrictModel):
 
 
 class RequestFields(StrictModel):
-    """Fields of completions and chats besides those of sampling. model: the first served name where it is left out."""
+    """Fields of completions and chats besides those of sampling. model: the first served name where it is left out.
+
+    priority: lower is more urgent.
+    """
 
     model: str | None = Field(None, max_length=512)
     stream: bool = False
     stream_options: StreamOptions | None = None
     include_metrics: bool = False
     cache_salt: str = Field("", max_length=1024)
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     request_id: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")
     response_format: fields.ResponseFormat = Field({})
 

@@ -49,7 +49,6 @@ LABELS: Final = frozenset(
 
 _SHARED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "spaces_between_special_tokens": hint(True),
-    "priority": (_number(0), ""),
     "stream_interval": (_number(1), ""),
     "thinking_token_budget": (_number(-1), "-1"),
     "routed_experts_prompt_start": (_number(0), "0"),

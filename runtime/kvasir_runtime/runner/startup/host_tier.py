@@ -33,7 +33,7 @@ VARIABLE: Final = "KVASIR_KV_HOST_DIR"
 _OF_SERVING: Final = {
     *("kv_cache_tokens", "kv_host_bytes", "memory_percent", "prefix_cache", "cuda_graphs", "max_batch_tokens"),
     *("max_sequences", "max_waiting", "tool_call_parser", "reasoning_parser", "generation_config"),
-    *("pooling", "normalize", "matryoshka", "scoring"),
+    *("pooling", "normalize", "matryoshka", "scoring", "shared_prefix_cache", "tenant_weights"),
 }
 """Options that change no key and no value of a token; any other, and any to come, gives another file."""
 _TRANSIENT: Final = (ENOSPC, EDQUOT, EIO)

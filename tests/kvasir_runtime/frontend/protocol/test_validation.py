@@ -37,7 +37,7 @@ def received(strict=False, **fields):
             {"tools": [{"type": "function", "cache_control": 1, "function": {"name": "f", "extra": 2}}]},
             ["tools[0].function.extra", "tools[0].cache_control"],
         ),
-        ({"verbosity": "low", "store": True, "priority": 3}, ["verbosity", "store", "priority"]),
+        ({"verbosity": "low", "store": True, "stream_interval": 3}, ["verbosity", "store", "stream_interval"]),
         ({"user": "me", "metadata": {"a": "b"}, "store": False}, []),
     ],
 )

@@ -5,13 +5,16 @@ Called in worker threads, first with the body and at the end, by `finish`, with 
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.pooling import prepare
 from kvasir_runtime.frontend.pooling.prepare import EmbeddingInputs, ScoringInputs
 from kvasir_runtime.frontend.pooling.protocol import HARMLESS, EmbeddingBody, RerankBody, ScoreBody
 from kvasir_runtime.frontend.protocol.validation import Raw, validated
+from kvasir_runtime.frontend.sender import RequestSender
 from kvasir_runtime.server.api.pooling import serialize
 from kvasir_runtime.wire import EngineOutput, EngineRequest
 
@@ -26,6 +29,17 @@ class PooledRequest:
     answer_id: str
     requests: tuple[EngineRequest, ...]
     write: Write
+
+    def sent_by(self, sender: RequestSender) -> "PooledRequest":
+        """The same, as its sender's."""
+        fields = {
+            "salt": sender.salt,
+            "tenant": sender.tenant,
+            "weight": sender.weight,
+            "priority": sender.priority or 0,
+            "ttft_s": sender.ttft_s,
+        }
+        return replace(self, requests=tuple(structs.replace(one, **fields) for one in self.requests))
 
     def finish(self, events: Sequence[EngineOutput], created: int) -> bytes:
         """The document of the answer. created: unix seconds. Raises GenerationFailed."""

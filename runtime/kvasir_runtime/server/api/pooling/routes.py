@@ -46,10 +46,13 @@ async def respond(
     """The answer to a request, ready to be sent. prepare runs in a thread. Raises Refused."""
     arrived = app_state.clock()
 
+    def prepared(raw: Raw, profile: ModelProfile) -> PooledRequest:
+        return prepare(raw, profile).sent_by(profile.sender)
+
     pooled, served_model = await serving.admit(
         request,
         app_state,
-        lambda raw, served_model: serving.in_thread(request, app_state, prepare, raw, served_model.profile),
+        lambda raw, served_model: serving.in_thread(request, app_state, prepared, raw, served_model.profile),
         lambda pooled, served_model: min(len(pooled.requests), served_model.max_sequences),
     )
 

@@ -1,0 +1,40 @@
+"""Tenants: what separates the prefix caches of those who send requests, and how much each may have.
+
+A tenant is the key that a request presents, or the name in a header that a trusted proxy sets. The salt follows from
+what the request itself carries, so that a gateway finds the same prefixes as the pod without knowing the Secret.
+"""
+
+import re
+from hashlib import blake2b
+from typing import Final
+
+SALT_BYTES: Final = 32
+NAME: Final = re.compile(r"[A-Za-z0-9._/:@-]{1,128}")
+WEIGHTS_PATTERN: Final = (
+    r"^$|^[A-Za-z0-9._/:@-]{1,128}=\d{1,4}(\.\d{1,3})?(,[A-Za-z0-9._/:@-]{1,128}=\d{1,4}(\.\d{1,3})?)*$"
+)
+
+
+def salt_of_key(key: bytes) -> bytes:
+    """The salt of the tenant that presents a key. One-way: it reveals nothing of the key."""
+    return _salt(b"key", key)
+
+
+def salt_of_name(name: str) -> bytes:
+    """The salt of a tenant that is named by a trusted proxy."""
+    return _salt(b"name", name.encode())
+
+
+def weights(text: str) -> dict[str, float]:
+    """Weights by tenant from "name=weight,…". Raises ValueError for a weight that is not above 0."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, weight = part.partition("=")
+        found[name] = float(weight)
+        if not found[name] > 0:
+            raise ValueError(f"the weight of tenant {name} is {weight}, expected a number above 0")
+    return found
+
+
+def _salt(kind: bytes, identity: bytes) -> bytes:
+    return blake2b(identity, digest_size=SALT_BYTES, salt=kind, person=b"kvasir-tenant").digest()

@@ -1,0 +1,31 @@
+"""Who sends a request, as far as its preparation and the engine need to know: the tenant, its salt, its urgency.
+
+Made by the server for each request. What is cached of a tenant is found with its salt only, and so by itself only.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+SALT_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSender:
+    """tenant: its name, "" where requests need no key. salt: of what is cached, b"" where that is shared.
+
+    weight: share among tenants that wait. priority: in place of the body's; None where the body decides. ttft_s:
+    objective from the arrival to the first token, 0 for none.
+    """
+
+    tenant: str = ""
+    salt: bytes = field(default=b"", repr=False)
+    weight: float = 1.0
+    priority: int | None = None
+    ttft_s: float = 0.0
+
+    def cache_salt(self, of_body: str) -> bytes:
+        """What separates the cache of this request from others'. of_body: `cache_salt` of the request."""
+        if not of_body:
+            return self.salt
+        return blake2b(self.salt + of_body.encode(), digest_size=SALT_BYTES, person=b"kvasir-salt").digest()

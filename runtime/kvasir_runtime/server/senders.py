@@ -1,0 +1,75 @@
+"""From a request's key and headers to its sender: tenant, salt, weight, priority and objective. Refuses bad headers."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.requests import Request
+
+from kvasir_api import names, openai_errors, tenants
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
+from kvasir_runtime.frontend.sender import RequestSender
+from kvasir_runtime.server.auth import ApiKeys
+
+MAX_TTFT_MS: Final = 3_600_000.0
+
+
+class Senders:
+    """keys: of which each is a tenant. options: tenant_header, shared_prefix_cache and tenant_weights."""
+
+    def __init__(self, options: ServeOptions, keys: ApiKeys) -> None:
+        self._keys, self._header = keys, options.tenant_header.lower()
+        self._shared = options.shared_prefix_cache
+        self._weights: Mapping[str, float] = tenants.weights(options.tenant_weights)
+
+    def of(self, request: Request) -> RequestSender:
+        """Raises Refused for a header that is no name or no number."""
+        tenant, salt = self._tenant(request)
+        return RequestSender(
+            tenant=tenant,
+            salt=b"" if self._shared else salt,
+            weight=self._weights.get(tenant, 1.0),
+            priority=_priority(request),
+            ttft_s=_ttft_s(request),
+        )
+
+    def _tenant(self, request: Request) -> tuple[str, bytes]:
+        """Name and salt. The header counts where it is trusted and there, else the accepted key."""
+        name = request.headers.get(self._header, "") if self._header else ""
+        if name:
+            if not tenants.NAME.fullmatch(name):
+                raise _refused(self._header, f"a name that matches {tenants.NAME.pattern}")
+            return name, tenants.salt_of_name(name)
+        key = str(request.scope["state"].get("client", "")).encode("latin-1")
+        return (self._keys.tenant(key), tenants.salt_of_key(key)) if key else ("", b"")
+
+
+def _priority(request: Request) -> int | None:
+    value = request.headers.get(names.HEADER_PRIORITY)
+    if value is None:
+        return None
+    try:
+        priority = int(value)
+    except ValueError:
+        priority = MAX_PRIORITY + 1
+    if abs(priority) > MAX_PRIORITY:
+        raise _refused(names.HEADER_PRIORITY, f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return priority
+
+
+def _ttft_s(request: Request) -> float:
+    value = request.headers.get(names.HEADER_TTFT)
+    if value is None:
+        return 0.0
+    try:
+        ttft_ms = float(value)
+    except ValueError:
+        ttft_ms = -1.0
+    if not 0 < ttft_ms <= MAX_TTFT_MS:
+        raise _refused(names.HEADER_TTFT, f"milliseconds above 0, at most {MAX_TTFT_MS:.0f}")
+    return ttft_ms / 1000
+
+
+def _refused(header: str, expected: str) -> Refused:
+    return Refused(openai_errors.invalid(f"The header {header} takes {expected}.", param=header, code="invalid_header"))

@@ -1,0 +1,62 @@
+"""From a key and headers to a tenant, its weight and its urgency."""
+
+import pytest
+from starlette.requests import Request
+
+from kvasir_api import tenants
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.server.auth import ApiKeys
+from kvasir_runtime.server.senders import Senders
+
+
+@pytest.fixture
+def keys(tmp_path):
+    (tmp_path / "team").write_text("one\n\ntwo\n")
+    (tmp_path / "other").write_text("three\none\n")
+    made = ApiKeys(["given", "more", "given"], str(tmp_path))
+    made.load(may_come=False)
+    return made
+
+
+def sender(keys, key="", headers=(), **options):
+    raw = [(name.encode(), value.encode()) for name, value in dict(headers).items()]
+    scope = {"type": "http", "headers": raw, "state": {"client": key} if key else {}}
+    return Senders(ServeOptions(model="m", **options), keys).of(Request(scope))
+
+
+@pytest.mark.parametrize(
+    ("key", "tenant"),
+    [
+        ("given", "api-key-1"),
+        ("more", "api-key-2"),
+        ("three", "other"),
+        ("one", "other/2"),
+        ("two", "team/2"),
+        ("", ""),
+    ],
+)
+def test_a_tenant_is_called_by_the_place_of_its_key(keys, key, tenant):
+    assert sender(keys, key).tenant == tenant
+
+
+def test_each_key_has_a_salt_and_a_weight(keys):
+    weights = {"tenant_weights": "other=2.5,api-key-1=4"}
+    assert [sender(keys, key, **weights).weight for key in ("given", "three", "two", "")] == [4.0, 2.5, 1.0, 1.0]
+    assert sender(keys, "two").salt == tenants.salt_of_key(b"two")
+    assert sender(keys).salt == sender(keys, "two", shared_prefix_cache=True).salt == b""
+
+
+def test_the_header_of_a_trusted_proxy_comes_first(keys):
+    headers = {"x-tenant": "a@b"}
+    made = sender(keys, "two", headers, tenant_header="X-Tenant", tenant_weights="a@b=7")
+    assert (made.tenant, made.salt, made.weight) == ("a@b", tenants.salt_of_name("a@b"), 7.0)
+    assert sender(keys, "two", headers).tenant == sender(keys, "two", tenant_header="x-tenant").tenant == "team/2"
+    with pytest.raises(Refused, match="x-tenant takes a name"):
+        sender(keys, "two", {"x-tenant": "\t" * 3}, tenant_header="x-tenant")
+
+
+def test_priority_and_objective_are_read(keys):
+    made = sender(keys, headers={"x-kvasir-priority": "-7", "x-slo-ttft-ms": "1500"})
+    assert (made.priority, made.ttft_s) == (-7, 1.5)
+    assert (sender(keys).priority, sender(keys).ttft_s) == (None, 0.0)

@@ -1,0 +1,103 @@
+"""Tenants of a real server: one key learns nothing of what another has sent, unless sharing is switched on."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import api_process
+
+PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
+REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+ARGS = ("--kv-cache-tokens", "2048", "--device", "cpu", "--served-model-name", "tiny")
+KEYS = ("--api-key", "key-of-a", "--api-key", "key-of-b")
+HEADER = ("--tenant-header", "X-Tenant")
+
+pytestmark = pytest.mark.xdist_group("server-tenants")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def client_of(server, key, **headers):
+    url = "http://{}:{}/v1".format(*server.http)
+    return contextlib.closing(
+        openai.OpenAI(base_url=url, api_key=key or "unused", max_retries=0, default_headers=headers)
+    )
+
+
+def cached(server, key, prompt=PROMPT, salt="", **headers):
+    """Tokens of a prompt that were found in the cache, as the client is told."""
+    with client_of(server, key, **headers) as client:
+        made = client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=4, temperature=0, extra_body={"cache_salt": salt}
+        )
+    return made.usage.prompt_tokens_details.cached_tokens
+
+
+def test_keys_share_nothing(model):
+    with api_process(model, *ARGS, *KEYS, "--log-format", "json", command=REAL) as server:
+        assert [cached(server, "key-of-a") for _ in range(2)] == [0, hit := cached(server, "key-of-a")]
+        assert hit > 100
+        assert [cached(server, "key-of-b"), cached(server, "key-of-b")] == [0, hit]
+        assert [cached(server, "key-of-b", salt="x"), cached(server, "key-of-a", salt="x")] == [0, 0]
+        output = server.output()
+        assert '"tenant": "api-key-1"' in output
+        assert '"tenant": "api-key-2"' in output
+        assert "key-of" not in output
+
+
+def test_keys_share_where_they_are_told_to(model):
+    with api_process(model, *ARGS, *KEYS, "--shared-prefix-cache", command=REAL) as server:
+        assert cached(server, "key-of-a") == 0
+        assert cached(server, "key-of-b") > 100
+
+
+def test_a_trusted_proxy_names_the_tenants(model):
+    with api_process(model, *ARGS, *KEYS[:2], *HEADER, command=REAL) as server:
+        assert cached(server, "key-of-a", **{"x-tenant": "team/a"}) == 0
+        assert cached(server, "key-of-a", **{"x-tenant": "team/b"}) == 0
+        assert cached(server, "key-of-a") == 0, "without the header the key is the tenant"
+        assert cached(server, "key-of-a", **{"x-tenant": "team/a"}) > 100
+        with pytest.raises(openai.BadRequestError, match="header x-tenant takes a name"):
+            cached(server, "key-of-a", **{"x-tenant": "a b"})
+    with api_process(model, *ARGS, command=REAL) as server:
+        cached(server, "", **{"x-tenant": "team/a"})
+        assert cached(server, "", **{"x-tenant": "team/b"}) > 100, "a header that is not trusted does nothing"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "message"),
+    [
+        ({"x-kvasir-priority": "soon"}, {}, "header x-kvasir-priority takes an integer from -100 to 100"),
+        ({"x-kvasir-priority": "101"}, {}, "header x-kvasir-priority takes an integer from -100 to 100"),
+        ({"x-slo-ttft-ms": "-1"}, {}, "header x-slo-ttft-ms takes milliseconds above 0"),
+        ({"x-slo-ttft-ms": "nan"}, {}, "header x-slo-ttft-ms takes milliseconds above 0"),
+        ({}, {"priority": -101}, "priority"),
+    ],
+)
+def test_a_wrong_priority_or_objective_is_rejected_by_name(served, headers, body, message):
+    with client_of(served, "", **headers) as client, pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hello"}], extra_body=body, max_tokens=2
+        )
+
+
+def test_priorities_and_objectives_are_taken(served):
+    headers = {"x-kvasir-priority": "-3", "x-slo-ttft-ms": "250"}
+    with client_of(served, "", **headers) as client:
+        made = client.completions.with_raw_response.create(
+            model="tiny", prompt="hello ", max_tokens=2, extra_body={"priority": 5}
+        )
+    assert "x-kvasir-ignored-fields" not in made.headers
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    with api_process(model) as server:
+        yield server
