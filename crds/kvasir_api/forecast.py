@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kvasir_api import cache_groups, layer_types
+from kvasir_api import cache_groups, layer_types, weight_offload
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.hf_config import flattened, sequence_limits
 
@@ -80,6 +80,16 @@ class ModelShape:
         plain = self.parameters - self.matrices - (0 if self.tied else self.head)
         return plain * BYTES[dtype] + (self.matrices * layers + self.head * head) // 16
 
+    def host_weights_bytes(self, dtype: str, quantization: str, limit_bytes: int) -> tuple[int, int]:
+        """Bytes of the layers that stay on the host, and by how much fewer they leave on the device, where buffers for them are.
+
+        limit_bytes: weightsHostBytes; dtype and quantization as above. Layers count as equals.
+        """
+        layers, _ = QUANTIZED_SIXTEENTHS.get(quantization, (0, 0))
+        each = (self.matrices * layers // 16 if layers else self.matrices * BYTES[dtype]) // self.layers
+        count = len(weight_offload.chosen([each] * self.layers, limit_bytes)) if limit_bytes else 0
+        return count * each, max(0, count - weight_offload.BUFFERS) * each
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values of one token in every layer, and what blocks leave empty. dtype: as above, or int8 or fp8."""
         token_bytes = self.layer_bytes_per_token(dtype)
@@ -131,12 +141,15 @@ class ModelShape:
 class MemoryFit:
     """Verdict with the numbers behind it. concurrency: requests of the longest length that fit at once.
 
+    weights_bytes: on the device; host_weights_bytes: of those that are on the host, where they are copied from in every step.
+
     sequence_tokens: of kv_tokens that a request of the longest length takes, fewer than its length where layers see a window
     only. longest_sequence: tokens of the longest request that fits, at most as many as were asked for.
     """
 
     verdict: Literal["Fits", "TooSmall"]
     weights_bytes: int
+    host_weights_bytes: int
     activation_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int
@@ -315,16 +328,18 @@ def fit(
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
     cache_limit_bytes: int | None = None,
+    weights_host_bytes: int = 0,
 ) -> MemoryFit:
     """Whether weights, activations of one step and the KV cache of at least one longest request fit the share of memory.
 
     memory_bytes: the whole device or container; memory_fraction: 0..1 of it that may be used; lengths in tokens (0 takes
     the model's own longest). kv_cache_dtype: auto is dtype. process_bytes: of PROCESS_BYTES, where the memory is not for weights and cache alone.
-    cache_limit_bytes: what the cache may take in any case, None for all that is left.
+    cache_limit_bytes: what the cache may take in any case, None for all that is left. weights_host_bytes: as of the option.
     """
     cached = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     longest = max_model_len or model.max_positions
-    weights, per_token = model.weights_bytes(dtype, quantization), model.kv_bytes_per_token(cached)
+    on_host, saved = model.host_weights_bytes(dtype, quantization, weights_host_bytes)
+    weights, per_token = model.weights_bytes(dtype, quantization) - saved, model.kv_bytes_per_token(cached)
     activations = (
         max_batch_tokens * ACTIVATION_BYTES_PER_TOKEN_FACTOR * max(model.hidden, model.intermediate) * BYTES[dtype]
     )
@@ -336,7 +351,7 @@ def fit(
     enough = kv_tokens >= needed
     parts = {
         "the process": process_bytes,
-        "the weights": weights,
+        f"the weights beside {readable(on_host)} of them on the host" if on_host else "the weights": weights,
         "a step": activations,
         f"the KV cache of one request of {longest:,} tokens": needed * per_token,
     }
@@ -344,6 +359,7 @@ def fit(
     return MemoryFit(
         verdict="Fits" if enough else "TooSmall",
         weights_bytes=weights,
+        host_weights_bytes=on_host,
         activation_bytes=activations,
         kv_bytes_per_token=per_token,
         kv_tokens=kv_tokens,

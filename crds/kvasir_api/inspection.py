@@ -110,6 +110,7 @@ def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card) -> Roofline
         dtype=dtype,
         quantization=options.quantization,
         kv_bytes=facts.shape.layer_bytes_per_token(cached),
+        host_weights_bytes=facts.shape.host_weights_bytes(dtype, options.quantization, options.weights_host_bytes)[0],
     )
 
 
@@ -126,6 +127,8 @@ def predicted(
     if not facts.supported:
         return Prediction(verdict="Unknown", message=f"architecture {facts.architecture} is not known")
     dtype = dtype_of(facts, options, device)
+    if device == "cpu":  # which the runtime refuses: nothing would be saved there
+        options = options.model_copy(update={"weights_host_bytes": 0})
     if options.kv_cache_tokens:
         held = _of_a_fixed_cache(facts.shape, options, dtype, device, memory_bytes)
     else:
@@ -207,6 +210,7 @@ def _fit(
         process_bytes=forecast.PROCESS_BYTES[device] if device else 0,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
+        weights_host_bytes=options.weights_host_bytes,
     )
 
 
@@ -217,7 +221,8 @@ def _of_a_fixed_cache(
     block_size = _block_size(shape, options)
     tokens = -(-options.kv_cache_tokens // block_size) * block_size
     cached = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    weights, cache = shape.weights_bytes(dtype, options.quantization), tokens * shape.kv_bytes_per_token(cached)
+    _, saved = shape.host_weights_bytes(dtype, options.quantization, options.weights_host_bytes)
+    weights, cache = shape.weights_bytes(dtype, options.quantization) - saved, tokens * shape.kv_bytes_per_token(cached)
     return Prediction(
         verdict="Fits" if weights + cache <= memory_bytes else "TooSmall",
         weights_bytes=weights,

@@ -122,6 +122,13 @@ class RuntimeOptions(OptionsBase):
         ge=0,
         le=1_099_511_627_776,
     )
+    weights_host_bytes: int = option(
+        0,
+        "Memory of the host for weights of a model that does not fit on its device: as many whole layers as it holds are copied to the device in every step, one beside the computation of another, so a step takes at least as long as these copies. CUDA only; the memory is pinned. 0 keeps all weights on the device.",
+        unit="bytes",
+        ge=0,
+        le=1_099_511_627_776,
+    )
     memory_percent: int = option(
         90,
         "Share of the device's memory (of the container's limit on a CPU) that weights, activations and KV cache may take.",

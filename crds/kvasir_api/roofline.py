@@ -12,6 +12,7 @@ from typing import Final
 
 from kvasir_api.cache_groups import LayerAttention
 from kvasir_api.forecast import ModelShape
+from kvasir_api.weight_offload import LINK_BYTES_PER_S
 
 STEP_S: Final = 0.0002
 LAYER_S: Final = 0.000025
@@ -34,19 +35,24 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A model as it would be held on a card. dtype: of activations; kv_bytes: of one token's keys and values in one layer."""
+    """A model as it would be held on a card. dtype: of activations; kv_bytes: of one token's keys and values in one layer.
+
+    host_weights_bytes: of weights that every step copies from the host, beside what it computes.
+    """
 
     shape: ModelShape
     card: Card
     dtype: str
     quantization: str
     kv_bytes: int
+    host_weights_bytes: int = 0
 
     def step_s(self, rows: float, kv_tokens: float) -> float:
         """Seconds of a step of that many sequences with one token each. kv_tokens: context of all of them together."""
         moved = self._weights_bytes(rows) + self.context_bytes(rows, kv_tokens)
         flops = 2 * self._multiplied * rows + self._attention_flops * self._seen(rows, kv_tokens)
-        bound = max(moved / self.card.memory_bytes_per_s, flops / self._flops_per_s)
+        copies = self.host_weights_bytes / LINK_BYTES_PER_S
+        bound = max(moved / self.card.memory_bytes_per_s, flops / self._flops_per_s, copies)
         return bound + STEP_S + LAYER_S * self.shape.layers + ROW_S * rows
 
     def stream_tokens_per_s(self, longest: int) -> float:

@@ -324,7 +324,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     all are. fallback: why slower kernels serve than the device has; "" where they are its own. hidden_size: length of
     what is pooled. head: what the model ends in; only one over the vocabulary can generate. num_blocks: of the KV
     cache, for all cache groups together; attentions: one for each group; kv_bytes_per_token: of a token in every layer,
-    and in what blocks leave empty. host_blocks: of the second tier, 0 without one. load_s, warm_s: of the start.
+    and in what blocks leave empty. host_blocks: of the second tier, 0 without one. host_weights_bytes: of weights_bytes
+    what is on the host; weights_copy_s: of its copy to the device, in every step. load_s, warm_s: of the start.
     """
 
     device: str
@@ -347,6 +348,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""
     fallback: str = ""
     host_blocks: int = 0
+    host_weights_bytes: int = 0
+    weights_copy_s: float = 0.0
     attentions: tuple[LayerAttention, ...] = (FULL,)
 
     @property

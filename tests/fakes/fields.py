@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "runtime.kvCacheDtype": ("auto", "int8"),
     "runtime.kvCacheTokens": (0, 512),
     "runtime.kvHostBytes": (0, 1_073_741_824),
+    "runtime.weightsHostBytes": (0, 8_589_934_592),
     "runtime.memoryPercent": (90, 80),
     "runtime.blockSize": (16, 32),
     "runtime.prefixCache": (True, False),

@@ -1,5 +1,6 @@
 """A device stream on the CPU that is as unforgiving as a card's: what was not waited for is not there yet."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -93,6 +94,12 @@ class OverlappingCopies:
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         self.queued += pairs
 
+    def follow(self) -> None:
+        """What was computed by now has ended, as on any CPU."""
+
+    def hold_back(self, mark: OverlappingMark) -> None:
+        self.run(mark.place - self.num_made)
+
     def mark(self) -> OverlappingMark:
         return OverlappingMark(self, len(self.queued))
 
@@ -101,3 +108,52 @@ class OverlappingCopies:
         for target, source in self.queued[self.num_made : self.num_made + count]:
             target.copy_(source)
             self.num_made += 1
+
+
+@dataclass(slots=True)
+class WeightCopies:
+    """A stream of copies that come as late as they may: what is being copied is not a number until it is waited for.
+
+    log: of calls.
+    """
+
+    log: list[str] = field(default_factory=list)
+    num_made: int = 0
+    queued: deque[tuple[Tensor, Tensor]] = field(default_factory=deque)
+
+    def host_memory(self, rows: int, row_bytes: int) -> Tensor:
+        return torch.zeros((rows, row_bytes), dtype=torch.uint8)
+
+    def follow(self) -> None:
+        self.log.append("follow")
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for target, source in pairs:
+            target.fill_(255)
+            self.queued.append((target, source))
+            self.log.append("copy")
+
+    def mark(self) -> "WeightMark":
+        return WeightMark(self, self.num_made + len(self.queued))
+
+    def hold_back(self, mark: "WeightMark") -> None:
+        self.log.append("hold back")
+        while self.num_made < mark.place:
+            target, source = self.queued.popleft()
+            target.copy_(source)
+            self.num_made += 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMark:
+    """Behind so many copies."""
+
+    stream: WeightCopies
+    place: int
+
+    def has_passed(self) -> bool:
+        self.stream.hold_back(self)
+        return True
+
+    def seconds_since(self, earlier: "WeightMark") -> float:
+        return 0.125

@@ -183,3 +183,26 @@ def test_senseless_field_of_experts_is_named(field: str, value: object) -> None:
 )
 def test_what_takes_memory_is_a_sentence(parts: dict[str, int], want: str) -> None:
     assert forecast.sum_of(parts) == want
+
+
+LAYER_BYTES = 2 * 4096 * (4096 * 2 + 1024 * 2 + 3 * 14336)
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "layers", "verdict"),
+    [(0, 0, "TooSmall"), (2 * LAYER_BYTES, 0, "TooSmall"), (10 * LAYER_BYTES, 10, "Fits"), (10**12, 32, "Fits")],
+)
+def test_weights_on_the_host_leave_room_for_two_layers_less(limit_bytes: int, layers: int, verdict: str) -> None:
+    model = forecast.shape(LLAMA_8B)
+    fit = forecast.fit(
+        model,
+        memory_bytes=16 * 2**30,
+        memory_fraction=0.9,
+        dtype="bfloat16",
+        max_model_len=8192,
+        max_batch_tokens=0,
+        weights_host_bytes=limit_bytes,
+    )
+    assert (fit.host_weights_bytes, fit.verdict) == (layers * LAYER_BYTES, verdict)
+    assert fit.weights_bytes == model.weights_bytes("bfloat16") - max(0, layers - 2) * LAYER_BYTES
+    assert ("of them on the host" in fit.message) == (layers > 0)

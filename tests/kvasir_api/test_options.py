@@ -20,6 +20,7 @@ CHANGED = {
     "cuda_graphs": False,
     "batch_invariant": True,
     "kv_host_bytes": 1 << 30,
+    "weights_host_bytes": 4_096,
     "max_batch_tokens": 256,
     "max_sequences": 7,
     "max_waiting": 3,

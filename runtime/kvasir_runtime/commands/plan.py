@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvasir_api import forecast, hf_config, inspection
+from kvasir_api import forecast, hf_config, inspection, weight_offload
 from kvasir_api.command import click_options
 from kvasir_api.options import RuntimeOptions, ServeOptions
 from kvasir_runtime import gguf, source
@@ -18,6 +18,7 @@ from kvasir_runtime.server.banner import size
 MAX_ARCHITECTURE = 128
 TAKEN = frozenset(
     {"dtype", "quantization", "kv_cache_dtype", "max_model_len", "memory_percent", "max_batch_tokens", "hf_overrides"}
+    | {"weights_host_bytes"}
 )
 
 
@@ -64,6 +65,8 @@ def fit_report(
     """shared: no container limits the memory. Raises ValueError that names what is wrong with config.json."""
     from kvasir_runtime.models.registry import FAMILIES
 
+    if options.weights_host_bytes and device == "cpu":
+        raise ValueError(weight_offload.NOT_ON_CPU)
     shape = _shape(config)
     dtype = host_resources.dtype(options.dtype, shape.dtype, device)
     architecture = _architecture(config)
@@ -92,6 +95,7 @@ def fit_report(
             process_bytes=forecast.PROCESS_BYTES[device],
             kv_cache_dtype=options.kv_cache_dtype,
             quantization=options.quantization,
+            weights_host_bytes=options.weights_host_bytes,
             cache_limit_bytes=_cache_limit(shape, memory_bytes, dtype, device, options) if shared else None,
         ),
     )
@@ -115,7 +119,7 @@ def table(report: FitReport) -> str:
     rows = [
         ("model", f"{report.model} ({report.architecture}{support}, {count(report.parameters)} parameters{active})"),
         ("memory", f"{size(report.memory_bytes)} on {report.device}, {_taken(report)}"),
-        ("weights", f"{size(fit.weights_bytes)} in {report.dtype}{_and_bits(report.quantization)}"),
+        ("weights", f"{size(fit.weights_bytes)} in {report.dtype}{_and_bits(report.quantization)}{_on_host(fit)}"),
         ("process", f"{size(forecast.PROCESS_BYTES[report.device])}, and {size(fit.activation_bytes)} in a step"),
         ("KV cache", f"{fit.kv_tokens:,} tokens of {size(fit.kv_bytes_per_token)}{_windows(report)}"),
         (
@@ -141,6 +145,14 @@ def _windows(report: FitReport) -> str:
 
 def _and_bits(quantization: str) -> str:
     return f" and {quantization}" if quantization in forecast.QUANTIZED_SIXTEENTHS else ""
+
+
+def _on_host(fit: forecast.MemoryFit) -> str:
+    """Weights that are copied to the device in every step, and how long that takes by the usual link."""
+    if not fit.host_weights_bytes:
+        return ""
+    seconds = fit.host_weights_bytes / weight_offload.LINK_BYTES_PER_S
+    return f"; {size(fit.host_weights_bytes)} on the host: a step takes at least {seconds:.2g} s at 25 GB/s"
 
 
 def count(number: int) -> str:

@@ -12,6 +12,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_tokens: query tokens of one step. max_sequences: rows of the runner. max_model_len: prompt plus answer.
     target_step_s: what a step that streams wait for should take in seconds, by measured cost; 0 for no such limit.
     min_step_tokens: below it reading the weights dominates the cost of a step, and smaller steps are hardly shorter.
+    min_step_s: what every step takes in seconds, whatever it computes, because weights are copied in it.
     num_blocks: of the pool, for all cache groups together. attentions: one for each cache group.
     host_blocks: blocks that the second tier on the host holds; 0 without one. block_bytes: of one block, 0 where that
     is not known. hash_salt: secret from which hashes of blocks begin, so that no other service can guess them.
@@ -25,6 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     target_step_s: float = 0.0
     min_step_tokens: int = 64
+    min_step_s: float = 0.0
     eos_token_ids: tuple[int, ...] = ()
     attentions: tuple[LayerAttention, ...] = (FULL,)
     host_blocks: int = 0

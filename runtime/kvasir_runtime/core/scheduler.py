@@ -61,6 +61,7 @@ class Scheduler:
             target_s=limits.target_step_s,
             max_tokens=limits.max_batch_tokens,
             min_tokens=limits.min_step_tokens,
+            least_s=limits.min_step_s,
         )
         self._step = self._collected = 0
 

@@ -11,6 +11,8 @@ from typing import Final
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
 
+BOUND_BY_COPIES: Final = 1.2
+"""Of the time of its copies, up to which a step tells nothing of the cost of a token."""
 MEMORY_S: Final = 2.0
 """Busy seconds after which a measurement weighs 1/e: tokens of a long prompt cost more towards its end."""
 
@@ -18,11 +20,16 @@ MEMORY_S: Final = 2.0
 class TokenBudget:
     """Measured cost of a token in steps that are bound by arithmetic, and the budget that follows."""
 
-    __slots__ = ("_began", "_cost", "_ended", "_max_tokens", "_min_tokens", "_target_s")
+    __slots__ = ("_began", "_cost", "_ended", "_least_s", "_max_tokens", "_min_tokens", "_target_s", "_within_least")
 
-    def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int) -> None:
-        """target_s: 0 gives max_tokens always. min_tokens: as `Limits.min_step_tokens`."""
-        self._target_s = target_s
+    def __init__(self, *, target_s: float, max_tokens: int, min_tokens: int, least_s: float = 0.0) -> None:
+        """target_s: 0 gives max_tokens always. min_tokens: as `Limits.min_step_tokens`. least_s: of any step: what is
+        computed beside the copies of weights is free, so a step with fewer tokens than that would only cost throughput.
+        """
+        self._target_s = max(target_s, least_s) if target_s else 0.0
+        self._least_s = least_s
+        self._within_least = 0
+        """Most tokens of a step that took no longer than its copies."""
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._cost = DecayingMean()
@@ -37,7 +44,9 @@ class TokenBudget:
         """The oldest of those that have begun, of so many query tokens, ended."""
         elapsed_s = now - max(self._began.popleft(), self._ended)
         self._ended = now
-        if num_tokens >= self._min_tokens and elapsed_s > 0:
+        if elapsed_s < self._least_s * BOUND_BY_COPIES:
+            self._within_least = max(self._within_least, num_tokens)
+        elif num_tokens >= self._min_tokens and elapsed_s > 0:
             self._cost.add(elapsed_s, num_tokens, 1.0 / (1.0 + elapsed_s / MEMORY_S))
 
     def forget(self) -> None:
@@ -59,5 +68,5 @@ class TokenBudget:
         num_streams = sum([len(one.tokens) + one.in_flight - one.computed == 1 for one in running])
         if not num_streams:
             return self._max_tokens
-        affordable = int(self._target_s / self._cost.value) if self._cost.value else 0
+        affordable = int(self._target_s / self._cost.value) if self._cost.value else 2 * self._within_least
         return min(self._max_tokens, max(affordable, self._min_tokens + num_streams))

@@ -138,6 +138,7 @@ def limits_of(options: ServeOptions, facts: EngineFacts, hash_salt: bytes = b"")
         prefix_cache=options.prefix_cache,
         target_step_s=0.0 if options.max_batch_tokens else TARGET_STEP_S[kind],
         min_step_tokens=MIN_STEP_TOKENS[kind],
+        min_step_s=facts.weights_copy_s,
         eos_token_ids=tuple(facts.eos_token_ids),
         attentions=facts.attentions,
         host_blocks=facts.host_blocks,

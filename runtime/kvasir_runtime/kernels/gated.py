@@ -29,12 +29,24 @@ class FeedForward:
         return self.down(self.gate_up(x))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedProduct:
+    """A product to gate and up, and the gate behind it."""
+
+    product: Linear
+    gate: ActAndMul
+    activation: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(tokens, hidden) -> (tokens, dim)."""
+        return self.gate(self.product(x), self.activation)
+
+
 def composed(build: Build, gate: ActAndMul, activation: Activation) -> Build:
     """A linear layer of the given builder and a gate behind it."""
 
     def gated(weight: Weight, bias: Tensor | None) -> Linear:
-        product = build(weight, bias)
-        return lambda x: gate(product(x), activation)
+        return GatedProduct(product=build(weight, bias), gate=gate, activation=activation)
 
     return gated
 

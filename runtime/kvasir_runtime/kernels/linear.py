@@ -51,7 +51,12 @@ def reference(weight: Weight, bias: Tensor | None) -> Linear:
     """The product with the weight as it is."""
     if isinstance(weight, QuantizedWeight):
         return quantized.reference(weight, bias)
-    return lambda x: F.linear(x, weight, bias)
+    return functools.partial(F.linear, weight=weight, bias=bias)
+
+
+def moved(weight: Weight, device: torch.device) -> Weight:
+    """The same on a device."""
+    return weight.moved(device) if isinstance(weight, QuantizedWeight) else weight.to(device)
 
 
 def unpacked(weight: Weight, bias: Tensor | None) -> Linear:

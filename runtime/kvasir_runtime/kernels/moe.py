@@ -17,6 +17,7 @@ Source: Shazeer et al. 2017; softmax before choosing and scaling to sum 1 behind
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,17 +51,20 @@ def reference(router: Tensor, gate_up: Weight, down: Weight, top_k: int, renorma
     experts = router.shape[0]
     ups, downs = ([linear.reference(part, None) for part in parts(weight, experts)] for weight in (gate_up, down))
 
-    def product(x: Tensor) -> Tensor:
-        chosen, share = shares(linear.reference(router, None)(x), top_k, renormalised)
-        out = torch.zeros_like(x, dtype=torch.float32)
-        for expert in range(experts):
-            token, which = (chosen == expert).nonzero(as_tuple=True)
-            if token.shape[0]:
-                given = downs[expert](act_and_mul.reference(ups[expert](x[token]), "silu"))
-                out.index_add_(0, token, given.float() * share[token, which, None])
-        return out.to(x.dtype)
+    return partial(_expert_after_expert, linear.reference(router, None), tuple(ups), tuple(downs), top_k, renormalised)
 
-    return product
+
+def _expert_after_expert(
+    router: Linear, ups: tuple[Linear, ...], downs: tuple[Linear, ...], top_k: int, renormalised: bool, x: Tensor
+) -> Tensor:
+    chosen, share = shares(router(x), top_k, renormalised)
+    out = torch.zeros_like(x, dtype=torch.float32)
+    for expert, (up, down) in enumerate(zip(ups, downs, strict=True)):
+        token, which = (chosen == expert).nonzero(as_tuple=True)
+        if token.shape[0]:
+            given = down(act_and_mul.reference(up(x[token]), "silu"))
+            out.index_add_(0, token, given.float() * share[token, which, None])
+    return out.to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

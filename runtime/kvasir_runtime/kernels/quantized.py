@@ -13,6 +13,7 @@ Activations are not quantized here: x stays what it is, sums are in float32, and
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -162,29 +163,31 @@ def row_units(weight: QuantizedWeight) -> Tensor:
 
 def reference(weight: QuantizedWeight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The formula in float32."""
-
-    def product(x: Tensor) -> Tensor:
-        out = F.linear(x.float(), dequantized(weight), None if bias is None else bias.float())
-        return out.to(x.dtype)
-
-    return product
+    return partial(_in_float32, weight, bias)
 
 
 def plain(
     weight: QuantizedWeight, bias: Tensor | None, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
 ) -> Callable[[Tensor], Tensor]:
     """The same in x's type, a tile of rows at a time: for devices without kernels of ours. Saves memory, not time."""
+    return partial(_by_tiles, weight, bias, multiply)
+
+
+def _in_float32(weight: QuantizedWeight, bias: Tensor | None, x: Tensor) -> Tensor:
+    out = F.linear(x.float(), dequantized(weight), None if bias is None else bias.float())
+    return out.to(x.dtype)
+
+
+def _by_tiles(
+    weight: QuantizedWeight, bias: Tensor | None, multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor
+) -> Tensor:
     rows, columns = weight.shape
     step = max(_TILE // columns, 1)
-
-    def product(x: Tensor) -> Tensor:
-        out = x.new_empty(x.shape[0], rows)
-        for first in range(0, rows, step):
-            tile = dequantized(weight.rows(first, min(step, rows - first)), x.dtype)
-            out[:, first : first + step] = multiply(x, tile)
-        return out if bias is None else out.add_(bias)
-
-    return product
+    out = x.new_empty(x.shape[0], rows)
+    for first in range(0, rows, step):
+        tile = dequantized(weight.rows(first, min(step, rows - first)), x.dtype)
+        out[:, first : first + step] = multiply(x, tile)
+    return out if bias is None else out.add_(bias)
 
 
 def cases(generator: torch.Generator) -> Iterator[tuple[object, ...]]:

@@ -14,11 +14,12 @@ from kvasir_api.cache_groups import LayerAttention
 from kvasir_runtime.kernels.attention_metadata import AttentionMetadata
 from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, ForwardOutput
 from kvasir_runtime.kernels.kv_cache import KvCache
-from kvasir_runtime.kernels.linear import Linear, Weight, with_rows
+from kvasir_runtime.kernels.linear import Linear, Weight, moved, with_rows
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers import feed_forward, gated_delta_net, rotary
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.gated_delta_net import GatedDeltaNet
+from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 
 Angles = tuple[Tensor, Tensor]
@@ -59,13 +60,19 @@ class Decoder:
     """A model ready to run: (batch, cache) -> logits."""
 
     def __init__(
-        self, spec: DecoderSpec, ops: Ops, tensors: MutableMapping[str, Weight], *, num_positions: int
+        self,
+        spec: DecoderSpec,
+        ops: Ops,
+        tensors: MutableMapping[str, Weight],
+        *,
+        num_positions: int,
+        offload: LayerOffload | None = None,
     ) -> None:
         """Take the tensors out of the mapping one by one, so that a repacked weight exists twice only for a moment.
 
         tensors: what `parameter_shapes(spec)` names, on the device and in the dtype to compute in; weights of linear
         layers may be quantized, and a quantized head may be there besides the table that it is a copy of.
-        num_positions: longest sequence that will be computed.
+        num_positions: longest sequence that will be computed. offload: of the layers whose tensors are on the host.
         self.step is the forward pass as one operation, None where the table has none for these weights.
         """
         self.spec = spec
@@ -76,7 +83,10 @@ class Decoder:
             _angles(spec.local_rope, spec.head_dim, num_positions, table) if spec.local_rope else self._angles
         )
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=table.dtype))  # rounded as trained
-        self._layers = tuple(self._layer(index, attention, tensors) for index, attention in enumerate(spec.attentions))
+        self._offload, device = offload, table.device
+        self._layers = tuple(
+            self._layer(index, attention, tensors, device) for index, attention in enumerate(spec.attentions)
+        )
         self._norm = self._norm_of(tensors, "norm")
         self._head: Linear | None = None
         has_own = False
@@ -155,7 +165,8 @@ class Decoder:
         local = _of_positions(self._local_angles, batch.positions) if spec.local_rope else angles
         residual: Tensor | None = None
         slots = batch.slots.unbind(0)
-        for index, layer in enumerate(self._layers):
+        in_turn = enumerate(self._layers) if self._offload is None else self._offload.in_turn(self._layers)
+        for index, layer in in_turn:
             group = cache.groups[index]
             hidden, residual = ops.rms_norm(hidden, residual, layer.attention_norm, spec.norm_eps)
             turned = local if layer.attention.kind == "window" else angles
@@ -176,7 +187,7 @@ class Decoder:
 
     def _whole_step(self, embedding: Tensor | Linear) -> DecoderStep | None:
         spec = self.spec
-        if self._ops.decoder_step is None or not spec.usual:
+        if self._ops.decoder_step is None or not spec.usual or self._offload is not None:
             return None
         return self._ops.decoder_step(
             DecoderParts(
@@ -220,8 +231,14 @@ class Decoder:
         out = ops.attention(query, cache, attn_metadata, scale, seen.window, spec.attention_cap, None, seen.chunk)
         return out if gate is None else out * gate.sigmoid()
 
-    def _layer(self, index: int, attention: LayerAttention, tensors: MutableMapping[str, Weight]) -> _Layer:
+    def _layer(
+        self, index: int, attention: LayerAttention, tensors: MutableMapping[str, Weight], device: torch.device
+    ) -> _Layer:
         spec, ops, prefix = self.spec, self._ops, f"layers.{index}."
+        is_streamed = self._offload is not None and index in self._offload.indices
+        if is_streamed:
+            for name in [name for name in tensors if name.startswith(prefix)]:
+                tensors[name] = moved(tensors[name], device)
         qk_norm = state = None
         if attention.kind == "state":
             state = self._state(prefix, tensors)
@@ -233,7 +250,7 @@ class Decoder:
             bias = plain(tensors, f"{prefix}{name}.bias") if f"{prefix}{name}.bias" in tensors else None
             return ops.linear(tensors.pop(f"{prefix}{name}.weight"), bias)
 
-        return _Layer(
+        layer = _Layer(
             attention=attention,
             attention_norm=self._norm_of(tensors, prefix + "attention_norm"),
             qkv=linear("qkv"),
@@ -245,6 +262,7 @@ class Decoder:
             feed_forward=feed_forward.build(prefix, spec.experts_of(index), ops, tensors, spec.activation),
             mlp_outer_norm=self._norm_of(tensors, prefix + "mlp_outer_norm") if spec.outer_norms else None,
         )
+        return self._offload.added(index, layer) if self._offload is not None and is_streamed else layer
 
     def _state(self, prefix: str, tensors: MutableMapping[str, Weight]) -> GatedDeltaNet:
         spec, gated_delta = self.spec, self._ops.gated_delta

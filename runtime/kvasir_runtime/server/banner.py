@@ -29,7 +29,10 @@ def banner(ready: EngineFacts, start: StartSummary) -> str:
     rows = [
         ("model", f"{', '.join(start.names)} ({start.folder})"),
         ("device", f"{ready.device}, {_kernels(ready.kernels)}{_because(ready.fallback)}, {ready.dtype}"),
-        ("weights", f"{size(ready.weights_bytes)}{f', {ready.quantization}' if ready.quantization else ''}"),
+        (
+            "weights",
+            f"{size(ready.weights_bytes)}{f', {ready.quantization}' if ready.quantization else ''}{_streamed(ready)}",
+        ),
         (
             "KV cache",
             f"{ready.capacity_tokens:,} tokens in blocks of {ready.block_size} ({size(cache_bytes)})",
@@ -47,6 +50,13 @@ def banner(ready: EngineFacts, start: StartSummary) -> str:
         ),
     ]
     return "\n".join(["Kvasir is ready", *(f"  {name:<12}{value}" for name, value in rows)])
+
+
+def _streamed(ready: EngineFacts) -> str:
+    """Weights on the host, and how long a step takes at least for that."""
+    if not ready.host_weights_bytes:
+        return ""
+    return f", {size(ready.host_weights_bytes)} of them on the host: a step copies for {ready.weights_copy_s:.3g} s"
 
 
 def _host_tier(ready: EngineFacts) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ milliseconds, before gigabytes are read. Only safetensors and GGUF are opened: a
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -45,23 +45,26 @@ def load(
     on_read: OnRead,
     formats: Mapping[str, QuantFormat] = MappingProxyType({}),
     quantize: Quantize = quantizing.reference,
+    on_host: Container[str] = (),
 ) -> dict[str, Weight]:
     """Tensors of the given shapes on a device, filled from the checkpoint in a directory or a GGUF file.
 
     places: which rows of which tensor each name of the checkpoint fills. formats: of those that are quantized while
-    they are read, by `quantize`; a head that is the table of embeddings is made as a copy of it. Raises ModelError
-    naming file and tensor.
+    they are read, by `quantize`; a head that is the table of embeddings is made as a copy of it. on_host: names of
+    those that stay on the host. Raises ModelError naming file and tensor.
     """
     found = list(_checked(_stored(model), places))
     missing = sorted(set(places) - {stored.name for stored in found})
     if missing:
         raise ModelError(f"{model}: tensor {missing[0]} is missing{_more(missing)}")
     tensors: dict[str, Weight] = {
-        name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items() if name not in formats
+        name: torch.empty(shape, dtype=dtype, device="cpu" if name in on_host else device)
+        for name, shape in shapes.items()
+        if name not in formats
     }
     for name, format_ in formats.items():
         rows, columns = shapes.get(name, shapes[TABLE])
-        tensors[name] = quantized.empty(format_, rows, columns, device)
+        tensors[name] = quantized.empty(format_, rows, columns, torch.device("cpu") if name in on_host else device)
     copies = {TABLE: [HEAD]} if HEAD in formats and HEAD not in shapes else {}
     pieces: list[FilePiece] = []
     for stored in found:

@@ -67,8 +67,20 @@ def formats(
 def num_bytes(shapes: Shapes, chosen: Mapping[str, QuantFormat], element_bytes: int) -> int:
     """Bytes of all weights, a quantized copy of the table included."""
     plain = sum(math.prod(shape) for name, shape in shapes.items() if name not in chosen) * element_bytes
-    sizes = {name: shapes.get(name, shapes[TABLE]) for name in chosen}
+    sizes = {name: shapes[name if name in shapes else TABLE] for name in chosen}
     return plain + sum(format_.num_bytes(*sizes[name]) for name, format_ in chosen.items())
+
+
+def layer_bytes(
+    shapes: Shapes, chosen: Mapping[str, QuantFormat], element_bytes: int, num_layers: int
+) -> tuple[int, ...]:
+    """Bytes of the weights of each layer."""
+    sizes = [0] * num_layers
+    for name, shape in shapes.items():
+        if name.startswith("layers."):
+            only = {name: chosen[name]} if name in chosen else {}
+            sizes[int(name.split(".")[1])] += num_bytes({name: shape}, only, element_bytes)
+    return tuple(sizes)
 
 
 def described(chosen: Mapping[str, QuantFormat]) -> str:

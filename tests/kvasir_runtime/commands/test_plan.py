@@ -272,3 +272,17 @@ def test_overrides_are_judged(model):
     facts = inspection.decode(run(model, "--facts", "-", "--hf-overrides", json.dumps(yarn)).output)
     assert facts.shape.max_positions == 524_288
     assert facts.overrides == inspection.overrides_digest(json.dumps(yarn)) != inspection.overrides_digest("")
+
+
+def test_weights_on_the_host_are_counted_with_what_a_step_copies(model):
+    args = ("--memory", "16GiB", "--device", "cuda", "--max-model-len", "8192")
+    assert run(model, *args).exit_code == 1
+    result = run(model, *args, "--weights-host-bytes", 6 * 2**30)
+    assert result.exit_code == 0
+    assert "10.08 GiB in bfloat16; 5.69 GiB on the host: a step takes at least 0.24 s at 25 GB/s" in result.output
+
+
+def test_weights_are_on_the_host_of_a_cpu_anyway(model):
+    result = run(model, "--memory", "80GiB", "--device", "cpu", "--weights-host-bytes", 6 * 2**30)
+    assert result.exit_code == 2
+    assert "on a CPU the weights are in the host's memory as they are" in result.output

@@ -126,3 +126,20 @@ def test_on_a_card_streams_never_wait_longer_than_the_target_for_prompts() -> No
         scheduler.commit(StepResults(step=plan.step, sampled=sampled), now)
     assert max(waited) < 0.055
     assert max(sizes) > 1800, "the budget is used"
+
+
+def test_what_is_computed_beside_the_copies_of_weights_is_free() -> None:
+    budget = TokenBudget(target_s=0.05, max_tokens=8192, min_tokens=256, least_s=0.3)
+    assert budget.tokens(streams(3)) == 259
+    found = [259]
+    for _ in range(4):  # no longer than the copies: the cost of a token is not known yet
+        found.append(spent(budget, found[-1], 0.31).tokens(streams(3)))
+        assert budget.token_s == 0
+    assert found == [259, 518, 1036, 2072, 4144]
+    assert spent(budget, 4144, 0.6).token_s == pytest.approx(0.6 / 4144)
+    assert budget.tokens(streams(3)) == pytest.approx(2072, abs=1), "what ends with the copies"
+
+
+def test_a_model_on_its_device_is_budgeted_as_before() -> None:
+    budget = TokenBudget(target_s=0.1, max_tokens=512, min_tokens=64)
+    assert spent(budget, 400, 0.16).tokens(streams(3)) == 250

@@ -7,12 +7,12 @@ types and odd shapes go to torch, that is to the vendor's library, or for other 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels import linear as operation
+from kvasir_runtime.kernels.gated import GatedProduct
 from kvasir_runtime.kernels.gpu import act_and_mul, fp8, group_scaled_gemm, small_gemm, tuning_table
 from kvasir_runtime.kernels.gpu.dequant import e4m3
 from kvasir_runtime.kernels.gpu.small_gemm import GemmPlan, GemmShape, settle, share
@@ -56,14 +56,14 @@ def gated(weight: Weight, bias: Tensor | None) -> Linear:
 def _built(weight: Weight, bias: Tensor | None, *, gated: bool) -> Linear:
     if not takes(weight, gated=gated):
         product = operation.unpacked(weight, bias)
-        return (lambda x: act_and_mul.launch(product(x), "silu")) if gated else product
+        return _then_gate(product) if gated else product
     if isinstance(weight, QuantizedWeight):
         return (
             of_rows(weight, bias, gated=gated)
             if weight.format.by_row
             else group_scaled_gemm.build(weight, bias, gated=gated)
         )
-    return streamed(weight, None, bias, gated=gated, many=lambda x: F.linear(x, weight, bias))
+    return streamed(weight, None, bias, gated=gated, many=operation.reference(weight, bias))
 
 
 def takes(weight: Weight, *, gated: bool) -> bool:
@@ -98,8 +98,12 @@ def streamed(weight: Tensor, units: Tensor | None, bias: Tensor | None, *, gated
         units=units,
         bias=bias,
         plan=small_gemm.plan(product, shape, card.processors, card.shared_bytes, weight.device),
-        many=(lambda x: act_and_mul.launch(many(x), "silu")) if gated else many,
+        many=_then_gate(many) if gated else many,
     )
+
+
+def _then_gate(product: Linear) -> Linear:
+    return GatedProduct(product=product, gate=act_and_mul.launch, activation="silu")
 
 
 def few(layer: Streamed, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from kvasir_runtime.runner.startup import (
 from kvasir_runtime.runner.startup.load_model import LoadedModel, load_model
 from kvasir_runtime.runner.startup.startup_cache import StartupCache, StepMemory
 from kvasir_runtime.runner.state.device_state import DeviceRowState
-from kvasir_runtime.runner.state.device_stream import DeviceStream, stream_of
+from kvasir_runtime.runner.state.device_stream import CopyStream, CudaCopyStream, DeviceStream, stream_of
 from kvasir_runtime.runner.state.host_state import HostRowState
 from kvasir_runtime.wire import EngineFacts, Progress
 
@@ -56,15 +56,16 @@ def build(
     device_stream: DeviceStream | None = None,
     new_capturer: NewCapturer | None = None,
     ops: Ops | None = None,
+    weight_copies: CopyStream | None = None,
 ) -> ModelRunner:
     """A runner that is ready for its first plan. on_progress is called often and must be fast.
 
-    device_stream, ops: by default those of the chosen device. new_capturer: by default CUDA's on CUDA; not used where
-    the options turn graphs off.
+    device_stream, ops, weight_copies: by default those of the chosen device. new_capturer: by default CUDA's on CUDA;
+    not used where the options turn graphs off.
     """
     device = placement.choose_device(options.device)
     try:
-        return _built(options, device, on_progress, device_stream, new_capturer, ops)
+        return _built(options, device, on_progress, device_stream, new_capturer, ops, weight_copies)
     except RuntimeError as error:  # torch's own type for this is one, CUDA's and Triton's are no other
         if "out of memory" not in str(error):
             raise
@@ -78,6 +79,7 @@ def _built(
     device_stream: DeviceStream | None,
     new_capturer: NewCapturer | None,
     ops: Ops | None,
+    weight_copies: CopyStream | None,
 ) -> ModelRunner:
     start = time.monotonic()
     folder = source.resolve(options.model)
@@ -85,7 +87,9 @@ def _built(
     if device.type == "cpu":
         host_resources.use(host_resources.num_threads(), ops)
         host_resources.return_library_pages()  # after the last library was loaded, before weights take their place
-    loaded = load_model(options, folder, device, ops, on_progress)
+    if weight_copies is None and device.type == "cuda":
+        weight_copies = CudaCopyStream(device)
+    loaded = load_model(options, folder, device, ops, on_progress, weight_copies)
     if device.type == "cpu":
         host_resources.return_memory()  # buffers of the checkpoint, and weights that were packed since
     load_s = time.monotonic() - start
@@ -146,6 +150,8 @@ def _facts(
         vocab_size=spec.vocab_size,
         eos_token_ids=read_eos_token_ids(folder, loaded.config),
         weights_bytes=loaded.weights_bytes,
+        host_weights_bytes=loaded.host_weights_bytes,
+        weights_copy_s=loaded.weights_copy_s,
         kv_bytes_per_token=spec.kv_bytes_per_token(*row_bytes, block_size),
         load_s=load_s,
         warm_s=0.0,

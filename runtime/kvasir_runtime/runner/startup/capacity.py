@@ -83,6 +83,7 @@ def check_forecast(
     block_size: int,
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
+    weights_host_bytes: int = 0,
 ) -> None:
     """Reject before loading what `cache_blocks` and `fitting_limit` would certainly reject after it.
 
@@ -99,6 +100,7 @@ def check_forecast(
         max_batch_tokens=0,
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
+        weights_host_bytes=weights_host_bytes,
     )
     if judged.verdict == "TooSmall":
         raise CapacityError(f"{judged.message}; raise --memory-fraction or the container's memory")

@@ -31,7 +31,15 @@ from kvasir_runtime.wire import EngineFacts
 LOG = logging.getLogger(__name__)
 VARIABLE: Final = "KVASIR_KV_HOST_DIR"
 _OF_SERVING: Final = {
-    *("kv_cache_tokens", "kv_host_bytes", "memory_percent", "prefix_cache", "cuda_graphs", "max_batch_tokens"),
+    *(
+        "kv_cache_tokens",
+        "kv_host_bytes",
+        "weights_host_bytes",
+        "memory_percent",
+        "prefix_cache",
+        "cuda_graphs",
+        "max_batch_tokens",
+    ),
     *("max_sequences", "max_waiting", "tool_call_parser", "reasoning_parser", "generation_config"),
     *("pooling", "normalize", "matryoshka", "scoring", "shared_prefix_cache", "tenant_weights"),
 }

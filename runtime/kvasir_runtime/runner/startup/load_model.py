@@ -1,23 +1,25 @@
 """Loads the model of the options onto a device, after checks that it fits into memory. Called by `build`."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from kvasir_api import forecast, hf_config
+from kvasir_api import forecast, hf_config, weight_offload
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
 from kvasir_runtime.layers.decoder import Decoder
+from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.spec import DecoderSpec, parameter_shapes
 from kvasir_runtime.models.config import ModelConfig, read_config, read_document
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.startup import capacity, host_resources, placement
+from kvasir_runtime.runner.state.device_stream import CopyStream
 from kvasir_runtime.weights import quant_formats
 from kvasir_runtime.weights.loader import OnRead, load
 from kvasir_runtime.weights.loader import kinds as stored_kinds
@@ -25,13 +27,15 @@ from kvasir_runtime.wire import Progress
 
 ETA_FRACTION: Final = 0.05
 ETA_AFTER_S: Final = 1.0
+POLL_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
-    quantization: which weights are stored in which format, for the banner.
+    quantization: which weights are stored in which format, for the banner. host_weights_bytes: of weights_bytes, what
+    is on the host; weights_copy_s: seconds in which that is copied to the device.
     """
 
     config: ModelConfig
@@ -40,13 +44,23 @@ class LoadedModel:
     cache_dtype: torch.dtype
     max_model_len: int
     weights_bytes: int
+    host_weights_bytes: int
+    weights_copy_s: float
     quantization: str
 
 
 def load_model(
-    options: ServeOptions, folder: Path, device: torch.device, ops: Ops, on_progress: Callable[[Progress], None]
+    options: ServeOptions,
+    folder: Path,
+    device: torch.device,
+    ops: Ops,
+    on_progress: Callable[[Progress], None],
+    copies: CopyStream | None = None,
 ) -> LoadedModel:
-    """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit."""
+    """Raises StartError before anything is read where the weights, or a KV cache beside them, cannot fit.
+
+    copies: for weights that stay on the host; None where the device is the host.
+    """
     config = read_config(folder, options.hf_overrides)
     family = family_of(config)
     spec = family.spec(config)
@@ -59,10 +73,14 @@ def load_model(
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
     on_gpu = device.type == "cuda"
     formats = quant_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
-    weights_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
+    total_bytes = quant_formats.num_bytes(shapes, formats, dtype.itemsize)
+    layer_bytes = quant_formats.layer_bytes(shapes, formats, dtype.itemsize, spec.num_layers)
+    on_host = _layers_on_host(options, layer_bytes, copies)
+    host_bytes = sum(layer_bytes[index] for index in on_host)
+    weights_bytes = total_bytes - host_bytes + (weight_offload.BUFFERS * max(layer_bytes) if on_host else 0)
     _check_memory(weights_bytes, device, folder)
     if not options.kv_cache_tokens:
-        _check_forecast(options, document, device, dtype, weights_bytes)
+        _check_forecast(options, document, device, dtype, total_bytes)
     cache_dtype = placement.choose_cache_dtype(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
     )
@@ -71,17 +89,52 @@ def load_model(
     capacity.check_cache(options.kv_cache_tokens, token_bytes, weights_bytes, _limit_bytes(device))
     with torch.inference_mode():
         on_read = loading_progress(on_progress)
-        tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize)
-        model = Decoder(spec, ops, tensors, num_positions=limit)
+        names = {name for name in shapes for index in on_host if name.startswith(f"layers.{index}.")}
+        tensors = load(folder, places, shapes, dtype, device, on_read, formats, ops.quantize, names)
+        offload = LayerOffload(on_host, copies) if copies is not None and on_host else None
+        model = Decoder(spec, ops, tensors, num_positions=limit, offload=offload)
+        weights_copy_s = 0.0 if offload is None else _copy_s(offload)
     return LoadedModel(
         config=config,
         model=model,
         dtype=dtype,
         cache_dtype=cache_dtype,
         max_model_len=limit,
-        weights_bytes=weights_bytes,
+        weights_bytes=total_bytes,
+        host_weights_bytes=host_bytes,
+        weights_copy_s=weights_copy_s,
         quantization=quant_formats.described(formats),
     )
+
+
+def _layers_on_host(options: ServeOptions, layer_bytes: Sequence[int], copies: CopyStream | None) -> tuple[int, ...]:
+    """Raises StartError where the option cannot be followed."""
+    limit_bytes = options.weights_host_bytes
+    if not limit_bytes:
+        return ()
+    if copies is None:
+        raise StartError(weight_offload.NOT_ON_CPU)
+    memory_bytes = host_resources.memory_limit_bytes()
+    if limit_bytes > memory_bytes:
+        raise StartError(
+            f"--weights-host-bytes {limit_bytes:,}: this process may use {memory_bytes:,} bytes of the host's memory"
+        )
+    indices = weight_offload.chosen(layer_bytes, limit_bytes)
+    if not indices:
+        raise StartError(
+            f"--weights-host-bytes {limit_bytes:,} must hold {weight_offload.LEAST_LAYERS} layers of up to"
+            f" {max(layer_bytes):,} bytes, of {len(layer_bytes)}: two of those on the host are on the device at a time"
+        )
+    return indices
+
+
+def _copy_s(offload: LayerOffload) -> float:
+    """Measured seconds in which all that is on the host is copied once."""
+    before, behind = offload.copy_all()
+    while not behind.has_passed():
+        time.sleep(POLL_S)
+    seconds: float = behind.seconds_since(before)
+    return seconds
 
 
 def _check_batch_invariant(options: ServeOptions, dtype: torch.dtype, ops: Ops) -> None:
@@ -146,6 +199,7 @@ def _check_forecast(
         block_size=options.block_size,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
+        weights_host_bytes=options.weights_host_bytes,
     )
 
 

@@ -63,6 +63,12 @@ class CopyStream(Protocol):
     def mark(self) -> CopyMark:
         """The point after all copies so far."""
 
+    def follow(self) -> None:
+        """Copies from now on begin when all that the device was given to compute so far has ended."""
+
+    def hold_back(self, mark: CopyMark) -> None:
+        """What the device is given to compute from now on begins when a mark has passed."""
+
 
 class _PassedEvent:
     def synchronize(self) -> None:
@@ -129,9 +135,12 @@ class _CudaMark:
 
 
 class CudaCopyStream:
-    """A stream of its own. What it reads must be computed, and what it writes unused, when a copy is enqueued."""
+    """A stream of its own. What it reads must be computed, and what it writes unused, when a copy is enqueued, or when
+    what it follows has ended. May be captured with the stream that it follows and holds back.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def host_memory(self, rows: int, row_bytes: int) -> Tensor:
@@ -156,6 +165,15 @@ class CudaCopyStream:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return _CudaMark(event)
+
+    def follow(self) -> None:
+        """By an event of the current stream."""
+        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
+
+    def hold_back(self, mark: CopyMark) -> None:
+        """By an event of this stream."""
+        assert isinstance(mark, _CudaMark)
+        torch.cuda.current_stream(self._device).wait_event(mark.event)
 
 
 def stream_of(device: torch.device) -> DeviceStream:

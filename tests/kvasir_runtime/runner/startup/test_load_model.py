@@ -1,8 +1,16 @@
-"""What a start reports while weights are read."""
+"""What a start reports while weights are read, and which of them it leaves on the host."""
+
+from pathlib import Path
 
 import pytest
 
-from kvasir_runtime.runner.startup.load_model import loading_progress
+from fakes import checkpoints
+from fakes.overlapping import WeightCopies
+from kvasir_api.options import ServeOptions
+from kvasir_runtime.errors import StartError
+from kvasir_runtime.kernels.reference import REFERENCE
+from kvasir_runtime.runner.startup import host_resources, placement
+from kvasir_runtime.runner.startup.load_model import load_model, loading_progress
 from kvasir_runtime.wire import Progress
 
 
@@ -34,3 +42,31 @@ def test_a_time_left_is_shown_once_it_means_something(
 
 def test_a_hundredth_is_reported_once() -> None:
     assert [fraction for fraction, _ in reported([(0, 1), (0, 2), (0, 11), (0, 12)])] == [0.001, 0.011]
+
+
+@pytest.mark.parametrize(
+    ("layers", "limit_bytes", "copies", "why"),
+    [
+        (4, 10**6, None, "is for CUDA devices: on a CPU the weights are in the host's memory as they are"),
+        (4, 10**6, WeightCopies(), ""),
+        (4, 300_000, WeightCopies(), "--weights-host-bytes 300,000 must hold 3 layers of up to 123,392 bytes, of 4"),
+        (2, 10**6, WeightCopies(), "must hold 3 layers of up to 123,392 bytes, of 2"),
+        (4, 1 << 40, WeightCopies(), "--weights-host-bytes 1,099,511,627,776: this process may use"),
+    ],
+)
+def test_layers_stay_on_the_host_where_that_is_possible(
+    tmp_path: Path, layers: int, limit_bytes: int, copies: WeightCopies | None, why: str
+) -> None:
+    folder = checkpoints.write(tmp_path / "m", checkpoints.Shape(num_layers=layers))
+    options = ServeOptions(model=str(folder), device="cpu", dtype="float32", weights_host_bytes=limit_bytes)
+    device = placement.choose_device("cpu")
+    if why:
+        with pytest.raises(StartError, match=why):
+            load_model(options, folder, device, REFERENCE, lambda progress: None, copies)
+        return
+    loaded = load_model(options, folder, device, REFERENCE, lambda progress: None, copies)
+    assert loaded.host_weights_bytes == 4 * 123_392
+    assert loaded.weights_bytes == 4 * sum(
+        t.numel() for t in checkpoints.random_weights(checkpoints.Shape(num_layers=4)).values()
+    )
+    assert host_resources.memory_limit_bytes() < 1 << 40
