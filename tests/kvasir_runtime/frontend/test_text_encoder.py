@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import tokenizer_families
+from fakes.counting_encoder import CountingEncoder
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.text_encoder import TextEncoder
 
@@ -21,22 +22,8 @@ def encoders(name: str) -> TextEncoder:
     return TextEncoder(tokenizer_families.family(name), part_characters=8)
 
 
-class Counting:
-    """An encoder that counts the characters it is given."""
-
-    def __init__(self, encoder):
-        self.encoder, self.characters = encoder, 0
-
-    def __getattr__(self, name):
-        return getattr(self.encoder, name)
-
-    def encode_batch_fast(self, texts, **options):
-        self.characters += sum(map(len, texts))
-        return self.encoder.encode_batch_fast(texts, **options)
-
-
-def counting(name: str = "llama3", **options) -> tuple[Counting, TextEncoder]:
-    encoder = Counting(tokenizer_families.family(name))
+def counting(name: str = "llama3", **options) -> tuple[CountingEncoder, TextEncoder]:
+    encoder = CountingEncoder(tokenizer_families.family(name))
     return encoder, TextEncoder(encoder, part_characters=100, **options)
 
 
