@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationInfo
+
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.chat_prompt import chat_prompt
@@ -16,6 +18,7 @@ from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.model_profile import ModelProfile, served_name
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
+from kvasir_runtime.frontend.protocol.validation import ignore
 from kvasir_runtime.frontend.tokenizer import PromptTooLong
 from kvasir_runtime.server.api.openai.tokenize import MAX_TOKENS
 
@@ -26,6 +29,23 @@ def chat_body(document: dict[str, Any], names: Mapping[str, str]) -> ChatBody:
         return generation.parse_chat(document)
     except Refused as refused:
         raise with_own_names(refused, names) from refused
+
+
+def tools_of_type(served: str, value: Any, info: ValidationInfo) -> Any:
+    """The tools of a list that are of this type or of none; the others are left out and named. It is called before the
+    tools are validated.
+    """
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for place, tool in enumerate(value):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != served:
+            ignore(info, f"tools[{place}]")
+        else:
+            kept.append(tool)
+    value[:] = kept  # of the document itself: unknown fields are looked for in it by places among what is left
+    return value
 
 
 def generation_request(

@@ -18,7 +18,7 @@ from kvasir_runtime.frontend.protocol import validation
 from kvasir_runtime.frontend.protocol.generation import ChatBody
 from kvasir_runtime.frontend.protocol.ignored_fields import hint
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_STOPS
-from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel, ignore
+from kvasir_runtime.frontend.protocol.validation import Raw, StrictModel
 from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.anthropic.blocks import (
     Ignored,
@@ -128,17 +128,7 @@ def _spoken(turns: list[InputMessage]) -> list[InputMessage]:
 
 def _functions(value: Any, info: ValidationInfo) -> Any:
     """Only the tools with a schema of their own: the others run at Anthropic, or are known to its models alone."""
-    if not isinstance(value, list):
-        return value
-    kept = []
-    for place, tool in enumerate(value):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            ignore(info, f"tools[{place}]")
-        else:
-            kept.append(tool)
-    value[:] = kept  # in its place, so that a later error names the right one
-    return value
+    return translation.tools_of_type("custom", value, info)
 
 
 def _stops(value: Any) -> Any:

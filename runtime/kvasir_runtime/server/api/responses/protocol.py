@@ -13,6 +13,7 @@ from kvasir_runtime.frontend.protocol.generation import ChatSwitches
 from kvasir_runtime.frontend.protocol.ignored_fields import hint, only
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_COUNT, MAX_LOGPROBS
 from kvasir_runtime.frontend.protocol.validation import StrictModel, ignore
+from kvasir_runtime.server.api import translation
 from kvasir_runtime.server.api.nullable_model import NullableModel
 from kvasir_runtime.server.api.responses import items
 from kvasir_runtime.server.api.responses.items import Id, Item
@@ -146,17 +147,7 @@ class StreamOptions(NullableModel):
 
 def _functions(value: Any, info: ValidationInfo) -> Any:
     """Only the functions among the tools: those of other types run at OpenAI, or are no calls with arguments."""
-    if not isinstance(value, list):
-        return value
-    kept = []
-    for place, tool in enumerate(value):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            ignore(info, f"tools[{place}]")
-        else:
-            kept.append(tool)
-    value[:] = kept  # in its place, so that a later error names the right one
-    return value
+    return translation.tools_of_type("function", value, info)
 
 
 def _included(value: Any, info: ValidationInfo) -> Any:
