@@ -8,25 +8,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from fakes.engine_facts import engine_facts
 from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
 
-FACTS = wire.EngineFacts(
-    device="cpu",
-    kernels="none",
-    dtype="float32",
-    block_size=16,
-    num_blocks=4,
-    max_batch_tokens=64,
-    max_model_len=32,
-    max_sequences=4,
-    weights_bytes=1,
-    kv_bytes_per_token=1,
-    load_s=0.0,
-    warm_s=0.0,
-)
+FACTS = engine_facts(block_size=16, num_blocks=4, max_batch_tokens=64, max_model_len=32)
 READY = wire.Ready(FACTS)
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from fakes import tiny_tokenizer
+from fakes.engine_facts import engine_facts
 from kvasir_api import hashes, http_apis
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.protocol import generation
-from kvasir_runtime.wire import EngineFacts
 
 GENERATING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -194,20 +194,7 @@ def test_best_of_widens_a_beam_search_and_each_prompt_has_its_own(chat):
         assert made.requests[4].follows == made.requests[3].request_id
 
 
-READY = EngineFacts(
-    device="cpu",
-    kernels="fake",
-    dtype="float32",
-    block_size=4,
-    num_blocks=10,
-    max_batch_tokens=512,
-    max_model_len=64,
-    max_sequences=4,
-    weights_bytes=0,
-    kv_bytes_per_token=1,
-    load_s=0.0,
-    warm_s=0.0,
-)
+READY = engine_facts()
 
 
 def test_beams_must_fit_into_the_cache_side_by_side():

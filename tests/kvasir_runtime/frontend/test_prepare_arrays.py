@@ -3,25 +3,12 @@
 import json
 
 from fakes import tiny_tokenizer
+from fakes.engine_facts import engine_facts
 from kvasir_api import hashes
 from kvasir_runtime.frontend import prepare
 from kvasir_runtime.frontend.model_profile import ModelProfile
-from kvasir_runtime.wire import EngineFacts
 
-READY = EngineFacts(
-    device="cpu",
-    kernels="fake",
-    dtype="float32",
-    block_size=4,
-    num_blocks=10,
-    max_batch_tokens=512,
-    max_model_len=64,
-    max_sequences=4,
-    weights_bytes=0,
-    kv_bytes_per_token=1,
-    load_s=0.0,
-    warm_s=0.0,
-)
+READY = engine_facts()
 SERVED = ModelProfile(
     names=("m",), tokenizer=tiny_tokenizer.tokenizer(), max_context=4096, ready=READY, hash_salt=b"engine"
 )

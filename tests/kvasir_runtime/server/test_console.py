@@ -7,18 +7,16 @@ import logging
 import msgspec
 import pytest
 
+from fakes.engine_facts import engine_facts
 from kvasir_runtime import log_config
 from kvasir_runtime.server.banner import StartSummary, banner, progress_line, size
 from kvasir_runtime.server.console import LINE_EVERY_S, Console
-from kvasir_runtime.wire import EngineFacts
 
-READY = EngineFacts(
-    device="cpu",
+READY = engine_facts(
     kernels="reference",
     dtype="bfloat16",
     block_size=16,
     num_blocks=2500,
-    max_batch_tokens=512,
     max_model_len=16_000,
     max_sequences=64,
     weights_bytes=3 << 30,

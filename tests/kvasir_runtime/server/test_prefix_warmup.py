@@ -2,22 +2,10 @@
 
 import pytest
 
+from fakes.engine_facts import engine_facts
 from kvasir_runtime.server.prefix_warmup import SharedPrefix, chosen, is_address
-from kvasir_runtime.wire import EngineFacts
 
-FACTS = EngineFacts(
-    device="cpu",
-    kernels="",
-    dtype="float32",
-    block_size=4,
-    num_blocks=10,
-    max_model_len=16,
-    max_sequences=2,
-    max_batch_tokens=8,
-    weights_bytes=0,
-    kv_bytes_per_token=1,
-    vocab_size=100,
-)
+FACTS = engine_facts(max_model_len=16, max_sequences=2, max_batch_tokens=8, vocab_size=100)
 
 
 def offered(*ids, hits=1.0, salt=""):

@@ -7,12 +7,12 @@ import subprocess
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fakes.engine_facts import engine_facts
 from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState
 from kvasir_runtime.server.observability.metrics import FROM_STATE, RuntimeMetrics
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
-from kvasir_runtime.wire import EngineFacts
 
 STATE = RuntimeState(
     phase="ready",
@@ -28,19 +28,8 @@ STATE = RuntimeState(
     ),
     rates=MeasuredRates(prefill_tokens_per_s=100.0),
 )
-READY = EngineFacts(
-    device="cpu",
-    kernels="reference",
-    dtype="bfloat16",
-    block_size=16,
-    num_blocks=100,
-    max_batch_tokens=512,
-    max_model_len=300,
-    max_sequences=8,
-    weights_bytes=1,
-    kv_bytes_per_token=1,
-    load_s=0.0,
-    warm_s=0.0,
+READY = engine_facts(
+    kernels="reference", dtype="bfloat16", block_size=16, num_blocks=100, max_model_len=300, max_sequences=8
 )
 BASE = {"model_name": "m", "engine": "0"}
 ENDED = SequenceStats(
