@@ -95,6 +95,10 @@ class Rollout(CrdObject):
         False,
         "Goes back to the last good revision when the new one is refused, makes no progress or fails the analysis.",
     )
+    reclass: Literal["OnChange", "Always"] = option(
+        "OnChange",
+        "When replicas move to another AcceleratorClass: OnChange, when the spec changes their pods, or their class is gone, no longer suits or finds no node; Always, also when one appears that is cheaper or earlier in the list.",
+    )
     paused: bool = option(False, "Leaves the rollout where it is.")
     promote: str = option(
         "", "Name of a revision that goes to all replicas at once, whatever steps and analysis say.", max_length=63

@@ -206,7 +206,9 @@ class RolloutStatus(CrdObject):
     unavailable_classes: list[Name] = option(
         [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8
     )
-    pod_hash: str = option("", "Hash of the pods that unavailableClasses is about.", max_length=64)
+    pod_hash: str = option(
+        "", "Hash of the pods that acceleratorClass and unavailableClasses are about.", max_length=64
+    )
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0, le=MOST_REPLICAS)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)
     history: list[RevisionStatus] = Field(

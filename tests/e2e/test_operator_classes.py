@@ -67,6 +67,38 @@ async def test_a_class_that_appears_cures_the_fault(rig):
     await rig.client.delete(ACCELERATOR_CLASS, "", name)
 
 
+async def test_a_cheaper_class_moves_replicas_only_where_that_is_asked(rig):
+    dear, cheap = f"dear-{rig.namespace}", f"cheap-{rig.namespace}"
+    given = {"model": {"uri": "file:///srv/tiny", "inspect": "Never"}}
+    given["resources"] = {"accelerator": {"count": 1, "classes": [cheap, dear]}}
+
+    async def put(name, price):
+        spec = {"memory": "80Gi", "pricePerHour": price, "pod": {"annotations": {"example.com/class": name}}}
+        await rig.client.apply(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": spec}, manager="admin")
+
+    async def taken():
+        return (await rig.status()).get("rollout", {}).get("acceleratorClass")
+
+    await put(dear, 9)
+    await rig.apply(**given)
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    uids = await rig.pod_uids()
+    await put(cheap, 1)
+    await rig.apply(**given, rollout={"maxSurge": 2})
+    await rig.until_condition("Ready", reason="AllReplicasReady")
+    await rig.heard()
+    assert (await taken(), await rig.pod_uids()) == (dear, uids)
+    await rig.apply(**given, rollout={"reclass": "Always"})
+
+    async def moved():
+        return await taken() == cheap and not uids & await rig.pod_uids()
+
+    await rig.until(moved, lambda: rig.dump("tiny"))
+    await rig.delete()
+    for name in (dear, cheap):
+        await rig.client.delete(ACCELERATOR_CLASS, "", name)
+
+
 async def test_a_full_class_is_passed_over(rig):
     """The scheduler finds none that carries its label; the next class has one, and the service stays there."""
     there, full = f"there-{rig.namespace}", f"full-{rig.namespace}"

@@ -152,6 +152,8 @@ ELSEWHERE: Final = {
         for name in ("start", "durationMinutes", "days", "timeZone", "minReplicas", "maxReplicas")
     },
     "resources.accelerator.fallbackSeconds": "tests/e2e/test_operator_classes.py::test_a_full_class_is_passed_over",
+    "rollout.reclass": "tests/e2e/test_operator_classes.py"
+    "::test_a_cheaper_class_moves_replicas_only_where_that_is_asked",
     "rollout.inPlaceAfterSeconds": "tests/e2e/test_operator_rollout.py"
     "::test_a_surge_without_a_spare_accelerator_goes_in_place_and_surges_again",
     "rollout.promote": "tests/e2e/test_operator_rollout.py::test_a_bad_canary_is_rolled_back_and_may_be_promoted",

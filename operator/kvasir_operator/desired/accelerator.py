@@ -41,7 +41,7 @@ def placement(seen: Observed) -> Placement:
     """The class, forecasts and roofline of a service, given what is known of its model and of classes without nodes."""
     hash_ = fallback.pod_hash(seen.spec)
     unavailable, facts = fallback.unavailable(seen, hash_), fit.facts(seen)
-    choice = _choice(seen, facts, unavailable)
+    choice = _choice(seen, facts, unavailable, hash_)
     chosen = seen.classes.get(choice.name)
     judged = {}
     if facts is not None:
@@ -58,7 +58,7 @@ def placement(seen: Observed) -> Placement:
     )
 
 
-def _choice(seen: Observed, facts: ModelFacts | None, unavailable: tuple[str, ...]) -> ClassChoice:
+def _choice(seen: Observed, facts: ModelFacts | None, unavailable: tuple[str, ...], pod_hash: str) -> ClassChoice:
     asked, runtime = seen.spec.resources.accelerator, seen.spec.runtime
     lacking = {name: missing_capability(runtime, facts, spec) for name, spec in seen.classes.items()}
     unsuitable = UnsuitableClasses(
@@ -66,12 +66,31 @@ def _choice(seen: Observed, facts: ModelFacts | None, unavailable: tuple[str, ..
         lacking={name: lack for name, lack in lacking.items() if lack is not None},
     )
     first = choose(asked, seen.classes, unsuitable)
+    if kept := _kept(seen, first, unsuitable, unavailable, pod_hash):
+        return kept
     if not unavailable:
         return first
     rest = choose(asked, {name: spec for name, spec in seen.classes.items() if name not in unavailable}, unsuitable)
     if not rest.name:
         return first  # all were tried: the list starts again
     return replace(rest, why=f"{', '.join(unavailable)} found no node; {rest.why}", considered=first.considered)
+
+
+def _kept(
+    seen: Observed, first: ClassChoice, unsuitable: UnsuitableClasses, unavailable: tuple[str, ...], pod_hash: str
+) -> ClassChoice | None:
+    """The class that replicas have, while it suits them and another one would only be better; None otherwise."""
+    before, name = seen.status.rollout, seen.status.rollout.accelerator_class
+    # A status of an operator that wrote no hash is about these pods, as far as is known.
+    same = before.pod_hash in ("", pod_hash)
+    running = any(r.live and r.assigned for r in seen.replicas)
+    if seen.spec.rollout.reclass == "Always" or not same or not running or name in ("", first.name, *unavailable):
+        return None
+    alone = {known: spec for known, spec in seen.classes.items() if known == name}
+    if choose(seen.spec.resources.accelerator, alone, unsuitable).name != name:
+        return None
+    why = f"{name} has the replicas, and spec.rollout.reclass is OnChange; {first.name} would be taken for new pods"
+    return replace(first, name=name, why=why, too_small=False, lacking="")
 
 
 def _forecast(

@@ -89,13 +89,13 @@ def _settled(part: Json) -> Json:
 
 def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     before, planned = found.seen.status.rollout, found.plan
-    full = found.resolved.unavailable_classes
+    placed, full = found.resolved.placement, found.resolved.unavailable_classes
     revisions = history(found.seen, found.resolved.revision if planned else None)
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
-        accelerator_class=found.resolved.placement.choice.name if planned else "",
+        accelerator_class=placed.choice.name if planned else "",
         unavailable_classes=list(full[-MAX_CLASSES:]),
-        pod_hash=found.resolved.placement.pod_hash if full else "",
+        pod_hash=placed.pod_hash if full or (planned and placed.choice.name) else "",
         updated_replicas=len(found.updated),
         history=revisions if len(revisions) > 1 else [],
         last_good_revision=_last_good(found, answer),
@@ -159,7 +159,10 @@ def _capacity(found: StatusInputs) -> Capacity:
 
 
 def _measured(found: StatusInputs) -> Capacity:
-    readings = [r.reading for r in found.seen.replicas if r.phase == "ready" and r.reading is not None]
+    ready = [r for r in found.seen.replicas if r.phase == "ready" and r.reading is not None]
+    # Replicas of an older revision may have another class or other options.
+    current = [r for r in ready if r.revision == found.current] or ready
+    readings = [r.reading for r in current if r.reading is not None]
     if not readings:
         before = found.seen.status.capacity
         kept = ("kv_tokens", "prefill_tokens_per_second", "device")

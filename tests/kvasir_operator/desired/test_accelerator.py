@@ -6,7 +6,9 @@ from fakes.manifests import service
 from fakes.stages import pod_template, resolved, revision_of
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.service import Accelerator
-from kvasir_operator.desired.accelerator import choose
+from kvasir_operator.desired import fallback
+from kvasir_operator.desired.accelerator import choose, placement
+from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import observed
 from kvasir_operator.observed.settings import OperatorSettings
 
@@ -100,3 +102,56 @@ def test_what_shapes_no_pod_makes_no_revision():
 def test_a_class_that_cannot_be_had_is_a_fault_of_its_field(fields, message):
     found = resolved(seen({}, **fields), SETTINGS).violation
     assert (found is None) if message is None else found.message.startswith(message)
+
+
+def standing(
+    *,
+    has="h100",
+    reclass="OnChange",
+    accelerator=None,
+    pod_hash=None,
+    replicas=1,
+    rollout=None,
+    assigned=True,
+    **classes,
+):
+    """A service whose replicas have a class; of those that there are l4 is the cheapest."""
+    resources = {"accelerator": {"count": 1, **(accelerator or {"minMemory": "10Gi"})}}
+    obj = service(resources=resources, rollout={"reclass": reclass})
+    known_ = {"h100": H100, "l4": L4, **classes}
+    found = [{"metadata": {"name": name}, "spec": spec} for name, spec in known_.items() if spec]
+    pods = [Replica(name=f"p{n}", assigned=assigned) for n in range(replicas)]
+    made = observed(obj, revisions=(), deployments=(), replicas=pods, svc=None, classes=found)
+    hash_ = fallback.pod_hash(made.spec) if pod_hash is None else pod_hash
+    status = {"acceleratorClass": has, "podHash": hash_, **(rollout or {})}
+    return observed(
+        obj | {"status": {"rollout": status}}, revisions=(), deployments=(), replicas=pods, svc=None, classes=found
+    )
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [
+        (standing(), "h100"),
+        (standing(reclass="Always"), "l4"),
+        (standing(accelerator={"classes": ["l4", "h100"]}), "h100"),
+        (standing(pod_hash=""), "h100"),  # written by an operator that had no hash
+        # the spec asks for other pods, none runs, or the class is gone or suits no longer
+        (standing(pod_hash="other"), "l4"),
+        (standing(replicas=0), "l4"),
+        (standing(assigned=False), "l4"),
+        (standing(has=""), "l4"),
+        (standing(h100=None), "l4"),
+        (standing(h100={**H100, "memory": "8Gi"}), "l4"),
+        (standing(h100={**H100, "spot": True}), "l4"),
+        (standing(accelerator={"minMemory": "10Gi", "spot": True}, h100={**H100, "spot": True}), "h100"),
+        (standing(accelerator={"classes": ["l4"]}), "l4"),
+        (standing(rollout={"unavailableClasses": ["h100"]}), "l4"),
+    ],
+)
+def test_a_better_class_moves_no_replicas(world, name):
+    placed = placement(world)
+    assert placed.choice.name == name
+    assert placed.accelerator == world.classes[name]
+    if name == "h100":
+        assert "l4 would be taken for new pods" in placed.choice.why

@@ -48,7 +48,7 @@ ROLLOUTS: tuple[tuple[list[dict[str, Any]], int], ...] = (
     ([FULL], 0),
 )
 """Replicas of the new revision beside four of the old one, and the step that status tells of."""
-OF_THE_CLUSTER = {"replicas", "resources.accelerator.fallbackSeconds"}
+OF_THE_CLUSTER = {"replicas", "resources.accelerator.fallbackSeconds", "rollout.reclass"}
 """Fields whose effect only a cluster shows."""
 
 
