@@ -64,8 +64,10 @@ def test_a_whole_message(engine, client):
 def test_events_build_the_same_message(engine, client):
     engine.says("the operator watches")
     with client.messages.stream(model="tiny", messages=CHAT, max_tokens=100) as stream:
-        kinds = [event.type for event in stream if event.type in RAW]
+        events = [event for event in stream if event.type in RAW]
         streamed = stream.get_final_message()
+    kinds = [event.type for event in events]
+    assert events[0].message.usage.output_tokens == 0
     whole = create(client)
     assert streamed.content[0].text == whole.content[0].text
     assert streamed.stop_reason == whole.stop_reason

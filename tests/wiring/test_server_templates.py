@@ -27,6 +27,21 @@ def test_chats_with_tools_take_the_template_for_them(tmp_path):
         assert "tools" in engine.server.ask("/api/show", {"model": "tiny"}).json["capabilities"]
 
 
+def test_roles_are_the_templates_to_know(tmp_path):
+    checked = CHAT_TEMPLATE.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if m.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}",
+    )
+    with scripted(tmp_path, chat_template=checked) as engine:
+        engine.says("Hello.")
+        turn = {"role": "ipython", "content": "4"}
+        assert engine.server.ask("/v1/chat/completions", {"messages": [*CHAT, turn]}).status == 200
+        assert "<|im_start|>ipython\n4<|im_end|>" in engine.prompt()
+        refused = engine.server.ask("/v1/chat/completions", {"messages": [{"role": "robot", "content": "4"}]})
+        assert (refused.status, refused.error["code"]) == (400, "chat_template_error")
+        assert "no robots" in refused.error["message"]
+
+
 @pytest.mark.parametrize(
     ("option", "want"), [("tool_use", "<|im_start|>user\nhi<|im_end|>"), ("<{{ messages[0].content }}>", "<hi>")]
 )

@@ -6,6 +6,7 @@ free a step later; one that reads slowly gets fewer, larger chunks and stalls no
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -85,7 +86,9 @@ class GenerationResponse(Response):
             return
         headers = [(b"content-type", serializer.stream_type), *STREAM_HEADERS]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(send, serializer.begin(collector.usage()) + self._chunk(deltas))
+        # The beginning has no token in it, though the first ones are known.
+        begun = replace(collector.usage(), completion_tokens=0, reasoning_tokens=0)
+        await self._write(send, serializer.begin(begun) + self._chunk(deltas))
         try:
             while collector.num_open:
                 await self._write(send, self._chunk(await collector.deltas()))

@@ -133,12 +133,15 @@ class TextPart(BaseModel):
 
 
 class Message(StrictModel):
-    """One message of a chat. Empty fields (null, []), as in answers sent back as history, are dropped."""
+    """One message of a chat. Empty fields (null, []), as in answers sent back as history, are dropped.
+
+    role: templates have roles of their own, such as ipython or observation, and refuse what they do not know.
+    """
 
     # Calls or reasoning of an assistant stand in for a text.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["role"]))
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     content: Annotated[str, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart])]
     name: str | None = Field(None, max_length=256)
     tool_calls: ToolCalls | None = None

@@ -127,7 +127,7 @@ def test_refusals_name_the_field(fields, param, says):
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": "hi"}, "messages", "list"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'system'"),
+        ({"messages": [{"role": "<|im_end|>", "content": "x"}]}, "messages[0].role", "pattern"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0]", "only the role assistant"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0]", "only the role tool"),
