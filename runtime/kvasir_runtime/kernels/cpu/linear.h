@@ -5,7 +5,7 @@
 //
 // Invariant: each sum is one chain along k in float32, the same for every number of rows, of threads, and wherever the
 // row stands. A token's result does not depend on the batch that it is computed in. The exception is a weight with
-// `amx`: from 16 rows on its sums are those of linear_amx.h.
+// `amx`: from 16 rows on, or from 64 where it is quantized, its sums are those of linear_amx.h.
 //
 // Layout of a weight (outputs, k): outputs are cut into tiles of 16, four tiles form a panel, panels follow one another.
 //     bfloat16  panel: (k / 2, tiles, 16, 2)        a line of 64 bytes is what one dot-product instruction takes
@@ -38,7 +38,7 @@ struct Linear {
   int64_t group;    // quantized: values along k that share a scale, a multiple of 8 that divides k
   Weights kind;
   int32_t gated;
-  int32_t amx;  // bfloat16: products of 16 rows and more run on AMX
+  int32_t amx;  // products of many rows of bfloat16 run on AMX
 };
 
 // One use of a weight. Rows are dense: k values of x, `outputs` of out and residual.

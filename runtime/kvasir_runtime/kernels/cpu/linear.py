@@ -127,7 +127,8 @@ def packed(
 
     gated: the first half of the rows is the gate, the second up, and calls return silu(gate) * up.
     Quantized weights take x in bfloat16 or float32 and round it to 8 bits, group by group: `rounded_product` is the
-    formula. Their scales are kept in float16, relative to a power of two for each row.
+    formula. With AMX, 64 rows and more of bfloat16 are taken as they are, by weights that are rounded to it. Their
+    scales are kept in float16, relative to a power of two for each row.
     room: gives so many bytes for the packed weight; `host_memory.allocate` if not given.
     """
     room = room or host_memory.allocate
@@ -199,6 +200,7 @@ def _packed_quantized(
         group=weight.format.group,
         kind=QUANTISED_WEIGHTS[bits],
         gated=gated,
+        amx=library.amx,
     )
     return made(library, struct, (target, scales, minima, by_row, biases))
 

@@ -127,15 +127,11 @@ inline void task_bf16(int tid, const Linear& w, const Product& p, int64_t begin,
 }
 
 inline void linear_bf16(int tid, int nth, const Linear& w, const Product& p) {
-  const Cut c = cut(w, p.rows, nth);
   const bool amx = takes_amx(w, p);
-  for (int64_t task; (task = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
-    const int64_t block = task / c.parts, tile = task % c.parts * c.part_tiles;
-    const int64_t begin = p.rows * block / c.blocks, end = p.rows * (block + 1) / c.blocks;
-    const int64_t tiles = least(c.part_tiles, w.tiles - tile);
+  each_task(tid, nth, w, p.rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
     if (amx) task_amx(w, p, begin, end, tile, tiles);
     else task_bf16(tid, w, p, begin, end, tile, tiles);
-  }
+  });
 }
 
 }  // namespace KVASIR_ISA

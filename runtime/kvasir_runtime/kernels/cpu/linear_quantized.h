@@ -7,6 +7,7 @@
 // bits, stored as q + 128, the sum begins at -128 * sum_k(qx), for 4 bits q is unsigned by itself.
 #pragma once
 
+#include "linear_amx.h"
 #include "linear_groups.h"
 
 #ifdef __AVX512VNNI__
@@ -275,6 +276,14 @@ inline int64_t shared_bytes(const Linear& w, int64_t rows) {
 }
 
 inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p) {
+#ifdef __AVX512BF16__
+  if (takes_amx(w, p)) {
+    return each_task(tid, nth, w, p.rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
+      if (w.kind == kvasir::Weights::BITS8) task_unpacked<false>(tid, w, p, begin, end, tile, tiles);
+      else task_unpacked<true>(tid, w, p, begin, end, tile, tiles);
+    });
+  }
+#endif
   const bool alone = shared_bytes(w, p.rows) == 0;
   if (alone && kvasir::passed(tid)) return;
   const int64_t partials = (BLOCK_ROWS + STRIP_QUANTISED) * PANEL_TILES * TILE * 4;
@@ -287,15 +296,11 @@ inline void linear_quantized(int tid, int nth, const Linear& w, const Product& p
     for (int64_t m; (m = kvasir::claim(tid, nth, p.rows)) >= 0;) round_rows(w, p, x, m, m + 1);
     kvasir::barrier(tid, nth);
   }
-  const Cut c = cut(w, p.rows, nth);
-  for (int64_t task; (task = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
-    const int64_t block = task / c.parts, tile = task % c.parts * c.part_tiles;
-    const int64_t begin = p.rows * block / c.blocks, end = p.rows * (block + 1) / c.blocks;
-    const int64_t tiles = least(c.part_tiles, w.tiles - tile);
-    auto* partial = reinterpret_cast<float*>(own);
+  auto* partial = reinterpret_cast<float*>(own);
+  each_task(tid, nth, w, p.rows, [&](int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
     if (w.kind == kvasir::Weights::BITS8) task_quantized<false>(w, p, x, begin, end, tile, tiles, partial);
     else task_quantized<true>(w, p, x, begin, end, tile, tiles, partial);
-  }
+  });
 }
 
 }  // namespace KVASIR_ISA

@@ -112,5 +112,15 @@ KVASIR_INLINE Cut cut(const Linear& w, int64_t rows, int nth) {
   return {blocks, parts, part_tiles, blocks * parts};
 }
 
+// Calls task(begin, end, tile, tiles) of rows and tiles of one panel, for those that this thread claims.
+template <class Task>
+KVASIR_INLINE void each_task(int tid, int nth, const Linear& w, int64_t rows, const Task& task) {
+  const Cut c = cut(w, rows, nth);
+  for (int64_t at; (at = kvasir::claim(tid, nth, c.tasks)) >= 0;) {
+    const int64_t block = at / c.parts, tile = at % c.parts * c.part_tiles;
+    task(rows * block / c.blocks, rows * (block + 1) / c.blocks, tile, least(c.part_tiles, w.tiles - tile));
+  }
+}
+
 }  // namespace KVASIR_ISA
 #endif

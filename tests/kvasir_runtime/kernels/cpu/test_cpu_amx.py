@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from kvasir_runtime.kernels import quantize
 from kvasir_runtime.kernels.cpu import linear
 from kvasir_runtime.kernels.cpu.library import Library
+from kvasir_runtime.kernels.quantized import QuantFormat, dequantized
 
 SHAPES = [(16, 32), (112, 96), (100, 64), (7, 32), (200, 768)]
 FLOAT32_UNIT, BFLOAT16_UNIT = 2**-24, 2**-8
@@ -38,6 +40,46 @@ def test_few_rows_and_odd_widths_are_left_to_the_other_kernel(library: Library) 
     for rows, k in ((15, 64), (40, 33)):
         weight, x = torch.randn(50, k).bfloat16(), torch.randn(rows, k).bfloat16()
         assert torch.equal(linear.packed(library, weight, None)(x), linear.packed(without, weight, None)(x))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("outputs", "k"), [(16, 32), (112, 96), (100, 64), (200, 768)])
+@pytest.mark.parametrize("rows", [64, 65, 95, 300])
+def test_quantized_weights_are_rounded_to_bfloat16_and_rows_are_not(
+    library: Library, bits: int, outputs: int, k: int, rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    source, x = (torch.randn(*n, generator=generator).bfloat16() for n in ((outputs, k), (rows, k)))
+    weight = quantize.reference(source, QuantFormat(bits=bits))
+    exact, magnitude = dequantized(weight).double(), dequantized(weight).double().abs()
+    wanted = x.double() @ exact.T
+    out = linear.packed(library, weight, None)(x).double()
+    bound = BFLOAT16_UNIT * (x.double().abs() @ magnitude.T + wanted.abs())
+    assert ((out - wanted).abs() <= bound).all()
+    error = (out - wanted).norm() / wanted.norm()
+    assert error < 0.004, "half of what rounding the rows to 8 bits costs"
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_gated_quantized_weights_and_biases(library: Library, bits: int) -> None:
+    generator = torch.Generator().manual_seed(6)
+    source, bias, x = (torch.randn(*n, generator=generator).bfloat16() for n in ((90, 96), (90,), (70, 96)))
+    weight = quantize.reference(source, QuantFormat(bits=bits))
+    gate, up = (x.double() @ dequantized(weight).double().T + bias.double()).chunk(2, dim=1)
+    wanted = torch.nn.functional.silu(gate) * up
+    out = linear.packed(library, weight, bias, gated=True)(x).double()
+    assert (out - wanted).norm() / wanted.norm() < 0.006
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_few_rows_of_a_quantized_weight_are_left_to_the_other_kernel(library: Library, bits: int) -> None:
+    without = Library(isa=library.isa, handle=library.handle)
+    weight = quantize.reference(torch.randn(50, 64).bfloat16(), QuantFormat(bits=bits))
+    x = torch.randn(64, 64).bfloat16()
+    one, other = (linear.packed(which, weight, None) for which in (library, without))
+    assert torch.equal(one(x[:63]), other(x[:63]))
+    assert not torch.equal(one(x), other(x))
+    assert torch.equal(one(x.float()), other(x.float())), "float32 rows are rounded to 8 bits in any case"
 
 
 @pytest.mark.parametrize(("outputs", "k"), [(3584, 768), (768, 3584), (100, 8192)])
