@@ -131,6 +131,7 @@ REASONS: Final = {
     "ModePaused": "The autoscaler leaves the count where it is.",
     "ModeExternal": "Another autoscaler writes spec.replicas.",
     "SequencesPreempted": "Sequences lose their KV cache to others and are computed again; the message says what is done, or what to do.",
+    "Reduced": "Replicas run with less than the spec requests, because it lists what may be reduced; the message names what was.",
     "LoadUneven": "One replica has been much fuller than the others for a minute; the message names it.",
     "DraftsRejected": "Most tokens that a replica drafts ahead are rejected, so that drafting costs more than it brings.",
     "ReplicasFailing": "Some replicas fail while others serve.",

@@ -16,6 +16,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["auto", "none", "fp8", "int8", "int4"]
+Reduction = Literal["FewerSequences", "Int8KvCache", "Int8Weights", "Int4Weights"]
+"""What the operator may reduce of these options, where a spec lists it."""
 BlockSize = Literal[8, 16, 32, 64, 128]
 ToolCallParser = Literal[
     "auto",

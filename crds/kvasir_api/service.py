@@ -23,7 +23,7 @@ from kvasir_api.crd_types import (
     ShortName,
     validation_rules,
 )
-from kvasir_api.options import RuntimeOptions, option
+from kvasir_api.options import Reduction, RuntimeOptions, option
 from kvasir_api.rollout import Rollout
 from kvasir_api.status import InferenceServiceStatus
 
@@ -302,6 +302,11 @@ class InferenceServiceSpec(CrdObject):
     )
     resources: Resources = option(Resources(), "What one replica requires of its node.")
     runtime: RuntimeOptions = option(RuntimeOptions(), "How the engine runs the model.")
+    reductions: list[Reduction] = option(
+        [],
+        "What may be reduced, one after the other in this order, where replicas cannot start for want of memory, or sequences keep losing their KV cache and no replica may be added; empty means nothing. FewerSequences halves runtime.maxSequences, the others set runtime.kvCacheDtype or runtime.quantization. Nothing is reduced of pods that the spec requests later, until they need it too.",
+        max_length=4,
+    )
     rollout: Rollout = option(Rollout(), "How a new revision replaces the old one.")
     drain: Drain = option(Drain(), "How a replica leaves.")
     auth: Auth = option(Auth(), "Who may ask the service.")

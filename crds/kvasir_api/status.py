@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from kvasir_api.crd_types import CrdObject, Name
-from kvasir_api.options import option
+from kvasir_api.options import Reduction, option
 
 MOST: Final = 2**53 - 1
 """The largest number that every reader of JSON keeps as it is."""
@@ -206,8 +206,11 @@ class RolloutStatus(CrdObject):
     unavailable_classes: list[Name] = option(
         [], "AcceleratorClasses that found no node for these pods, so that another one is tried.", max_length=8
     )
+    reductions: list[Reduction] = option(
+        [], "Of spec.reductions what was taken, so that replicas start or keep their sequences.", max_length=4
+    )
     pod_hash: str = option(
-        "", "Hash of the pods that acceleratorClass and unavailableClasses are about.", max_length=64
+        "", "Hash of the pods that acceleratorClass, unavailableClasses and reductions are about.", max_length=64
     )
     updated_replicas: int = option(0, "Replicas of the current revision.", unit="replicas", ge=0, le=MOST_REPLICAS)
     last_good_revision: str = option("", "Newest revision that was wholly ready.", max_length=253)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from kvasir_api.accelerator import AcceleratorClassSpec
 from kvasir_api.inspection import Prediction
+from kvasir_api.options import Reduction
 from kvasir_api.roofline import Roofline
 from kvasir_api.status import AutoscalingStatus, ClassForecast
 from kvasir_operator.observed.decode_rate import DecodeRate
@@ -73,7 +74,7 @@ class Resolved:
     """What the spec means on this cluster. Exactly one of violation and revision is None.
 
     revision: the one that the spec describes, existing or about to be made. unavailable_classes: classes that found no
-    node for its pods, those of this moment included.
+    node for its pods, those of this moment included. reductions: rungs of spec.reductions that were taken, likewise.
     """
 
     observed: Observed
@@ -81,6 +82,7 @@ class Resolved:
     violation: Violation | None = None
     revision: Revision | None = None
     unavailable_classes: tuple[str, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

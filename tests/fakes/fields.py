@@ -23,6 +23,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "model.uri": ("pvc://models/a", "pvc://models/b"),
     "model.servedName": ("", "other"),
     "model.aliases": ([], ["another"]),
+    "reductions": ([], ["Int8KvCache"]),
     "model.inspect": ("Auto", "Always"),
     "runtime.prefixWarmupSeconds": (10, 20),
     "autoscaling.mode": ("Active", "Paused"),

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import random
 import socket
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
@@ -49,6 +50,7 @@ class FakeKubelet:
         self.hold = False  # while set, new pods stay not ready
         self.first_words: dict[str, Any] = {}  # more of what /state of a new pod says
         self.facts = ""  # last words of pods that look at a model; without any they fail
+        self.refusal: Callable[[StubPod], str] = lambda pod: ""  # the last line of a new pod, empty when it starts
         self.looked: list[Json] = []  # those pods, as they were started
         self.cut_off: list[str] = []  # pods that were ended with requests and without having been asked to drain
         self._client, self._node, self._refuse = client, node, refuse
@@ -168,6 +170,7 @@ class FakeKubelet:
         stub.set_state(**self.first_words)
         if self._refuse in stub.args[0]:
             stub.refused = f"{names.REFUSAL_PREFIX}{stub.model_uri} has no config.json"
+        stub.refused = stub.refused or self.refusal(stub)
         self.pods[stub.name] = stub
         stub.on_drain = lambda: self._dirty.put_nowait(key(pod))
         await stub.start_ops(stub.ip, names.PORT_OPS)

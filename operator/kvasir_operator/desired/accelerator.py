@@ -37,9 +37,12 @@ class UnsuitableClasses:
         return replace(found, too_small=len(fields) < len(passed), lacking=fields[0] if fields else "")
 
 
-def placement(seen: Observed) -> Placement:
-    """The class, forecasts and roofline of a service, given what is known of its model and of classes without nodes."""
-    hash_ = fallback.pod_hash(seen.spec)
+def placement(seen: Observed, hash_: str = "") -> Placement:
+    """The class, forecasts and roofline of a service, given what is known of its model and of classes without nodes.
+
+    hash_: of the pods of the spec as it was written, where seen has a reduced one.
+    """
+    hash_ = hash_ or fallback.pod_hash(seen.spec)
     unavailable, facts = fallback.unavailable(seen, hash_), fit.facts(seen)
     choice = _choice(seen, facts, unavailable, hash_)
     chosen = seen.classes.get(choice.name)

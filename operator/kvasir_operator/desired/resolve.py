@@ -3,19 +3,38 @@
 Called by the loop, and again in the same reconcile only when an inspection has just read the model.
 """
 
+from dataclasses import replace
+from typing import Final
+
+from kvasir_operator.desired import fallback, reductions
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.current import current_revision
-from kvasir_operator.desired.fallback import unavailable_now
 from kvasir_operator.desired.template import rendered
 from kvasir_operator.desired.validation import patch_violation, violation
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Placement, Resolved, Violation
 
+TOO_SMALL: Final = "TooSmall"
+
 
 def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolved:
     """The second stage. now: epoch seconds."""
-    placed = placement(seen)
+    hash_ = fallback.pod_hash(seen.spec)
+    rungs = reductions.taken(seen, hash_)
+    found = _resolved(reductions.reduced(seen, rungs), settings, hash_, now=now)
+    while found.violation is not None and found.violation.reason == TOO_SMALL:
+        more = reductions.with_next(seen, rungs)
+        if more == rungs:
+            break
+        rungs, found = more, _resolved(reductions.reduced(seen, more), settings, hash_, now=now)
+    if found.revision is not None:
+        rungs = reductions.taken_now(seen, rungs, revision=found.revision.id, now=now)
+    return replace(found, observed=seen, reductions=rungs)
+
+
+def _resolved(seen: Observed, settings: OperatorSettings, hash_: str, *, now: float) -> Resolved:
+    placed = placement(seen, hash_)
     broken = violation(seen, placed, settings)
     if broken is not None:
         return _refused(seen, placed, broken)
@@ -23,7 +42,7 @@ def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolv
     if template.trouble:
         return _refused(seen, placed, patch_violation(placed, template.trouble))
     revision = current_revision(seen, placed.accelerator, template)
-    unavailable = unavailable_now(seen, placed, revision=revision.id, now=now)
+    unavailable = fallback.unavailable_now(seen, placed, revision=revision.id, now=now)
     return Resolved(observed=seen, placement=placed, revision=revision, unavailable_classes=unavailable)
 
 

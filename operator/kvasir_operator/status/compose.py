@@ -90,12 +90,14 @@ def _settled(part: Json) -> Json:
 def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     before, planned = found.seen.status.rollout, found.plan
     placed, full = found.resolved.placement, found.resolved.unavailable_classes
+    rungs = found.resolved.reductions
     revisions = history(found.seen, found.resolved.revision if planned else None)
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
         accelerator_class=placed.choice.name if planned else "",
         unavailable_classes=list(full[-MAX_CLASSES:]),
-        pod_hash=placed.pod_hash if full or (planned and placed.choice.name) else "",
+        reductions=list(rungs),
+        pod_hash=placed.pod_hash if full or rungs or (planned and placed.choice.name) else "",
         updated_replicas=len(found.updated),
         history=revisions if len(revisions) > 1 else [],
         last_good_revision=_last_good(found, answer),

@@ -101,6 +101,8 @@ def _exhausted(found: StatusInputs) -> str:
     rules = found.seen.spec.autoscaling
     if rules is not None and rules.mode == "Active" and not _at_max(found):
         return f"{trouble}: the autoscaler adds a replica"
+    if rest := [rung for rung in found.seen.spec.reductions if rung not in found.resolved.reductions]:
+        return f"{trouble}: {rest[0]} of spec.reductions is taken when that goes on for five minutes"
     field = (found.scaler.most_field or MAX_FIELD) if rules is not None else "spec.replicas"
     return f"{trouble}: raise {field}, lower spec.runtime.maxSequences, or set spec.runtime.kvCacheDtype to 8 bits"
 
@@ -126,6 +128,9 @@ def _worse(found: StatusInputs) -> list[tuple[str, str]]:
         worse.append(("SlowerKernels", f"{message}, as {said.fallback}"))
     if found.scaler.acceptance < LEAST_ACCEPTED:
         worse.append(("DraftsRejected", "most tokens that replicas draft ahead are rejected"))
+    if rungs := found.resolved.reductions:
+        less = f"replicas run with less than the spec requests ({', '.join(rungs)} of spec.reductions)"
+        worse.append(("Reduced", f"{less}, so that they start and keep their sequences"))
     if slowed := decode_speed.slow(found):
         worse.append(("SlowDecode", decode_speed.message(found, slowed, len(serving))))
     return worse

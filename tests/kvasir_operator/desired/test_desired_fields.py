@@ -106,7 +106,16 @@ def _effects(spec: dict[str, Any]) -> tuple[Any, ...]:
         policy(seen.spec.autoscaling),
         *(_rollout(spec, new=new, step=step) for new, step in ROLLOUTS),
         overdue(waited, seen, 100.0),
+        _reductions(spec),
     )
+
+
+def _reductions(spec: dict[str, Any]) -> tuple[str, ...]:
+    """What is reduced of a service whose replica does not fit."""
+    asked = resolved(observed(service(**spec), revisions=(), deployments=(), replicas=(), svc=None), SETTINGS).revision
+    pod = Replica(name="p", revision=asked.id if asked else "", phase="failed", refusal="TooSmall: 9 GiB")
+    seen = observed(service(**spec), revisions=(), deployments=(), replicas=[pod], svc=None)
+    return resolved(seen, SETTINGS).reductions
 
 
 def leaves() -> set[str]:
