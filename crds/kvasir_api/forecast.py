@@ -4,13 +4,13 @@ Pure arithmetic on the fields of a Hugging Face config.json, for decoders with o
 before it loads, and `kvasir plan` uses the same functions, so that there is one forecast.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kvasir_api import cache_groups, layer_types, weight_offload
+from kvasir_api import cache_groups, compressed_attention, layer_types, weight_offload
 from kvasir_api.cache_groups import FULL, LayerAttention
-from kvasir_api.hf_config import flattened, sequence_limits
+from kvasir_api.hf_config import count, flattened, sequence_limits
 
 GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration")
 """Endings of architectures with a head over the vocabulary."""
@@ -45,7 +45,7 @@ class ModelShape:
     intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
     layer, and those of them that a token goes to; 0 without, or where that was not told.
     attentions: one for each cache group; group_layers: how many layers each has, () for all in one. state_bytes: of the state of a
-    layer that has one in place of keys and values.
+    layer that has one in place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     """
 
@@ -68,6 +68,7 @@ class ModelShape:
     attentions: tuple[LayerAttention, ...] = (FULL,)
     group_layers: tuple[int, ...] = ()
     state_bytes: int = 0
+    latent_row: int = 0
 
     def weights_bytes(self, dtype: str, quantization: str = "auto") -> int:
         """Bytes of all weights in dtype (float32, bfloat16, float16), matrices and head as quantized (auto, none, fp8, int8, int4).
@@ -103,8 +104,9 @@ class ModelShape:
 
     def layer_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values of one token in one layer. dtype: as above."""
-        rows = {"int8": self.head_dim + KV_SCALE_BYTES, "fp8": self.head_dim}
-        return 2 * self.kv_heads * (rows[dtype] if dtype in rows else self.head_dim * BYTES[dtype])
+        width = self.latent_row or self.head_dim
+        row = width + KV_SCALE_BYTES if dtype == "int8" else width * (1 if dtype == "fp8" else BYTES[dtype])
+        return row if self.latent_row else 2 * self.kv_heads * row
 
     @property
     def block_tokens(self) -> int:
@@ -181,15 +183,15 @@ def shared_cache_bytes(available_bytes: int) -> int:
 def shape(config: Mapping[str, Any]) -> ModelShape:
     """Sizes from a config.json, flattened or not. Raises ValueError that names a missing or senseless field."""
     config = flattened(config)
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    layers, vocabulary = _count(config, "num_hidden_layers"), _count(config, "vocab_size")
-    intermediate = _count(config, "intermediate_size")
+    hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    layers, vocabulary = count(config, "num_hidden_layers"), count(config, "vocab_size")
+    intermediate = count(config, "intermediate_size")
     experts, groups = _experts(config, layers), _cache_groups(config, layers)
-    kv_heads = _count(config, "num_key_value_heads", heads)
-    head_dim = _count(config, "head_dim", max(hidden // heads, 1))
+    kv_heads = count(config, "num_key_value_heads", heads)
+    head_dim = count(config, "head_dim", max(hidden // heads, 1))
     query, key = heads * head_dim, kv_heads * head_dim
-    states = _states(config, groups)
-    attending = layers - states.layers
+    compressed = compressed_attention.weights(config, groups)
+    attending = layers - compressed.layers
     family = str(config.get("model_type", ""))
     own_bias = config.get("qkv_bias", True) if family == "qwen2_moe" else family == "qwen2"
     bias = query + 2 * key if (config.get("attention_bias") or own_bias) else 0
@@ -198,12 +200,12 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
     norms += attending * (2 * head_dim if family in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text") else 0)
     tied = bool(config.get("tie_word_embeddings", gemma))
     gated = query if family == "qwen3_next" else 0
-    matrices = attending * hidden * (2 * query + gated + 2 * key) + states.matrices
+    matrices = attending * hidden * (2 * query + gated + 2 * key) + compressed.matrices
     matrices += 3 * hidden * intermediate * (layers - experts.layers)
     matrices += 3 * hidden * experts.layers * (experts.number * experts.size + experts.shared)
-    routers = experts.layers * hidden * (experts.number + (1 if experts.shared else 0))
+    routers = experts.layers * hidden * (experts.number + (1 if experts.shared and not compressed.latent_row else 0))
     idle = 3 * hidden * experts.layers * (experts.number - experts.chosen) * experts.size
-    others = attending * bias + norms + states.others
+    others = attending * bias + norms + compressed.others
     architectures = config.get("architectures") or GENERATING
     generates = any(str(name).endswith(GENERATING) for name in architectures)
     embeddings = vocabulary * hidden * (1 if tied or not generates else 2)
@@ -226,7 +228,8 @@ def shape(config: Mapping[str, Any]) -> ModelShape:
         chosen_experts=experts.chosen,
         attentions=tuple(group.attention for group in groups),
         group_layers=tuple(len(group.layers) for group in groups),
-        state_bytes=states.bytes,
+        state_bytes=compressed.state_bytes,
+        latent_row=compressed.latent_row,
     )
 
 
@@ -242,20 +245,21 @@ class _Experts:
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
-    field = "num_experts" if config.get("num_experts") else "num_local_experts"
-    if not config.get(field):
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    field = next((name for name in names if config.get(name)), "")
+    if not field:
         return _Experts()
-    number, chosen = _count(config, field), _count(config, "num_experts_per_tok")
-    step, dense = _count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    number, chosen = count(config, field), count(config, "num_experts_per_tok")
+    step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    first = _count_or_none(config, "first_k_dense_replace")
     sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     return _Experts(
-        layers=sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
+        layers=sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
         number=number,
         chosen=min(chosen, number),
-        size=_count(config, sizes),
-        shared=_count(config, "shared_expert_intermediate_size")
-        if config.get("shared_expert_intermediate_size")
-        else 0,
+        size=count(config, sizes),
+        shared=_count_or_none(config, "shared_expert_intermediate_size")
+        or _count_or_none(config, "n_shared_experts") * count(config, sizes),
     )
 
 
@@ -269,21 +273,9 @@ class _States:
     bytes: int = 0
 
 
-def _states(config: Mapping[str, Any], groups: Sequence[cache_groups.CacheGroup]) -> _States:
-    """As Qwen3-Next has them: a short convolution and the gated delta rule."""
-    layers = sum(len(group.layers) for group in groups if group.attention.kind == "state")
-    if not layers:
-        return _States()
-    key_heads, heads = _count(config, "linear_num_key_heads", 16), _count(config, "linear_num_value_heads", 32)
-    key_dim, dim = _count(config, "linear_key_head_dim", 128), _count(config, "linear_value_head_dim", 128)
-    channels, width = 2 * key_heads * key_dim + heads * dim, _count(config, "linear_conv_kernel_dim", 4)
-    rows = channels + heads * dim + 2 * heads
-    return _States(
-        layers=layers,
-        matrices=layers * _count(config, "hidden_size") * (rows + heads * dim),
-        others=layers * (channels * width + 2 * heads + dim),
-        bytes=4 * ((width - 1) * channels + heads * key_dim * dim),
-    )
+def _count_or_none(config: Mapping[str, Any], field: str) -> int:
+    """0 where the config has none."""
+    return count(config, field) if config.get(field) else 0
 
 
 def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.CacheGroup, ...]:
@@ -298,17 +290,6 @@ def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.
     except (ValueError, TypeError):
         attentions = (FULL,) * layers
     return cache_groups.group_layers(attentions)
-
-
-def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    value = config.get(field)
-    if value is None and default is None:
-        raise ValueError(f"config.json: {field} is missing")
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"config.json: {field} is {value!r}, expected a positive integer")
-    return value
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

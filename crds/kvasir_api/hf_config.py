@@ -85,6 +85,18 @@ def without_dollars(text: str) -> str:
     return text.replace("$", "\\u0024")
 
 
+def count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A field that counts something. Raises ValueError where it is none, or missing without a default."""
+    value = config.get(field)
+    if value is None and default is None:
+        raise ValueError(f"config.json: {field} is missing")
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"config.json: {field} is {value!r}, expected a positive integer")
+    return value
+
+
 def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
     """Of a flattened config. Raises ValueError where max_position_embeddings is no count.
 

@@ -19,6 +19,7 @@ _PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6}
 _QWEN_FIRST_WINDOW: Final = 28
 _QWEN3_NEXT_INTERVAL: Final = 4
 _STATE: Final = LayerAttention("state")
+_LATENT: Final = LayerAttention("latent")
 
 
 def attentions(
@@ -39,6 +40,8 @@ def attentions(
     window = sliding_window or 0
     if family in ("mistral", "mixtral"):
         return (sliding(window),) * num_layers
+    if family == "deepseek_v2":
+        return (_LATENT,) * num_layers
     if family == "qwen3_next":
         every = full_attention_interval or _QWEN3_NEXT_INTERVAL
         types = layer_types or tuple(LINEAR_TYPE if (i + 1) % every else FULL_TYPE for i in range(num_layers))

@@ -91,7 +91,7 @@ class Roofline:
     @property
     def _attention_flops(self) -> int:
         """For one token of context in one layer: products with keys and with values."""
-        return 4 * self.shape.heads * self.shape.head_dim
+        return 4 * self.shape.heads * (self.shape.latent_row or self.shape.head_dim)
 
     @property
     def _flops_per_s(self) -> int:

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
@@ -45,6 +46,7 @@ EXPERTS = {
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "qwen3_next": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "deepseek_v2": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 SHARED_EXPERT = ("qwen2_moe", "qwen3_next")
 
@@ -146,6 +148,10 @@ def config_json(shape: Shape) -> dict[str, Any]:
         config |= _gemma_json(shape)
     if shape.family == "qwen3_next":
         config |= _qwen3_next_json(shape)
+    if shape.family == "deepseek_v2":
+        config |= _deepseek_v2_json(shape)
+        for name in ("head_dim", "num_experts", "decoder_sparse_step", "mlp_only_layers"):
+            del config[name]
     return config | shape.extra
 
 
@@ -156,6 +162,25 @@ def _gemma_json(shape: Shape) -> dict[str, Any]:
     if shape.family == "gemma2":
         return common | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
     return common | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
+
+
+def _deepseek_v2_json(shape: Shape) -> dict[str, Any]:
+    """As V2-Lite has it: one layer without experts, queries without a latent of their own."""
+    return {
+        "num_key_value_heads": shape.num_heads,
+        "kv_lora_rank": 24,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": shape.num_experts,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": False,
+    }
 
 
 def _qwen3_next_json(shape: Shape) -> dict[str, Any]:
@@ -211,6 +236,9 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
             weights |= {
                 prefix + "linear_attn." + name: normal(*size) for name, size in _linear_attention(shape).items()
             }
+        elif shape.family == "deepseek_v2":
+            for name, size in _latent_attention(shape).items():
+                weights[f"{prefix}self_attn.{name}.weight"] = normal(*size, mean=1.0 if len(size) == 1 else 0.0)
         else:
             for name, rows in (("q_proj", heads * (2 if gated else 1)), ("k_proj", kv), ("v_proj", kv)):
                 weights[f"{prefix}self_attn.{name}.weight"] = normal(rows, hidden)
@@ -228,6 +256,22 @@ def random_weights(shape: Shape) -> dict[str, torch.Tensor]:
     if not shape.tied:
         weights["lm_head.weight"] = normal(shape.vocab_size, hidden)
     return weights
+
+
+def _latent_attention(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a layer with latent attention."""
+    config, heads, hidden = config_json(shape), shape.num_heads, shape.hidden_size
+    rank, turned, query_rank = config["kv_lora_rank"], config["qk_rope_head_dim"], config["q_lora_rank"]
+    rows = heads * (config["qk_nope_head_dim"] + turned)
+    query: dict[str, tuple[int, ...]] = {"q_proj": (rows, hidden)}
+    if query_rank:
+        query = {"q_a_proj": (query_rank, hidden), "q_a_layernorm": (query_rank,), "q_b_proj": (rows, query_rank)}
+    return query | {
+        "kv_a_proj_with_mqa": (rank + turned, hidden),
+        "kv_a_layernorm": (rank,),
+        "kv_b_proj": (heads * (config["qk_nope_head_dim"] + config["v_head_dim"]), rank),
+        "o_proj": (hidden, heads * config["v_head_dim"]),
+    }
 
 
 def _linear_attention(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -256,12 +300,15 @@ def _feed_forward(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
         )
 
     usual = EXPERTS["qwen3_moe"][1]
-    if shape.family not in EXPERTS or layer in config.get("mlp_only_layers", ()):
+    dense = layer in config.get("mlp_only_layers", ()) or layer < config.get("first_k_dense_replace", 0)
+    if shape.family not in EXPERTS or dense:
         return three("mlp.", shape.intermediate_size, usual)
     block, names = EXPERTS[shape.family]
     sizes = {f"{block}.gate": (shape.num_experts, hidden)}
     for expert in range(shape.num_experts):
         sizes |= three(f"{block}.experts.{expert}.", shape.expert_size, names)
+    if shape.family == "deepseek_v2":
+        sizes |= three(f"{block}.shared_experts.", config["n_shared_experts"] * shape.expert_size, names)
     if shape.family in SHARED_EXPERT:
         sizes |= three(f"{block}.shared_expert.", shape.shared_size, names)
         sizes[f"{block}.shared_expert_gate"] = (1, hidden)

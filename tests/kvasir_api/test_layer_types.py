@@ -31,6 +31,7 @@ STATE = LayerAttention("state")
             (W, FULL, W, FULL),
         ),
         ("gemma2", {"sliding_window": None}, (sliding(4096), FULL, sliding(4096), FULL)),
+        ("deepseek_v2", {"sliding_window": 8}, (LayerAttention("latent"),) * 4),
         ("qwen3_next", {}, (STATE, STATE, STATE, FULL)),
         ("qwen3_next", {"full_attention_interval": 2, "sliding_window": 8}, (STATE, FULL, STATE, FULL)),
         ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 2}, (FULL, STATE, FULL, STATE)),

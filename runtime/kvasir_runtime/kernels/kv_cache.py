@@ -2,12 +2,14 @@
 copy.
 
     blocks[b] = for each layer of a group: keys (block_size, kv_heads, row), values (block_size, kv_heads, row)
+                or, where attention is latent: rows (block_size, row)
                 or, where layers have a state: its numbers
 
 blocks: (num_blocks, block_bytes) uint8, contiguous; any group may take any block, and one whose layers take less than
 others' leaves the end of its blocks empty. A layer is a strided view of all blocks: with keys and values (2,
-num_blocks, block_size, kv_heads, row) of the cache's type, row as in `kv_quant.width`; with a state (num_blocks,
-numbers) float32. Keys of a block are contiguous, and so are its values.
+num_blocks, block_size, kv_heads, row) of the cache's type, row as in `kv_quant.width`; with latent rows the same with
+one head, where both halves are the same memory; with a state (num_blocks, numbers) float32. Keys of a block are
+contiguous, and so are its values.
 """
 
 import math
@@ -55,6 +57,12 @@ def keys_and_values(*, block_size: int, kv_heads: int, row: int, dtype: torch.dt
     return BlockLayout(shape=shape, dtype=dtype, num_bytes=math.prod(shape) * dtype.itemsize)
 
 
+def latents(*, block_size: int, row: int, dtype: torch.dtype) -> BlockLayout:
+    """Of a layer with one compressed row for each token, which is its key and its value."""
+    shape = (1, block_size, 1, row)
+    return BlockLayout(shape=shape, dtype=dtype, num_bytes=math.prod(shape) * dtype.itemsize)
+
+
 def state(*, block_size: int, numbers: int) -> BlockLayout:
     """Of a layer with a state, in whole bytes for each token of a block, as `cache_groups.bytes_per_token` counts."""
     return BlockLayout(shape=(numbers,), dtype=torch.float32, num_bytes=-(-4 * numbers // block_size) * block_size)
@@ -90,4 +98,4 @@ def _view(blocks: Tensor, layout: BlockLayout, place: int) -> Tensor:
         strides.insert(0, strides[0] * size)
     offset = place * layout.num_bytes // layout.dtype.itemsize
     view = numbers.as_strided((blocks.shape[0], *layout.shape), (numbers.stride(0), *strides), offset)
-    return view if len(layout.shape) == 1 else view.transpose(0, 1)
+    return view if len(layout.shape) == 1 else view.transpose(0, 1).expand(2, -1, -1, -1, -1)

@@ -16,9 +16,10 @@ from kvasir_runtime.kernels.decoder_step import DecoderParts, DecoderStep, Forwa
 from kvasir_runtime.kernels.kv_cache import KvCache
 from kvasir_runtime.kernels.linear import Linear, Weight, moved, with_rows
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.layers import feed_forward, gated_delta_net, rotary
+from kvasir_runtime.layers import feed_forward, gated_delta_net, latent_attention, rotary
 from kvasir_runtime.layers.feed_forward import plain
 from kvasir_runtime.layers.gated_delta_net import GatedDeltaNet
+from kvasir_runtime.layers.latent_attention import LatentAttention
 from kvasir_runtime.layers.layer_offload import LayerOffload
 from kvasir_runtime.layers.spec import DecoderSpec, RopeSpec
 
@@ -49,6 +50,7 @@ class _Layer:
     qkv: Linear
     qk_norm: Tensor | None
     state: GatedDeltaNet | None
+    latent: LatentAttention | None
     output: Linear
     outer_norm: Tensor | None
     mlp_norm: Tensor
@@ -173,6 +175,8 @@ class Decoder:
             projected, attn_metadata = layer.qkv(hidden), batch.attn_metadata[group]
             if layer.state is not None:
                 attended = layer.state(projected, cache.layers[index], attn_metadata, cache.block_size)
+            elif layer.latent is not None:
+                attended = layer.latent(projected, turned, cache.layers[index], slots[group], attn_metadata)
             else:
                 attended = self._attend(layer, projected, turned, cache.layers[index], slots[group], attn_metadata)
             if index == spec.num_layers - 1 and batch.logit_rows is not None:
@@ -239,9 +243,12 @@ class Decoder:
         if is_streamed:
             for name in [name for name in tensors if name.startswith(prefix)]:
                 tensors[name] = moved(tensors[name], device)
-        qk_norm = state = None
+        qk_norm = state = latent = None
         if attention.kind == "state":
             state = self._state(prefix, tensors)
+        elif spec.latent is not None:
+            heads, scale = spec.num_heads, spec.attention_scale
+            latent = latent_attention.build(prefix, spec.latent, heads, scale, ops, tensors)
         elif spec.qk_norm:
             query, key = (self._norm_of(tensors, prefix + name) for name in ("query_norm", "key_norm"))
             qk_norm = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)))
@@ -256,6 +263,7 @@ class Decoder:
             qkv=linear("qkv"),
             qk_norm=qk_norm,
             state=state,
+            latent=latent,
             output=linear("output"),
             outer_norm=self._norm_of(tensors, prefix + "attention_outer_norm") if spec.outer_norms else None,
             mlp_norm=self._norm_of(tensors, prefix + "mlp_norm"),

@@ -19,18 +19,22 @@ Tensors = MutableMapping[str, Weight]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMoeBlock:
-    """Routed experts, and one more that all tokens go through, if there is one."""
+    """Routed experts, scaled, and one more that all tokens go through, if there is one, perhaps behind a gate."""
 
     routed: Linear
     shared: FeedForward | None
     shared_gate: Linear | None
+    scale: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
         out = self.routed(x)
-        if self.shared is None or self.shared_gate is None:
+        if self.scale != 1:
+            out = out * self.scale
+        if self.shared is None:
             return out
-        return out + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+        given = self.shared(x)
+        return out + (given if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * given)
 
 
 def build(
@@ -43,9 +47,10 @@ def build(
     gate_up, down = (f"{prefix}experts.{name}.weight" for name in ("gate_up", "down"))
     routed = ops.moe(router, tensors.pop(gate_up), tensors.pop(down), experts.top_k, experts.renormalised)
     if not experts.shared_size:
-        return SparseMoeBlock(routed=routed, shared=None, shared_gate=None)
-    gate = ops.linear(plain(tensors, prefix + "shared_gate"), None)
-    return SparseMoeBlock(routed=routed, shared=_gated(prefix + "shared.", ops, tensors, "silu"), shared_gate=gate)
+        return SparseMoeBlock(routed=routed, shared=None, shared_gate=None, scale=experts.scale)
+    gate = ops.linear(plain(tensors, prefix + "shared_gate"), None) if experts.shared_gate else None
+    shared = _gated(prefix + "shared.", ops, tensors, "silu")
+    return SparseMoeBlock(routed=routed, shared=shared, shared_gate=gate, scale=experts.scale)
 
 
 def plain(tensors: Tensors, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvasir_api import cache_groups
-from kvasir_api.cache_groups import CacheGroup, LayerAttention
+from kvasir_api.cache_groups import AttentionKind, CacheGroup, LayerAttention
 
 Head = Literal["vocabulary", "labels", "none"]
 Activation = Literal["silu", "gelu"]
@@ -45,7 +45,7 @@ class ExpertsSpec:
     layers: of each layer whether it has experts, or one feed-forward layer as in other decoders.
     renormalised: the shares of the chosen are scaled to sum 1.
     intermediate_size: of one expert. shared_size: of one more that every token goes through behind a gate of its own; 0
-    where there is none.
+    where there is none. shared_gate: whether it has that gate. scale: of what the chosen give.
     """
 
     layers: tuple[bool, ...]
@@ -54,6 +54,36 @@ class ExpertsSpec:
     intermediate_size: int
     renormalised: bool
     shared_size: int = 0
+    shared_gate: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Layers whose tokens have one compressed row for all heads: a latent of rank numbers and a key that turns.
+
+    key_dim, value_dim: of a head's key that does not turn and of its value, which follow from the latent. query_rank:
+    of the latent that queries follow from; 0 where they follow from the hidden state.
+    """
+
+    rank: int
+    rope_dim: int
+    key_dim: int
+    value_dim: int
+    query_rank: int = 0
+
+    @property
+    def row(self) -> int:
+        """Numbers of a token in the cache."""
+        return self.rank + self.rope_dim
+
+    def query_rows(self, num_heads: int) -> int:
+        """Of the projection to queries."""
+        return num_heads * (self.key_dim + self.rope_dim)
+
+    def up_rows(self, num_heads: int) -> int:
+        """Of the projection from latents to keys and values."""
+        return num_heads * (self.key_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +132,8 @@ class DecoderSpec:
     before it is added. embedding_scale: 1 leaves embeddings. attention_scale: of scores, 0 means head_dim ** -0.5.
     attention_cap, logit_cap: the size that scores and logits stay within by a hyperbolic tangent; 0 leaves them.
     gated_attention: what attention gives is multiplied with a gate of its own for each number, which lies behind the
-    queries of its head. state: of the layers whose attention is a state.
+    queries of its head. state, latent: of the layers whose attention is a state, or latent; with the latter head_dim is
+    of the part that turns.
     """
 
     vocab_size: int
@@ -132,13 +163,14 @@ class DecoderSpec:
     logit_cap: float = 0.0
     gated_attention: bool = False
     state: StateSpec | None = None
+    latent: LatentSpec | None = None
 
     @property
     def usual(self) -> bool:
         """Whether the layers are those of Llama with biases, norms of heads and windows at most: what C++ computes."""
         caps = (self.attention_cap, self.logit_cap)
         changed = (*caps, self.outer_norms, self.attention_scale, self.local_rope, self.norms_less_one)
-        others = self.gated_attention or self.state is not None
+        others = self.gated_attention or self.state is not None or self.latent is not None
         return not (any(changed) or others) and self.activation == "silu" and self.embedding_scale == 1
 
     @property
@@ -221,6 +253,8 @@ class DecoderSpec:
 
     def _token_bytes(self, element_bytes: int, scale_bytes: int) -> int:
         """Of one token in one layer with keys and values."""
+        if self.latent is not None:
+            return self.latent.row * element_bytes + scale_bytes
         return 2 * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
 
@@ -231,9 +265,7 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     for layer in range(spec.num_layers):
         prefix = f"layers.{layer}."
         shapes[prefix + "attention_norm"] = (hidden,)
-        attention = spec.attentions[layer].kind
-        own = _state(hidden, spec.state) if attention == "state" and spec.state is not None else _attention(spec)
-        shapes |= {prefix + name: shape for name, shape in own.items()}
+        shapes |= {prefix + name: shape for name, shape in _attention(spec, spec.attentions[layer].kind).items()}
         shapes[prefix + "mlp_norm"] = (hidden,)
         if spec.outer_norms:
             shapes[prefix + "attention_outer_norm"] = shapes[prefix + "mlp_outer_norm"] = (hidden,)
@@ -245,7 +277,11 @@ def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _attention(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+def _attention(spec: DecoderSpec, kind: AttentionKind) -> dict[str, tuple[int, ...]]:
+    if kind == "state" and spec.state is not None:
+        return _state(spec.hidden_size, spec.state)
+    if kind == "latent" and spec.latent is not None:
+        return _latent(spec.hidden_size, spec.num_heads, spec.latent)
     rows = spec.query_rows + 2 * spec.kv_dim
     shapes: dict[str, tuple[int, ...]] = {"qkv.weight": (rows, spec.hidden_size)}
     if spec.qkv_bias:
@@ -256,6 +292,16 @@ def _attention(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     if spec.output_bias:
         shapes["output.bias"] = (spec.hidden_size,)
     return shapes
+
+
+def _latent(hidden: int, heads: int, latent: LatentSpec) -> dict[str, tuple[int, ...]]:
+    """qkv: queries or their latent, the latent, the key that turns. latent_up: for each head its key and its value."""
+    rows = latent.query_rows(heads)
+    shapes: dict[str, tuple[int, ...]] = {"qkv.weight": ((latent.query_rank or rows) + latent.row, hidden)}
+    if latent.query_rank:
+        shapes |= {"query_norm": (latent.query_rank,), "query_up.weight": (rows, latent.query_rank)}
+    shapes |= {"latent_norm": (latent.rank,), "latent_up": (latent.up_rows(heads), latent.rank)}
+    return shapes | {"output.weight": (hidden, heads * latent.value_dim)}
 
 
 def _state(hidden: int, state: StateSpec) -> dict[str, tuple[int, ...]]:
@@ -285,8 +331,9 @@ def _experts(prefix: str, hidden: int, experts: ExpertsSpec) -> dict[str, tuple[
         prefix + "experts.gate_up.weight": (each * 2 * inner, hidden),
         prefix + "experts.down.weight": (each * hidden, inner),
     }
-    if shared:
+    if shared and experts.shared_gate:
         shapes[prefix + "shared_gate"] = (1, hidden)
+    if shared:
         shapes[prefix + "shared.gate_up.weight"] = (2 * shared, hidden)
         shapes[prefix + "shared.down.weight"] = (hidden, shared)
     return shapes

@@ -81,6 +81,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     sliding_window_pattern: Count | None = None
     rope_local_base_freq: Positive | None = None
     full_attention_interval: Count | None = None
+    kv_lora_rank: Annotated[int, msgspec.Meta(ge=1, le=8192)] | None = None
+    q_lora_rank: Annotated[int, msgspec.Meta(ge=1, le=8192)] | None = None
+    qk_nope_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    qk_rope_head_dim: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 64
+    v_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    n_routed_experts: Annotated[int, msgspec.Meta(ge=0, le=4096)] | None = None
+    n_shared_experts: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    routed_scaling_factor: Positive = 1.0
+    topk_method: str = "greedy"
+    scoring_func: str = "softmax"
+    moe_layer_freq: int = 1
     linear_conv_kernel_dim: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
     linear_key_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 128
     linear_value_head_dim: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 128

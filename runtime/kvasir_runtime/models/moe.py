@@ -42,9 +42,14 @@ def experts_spec(
 
 
 def expert_places(
-    spec: DecoderSpec, *, block: str = "mlp", router: str = "gate", names: tuple[str, str, str] = USUAL
+    spec: DecoderSpec,
+    *,
+    block: str = "mlp",
+    router: str = "gate",
+    names: tuple[str, str, str] = USUAL,
+    shared: str = "shared_expert",
 ) -> dict[str, Place]:
-    """Of all layers with experts. names: what gate, up and down of one expert are called."""
+    """Of all layers with experts. names, shared: what gate, up and down of one expert, and the shared one, are."""
     places = dict[str, Place]()
     for layer in range(spec.num_layers):
         experts = spec.experts_of(layer)
@@ -56,8 +61,9 @@ def expert_places(
             each = tuple(f"{theirs}experts.{expert}.{name}.weight" for name in names)
             places |= _three(each, ours + "experts.", expert, spec.hidden_size, experts.intermediate_size)
         if experts.shared_size:
-            each = tuple(f"{theirs}shared_expert.{name}.weight" for name in names)
+            each = tuple(f"{theirs}{shared}.{name}.weight" for name in names)
             places |= _three(each, ours + "shared.", 0, spec.hidden_size, experts.shared_size)
+        if experts.shared_size and experts.shared_gate:
             places[theirs + "shared_expert_gate.weight"] = whole(ours + "shared_gate", 1, spec.hidden_size)
     return places
 

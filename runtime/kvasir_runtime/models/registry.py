@@ -4,6 +4,7 @@ from typing import Final
 
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.models.config import ModelConfig
+from kvasir_runtime.models.deepseek_v2 import DEEPSEEK_V2
 from kvasir_runtime.models.family import Family
 from kvasir_runtime.models.gemma import GEMMA2, GEMMA3
 from kvasir_runtime.models.llama import LLAMA
@@ -15,7 +16,7 @@ from kvasir_runtime.models.qwen3 import QWEN3
 from kvasir_runtime.models.qwen3_moe import QWEN3_MOE
 from kvasir_runtime.models.qwen3_next import QWEN3_NEXT
 
-FAMILIES: Final = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_NEXT, GEMMA2, GEMMA3)
+FAMILIES: Final = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN3_NEXT, GEMMA2, GEMMA3, DEEPSEEK_V2)
 
 
 def family_of(config: ModelConfig) -> Family:

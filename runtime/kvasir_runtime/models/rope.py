@@ -28,6 +28,15 @@ def rope_spec(config: ModelConfig) -> RopeSpec:
     return rope_of(config, scaling, newer.rope_theta or config.rope_theta or 10_000.0)
 
 
+def yarn_scale(config: ModelConfig) -> float:
+    """What YaRN scales queries and keys by where it scales scores (mscale_all_dim); 1 elsewhere."""
+    scaling = config.rope_scaling or config.rope_parameters or RopeConfig()
+    if (scaling.rope_type or scaling.type) != "yarn" or not scaling.mscale_all_dim:
+        return 1.0
+    factor = _factor(config, scaling, "yarn")
+    return 0.1 * scaling.mscale_all_dim * math.log(factor) + 1 if factor > 1 else 1.0
+
+
 def rope_of(config: ModelConfig, scaling: RopeConfig, theta: float) -> RopeSpec:
     """The rotary embedding of one kind of layer. theta: where scaling names none. Raises ModelError as `rope_spec`."""
     named = scaling.rope_type or scaling.type or "default"

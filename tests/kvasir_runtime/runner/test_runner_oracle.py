@@ -24,6 +24,8 @@ from kvasir_runtime.wire import SamplingConfig
 VOCAB = 320
 WINDOW = {"sliding_window": 24}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DEEPSEEK_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 128, "mscale": 0.707}
+DEEPSEEK_YARN |= {"beta_fast": 32, "beta_slow": 1, "mscale_all_dim": 0.707}
 MODELS = {
     "llama": Shape(),
     "llama-tied-one-head": Shape(tied=True, num_kv_heads=1, seed=1),
@@ -41,6 +43,10 @@ MODELS = {
     "qwen2-moe": Shape(family="qwen2_moe", seed=9, tied=True),
     "qwen3-moe": Shape(
         family="qwen3_moe", head_dim=24, num_experts=16, top_k=4, extra={"mlp_only_layers": [1]}, seed=10
+    ),
+    "deepseek-v2": Shape(family="deepseek_v2", std=0.2, seed=12),
+    "deepseek-v2-latent-queries": Shape(
+        family="deepseek_v2", extra={"q_lora_rank": 20, "rope_scaling": DEEPSEEK_YARN}, seed=13
     ),
     "qwen3-next": Shape(family="qwen3_next", num_layers=4, std=0.2, seed=11),
 }

@@ -21,6 +21,7 @@ from kvasir_runtime.wire import EngineRequest, SamplingConfig
 
 SHAPES = {
     "llama": Shape(),
+    "deepseek_v2": Shape(family="deepseek_v2", std=0.2),
     "mistral": Shape(family="mistral", extra={"sliding_window": 24}),
     "qwen2": Shape(family="qwen2", tied=True),
     "qwen3": Shape(family="qwen3", extra={"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),

@@ -279,9 +279,11 @@ def assemble(
 
 def _layouts(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> list[BlockLayout]:
     """What a block of the cache holds of each layer. dtype: of keys and values."""
-    rows = kv_cache.keys_and_values(
-        block_size=block_size, kv_heads=spec.num_kv_heads, row=kv_quant.width(spec.head_dim, dtype), dtype=dtype
-    )
+    if spec.latent is not None:
+        rows = kv_cache.latents(block_size=block_size, row=kv_quant.width(spec.latent.row, dtype), dtype=dtype)
+    else:
+        width = kv_quant.width(spec.head_dim, dtype)
+        rows = kv_cache.keys_and_values(block_size=block_size, kv_heads=spec.num_kv_heads, row=width, dtype=dtype)
     state = kv_cache.state(block_size=block_size, numbers=spec.state.numbers) if spec.state is not None else rows
     return [state if attention.kind == "state" else rows for attention in spec.attentions]
 

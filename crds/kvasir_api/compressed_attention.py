@@ -1,0 +1,65 @@
+"""Layers that hold less of a sequence than keys and values of every head: their weights, and what they hold.
+
+Pure arithmetic on the fields of a config.json, for the forecast. States are those of Qwen3-Next, a short convolution
+and the gated delta rule; latent attention is that of DeepSeek-V2.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir_api.cache_groups import CacheGroup
+from kvasir_api.hf_config import count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention:
+    """How many layers, weights of their matrices and of what is never quantized, in all of them; all 0 without.
+
+    state_bytes: of the state of one layer. latent_row: numbers of one token in one layer.
+    """
+
+    layers: int = 0
+    matrices: int = 0
+    others: int = 0
+    state_bytes: int = 0
+    latent_row: int = 0
+
+
+def weights(config: Mapping[str, Any], groups: Iterable[CacheGroup]) -> CompressedAttention:
+    """Of a flattened config whose layers form these groups. Raises ValueError that names a missing or senseless field."""
+    kinds = Counter[str]()
+    for group in groups:
+        kinds[group.attention.kind] += len(group.layers)
+    if "state" in kinds:
+        return _states(config, kinds["state"])
+    return _latents(config, kinds["latent"]) if "latent" in kinds else CompressedAttention()
+
+
+def _states(config: Mapping[str, Any], layers: int) -> CompressedAttention:
+    key_heads, heads = count(config, "linear_num_key_heads", 16), count(config, "linear_num_value_heads", 32)
+    key_dim, dim = count(config, "linear_key_head_dim", 128), count(config, "linear_value_head_dim", 128)
+    channels, width = 2 * key_heads * key_dim + heads * dim, count(config, "linear_conv_kernel_dim", 4)
+    rows = channels + heads * dim + 2 * heads
+    return CompressedAttention(
+        layers=layers,
+        matrices=layers * count(config, "hidden_size") * (rows + heads * dim),
+        others=layers * (channels * width + 2 * heads + dim),
+        state_bytes=4 * ((width - 1) * channels + heads * key_dim * dim),
+    )
+
+
+def _latents(config: Mapping[str, Any], layers: int) -> CompressedAttention:
+    hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    rank, key, value = (count(config, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+    turned = count(config, "qk_rope_head_dim", 64)
+    query_rank = count(config, "q_lora_rank") if config.get("q_lora_rank") else 0
+    query = heads * (key + turned)
+    first = hidden * query_rank + query_rank * query if query_rank else hidden * query
+    return CompressedAttention(
+        layers=layers,
+        matrices=layers * (first + hidden * (rank + turned + heads * value)),
+        others=layers * (rank + query_rank + heads * (key + value) * rank),
+        latent_row=rank + turned,
+    )
