@@ -41,21 +41,23 @@ def invalid(message: str, *, param: str | None = None, code: str | None = None, 
 def context_length(
     *, limit: int, prompt_tokens: int, max_tokens: int, at_least: bool = False, param: str = "prompt"
 ) -> ApiError:
-    """Prompt plus answer do not fit the model; all counts in tokens. max_tokens 0 means that the prompt alone does not.
+    """Prompt plus answer do not fit the model; all counts in tokens. The answer is named only where the prompt would fit
+    with a shorter one.
 
     at_least says that prompt_tokens is a lower bound, because so long a text was not tokenized at all. param: the field
     that has the prompt.
     """
     bound = "at least " if at_least else ""
+    names_answer = max_tokens > 0 and prompt_tokens < limit
     asked = (
         f"you requested {bound}{prompt_tokens + max_tokens} tokens ({bound}{prompt_tokens} in the prompt, "
         f"{max_tokens} for the answer). Reduce the prompt or the answer's length."
-        if max_tokens
+        if names_answer
         else f"the prompt has {bound}{prompt_tokens} tokens and leaves no room for an answer. Reduce the prompt."
     )
     return invalid(
         f"This model's maximum context length is {limit} tokens, however {asked}",
-        param="max_tokens" if max_tokens and not at_least and prompt_tokens < limit else param,
+        param="max_tokens" if names_answer and not at_least else param,
         code=CODE_CONTEXT_LENGTH,
     )
 

@@ -41,6 +41,11 @@ def test_each_case(error, status, kind, code, headers):
 def test_a_long_context_says_all_numbers():
     message = openai_errors.context_length(limit=64, prompt_tokens=60, max_tokens=5).message
     assert all(number in message for number in ("64", "65", "60", "5"))
+    for asked in (5, (1 << 31) - 1):  # Ollama's clients request no length, which is the largest one
+        message = openai_errors.context_length(limit=64, prompt_tokens=70, max_tokens=asked, at_least=True).message
+        assert message.endswith(
+            "the prompt has at least 70 tokens and leaves no room for an answer. Reduce the prompt."
+        )
     alone = openai_errors.context_length(limit=64, prompt_tokens=70, max_tokens=0)
     assert alone.param == "prompt"
     assert "70" in alone.message
