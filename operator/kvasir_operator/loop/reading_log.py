@@ -36,12 +36,13 @@ class ReadingLog:
         before: ScalingState,
         inputs: TickInputs,
         by_hand: int,
+        begins: bool,
         result: TickResult,
     ) -> None:
-        """One tick. before: the state at its beginning."""
+        """One tick. before: the state at its beginning; begins: nothing was remembered before."""
         if self._directory is None:
             return
-        reading = recording.encoded("/".join(service), uid, spec, before, inputs, by_hand=by_hand)
+        reading = recording.encoded("/".join(service), uid, spec, before, inputs, by_hand=by_hand, begins=begins)
         decision = b""
         if result.decision is not None:
             decision = recording.decision_line(as_json("/".join(service), inputs.at, result.decision))

@@ -202,7 +202,10 @@ class Scaler:
         replicas = self._scraper.replicas(name)
         inputs = self._inputs(name, replicas, parsed)
         result = tick(spec, memory.window, memory.state, inputs, by_hand=by_hand)
-        self._log.write(name, memory.uid, spec, before=memory.state, inputs=inputs, by_hand=by_hand, result=result)
+        begins, before = not memory.window.samples, memory.state
+        self._log.write(
+            name, memory.uid, spec, before=before, inputs=inputs, by_hand=by_hand, begins=begins, result=result
+        )
         decided_before = memory.decision is not None
         memory.window, memory.state, memory.decision = result.window, result.state, result.decision
         memory.pressure = pressure(result.window)

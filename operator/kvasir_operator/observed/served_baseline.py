@@ -13,23 +13,29 @@ from kvasir_operator.observed.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBaseline:
-    """step: revision and number of the step. totals: by uid, of the replicas that were there when it began."""
+    """step: revision and number of the step. totals: by uid, of the replicas that were there when it began. unread:
+    those that were silent then: what they report first is what they had served."""
 
     step: tuple[str, int]
     totals: Mapping[str, ServedTotals] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
 
 
 def followed(before: ServedBaseline | None, step: tuple[str, int], replicas: Iterable[Replica]) -> ServedBaseline:
     """The baseline of a step. before: of the last look, None at the first one."""
-    read = [(r, r.reading.served) for r in replicas if r.reading is not None]
+    found = list(replicas)
+    read = [(r, r.reading.served) for r in found if r.reading is not None]
     if before is not None and before.step == step:
         # A replica whose process was started again counts from zero.
         kept = {r.uid: before.totals[r.uid] for r, now in read if _counts_on(before.totals.get(r.uid), now)}
         silent = {uid: totals for uid, totals in before.totals.items() if uid not in {r.uid for r, _ in read}}
-        return ServedBaseline(step=step, totals={**silent, **kept})
+        late = {r.uid: now for r, now in read if r.uid in before.unread}
+        return ServedBaseline(step=step, totals={**silent, **kept, **late}, unread=before.unread - set(late))
     # Replicas of a new revision are there for its first step: all that they served belongs to it.
     goes_on = before is not None and before.step[0] == step[0]
-    return ServedBaseline(step=step, totals={r.uid: now for r, now in read if goes_on or r.revision != step[0]})
+    older = {r.uid for r in found if goes_on or r.revision != step[0]}
+    unread = {r.uid for r in found if r.uid in older and r.reading is None and r.phase in ("ready", "draining")}
+    return ServedBaseline(step=step, totals={r.uid: now for r, now in read if r.uid in older}, unread=frozenset(unread))
 
 
 def since(baseline: Mapping[str, ServedTotals], replica: Replica) -> ServedTotals:

@@ -35,7 +35,8 @@ class RecordedPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 class RecordedTick(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A line. spec: spec.autoscaling, null without it; by_hand: spec.replicas. wanted, since: before the tick, needed
-    for the first one of a service; a later line without them goes on from the one before. The rest: see TickInputs."""
+    for the first one of a service; a later line without them goes on from the one before. begins: the operator was
+    started, and remembers nothing of the lines before. changes: how many it remembers. The rest: see TickInputs."""
 
     at: float
     service: str = DEFAULT_SERVICE
@@ -44,7 +45,9 @@ class RecordedTick(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     spec: dict[str, Any] | None = None
     autoscaled: bool = True
     by_hand: int = 1
+    begins: bool = False
     wanted: int | None = None
+    changes: int | None = None
     since: float | None = None
     pods: tuple[RecordedPod, ...] = ()
     gateways: tuple[ServiceDemand, ...] = ()
@@ -68,9 +71,17 @@ class ReplayMemory:
 
 
 def encoded(
-    service: str, uid: str, spec: Autoscaling | None, state: ScalingState, inputs: TickInputs, *, by_hand: int
+    service: str,
+    uid: str,
+    spec: Autoscaling | None,
+    state: ScalingState,
+    inputs: TickInputs,
+    *,
+    by_hand: int,
+    begins: bool = False,
 ) -> bytes:
-    """A line, with its end. What the autoscaler does not read of a pod is left out."""
+    """A line, with its end. begins: nothing of the service is remembered yet. What the autoscaler does not read of a
+    pod is left out."""
     pods = tuple(
         RecordedPod(
             **_flags(pod),
@@ -86,7 +97,9 @@ def encoded(
         spec=spec.model_dump(mode="json", by_alias=True, exclude_defaults=True) if spec else None,
         autoscaled=spec is not None,
         by_hand=by_hand,
+        begins=begins,
         wanted=state.wanted,
+        changes=len(state.changes),
         since=state.since,
         pods=pods,
         gateways=inputs.gateways,
@@ -111,13 +124,15 @@ def replayed(lines: Iterable[bytes]) -> Iterator[bytes]:
             continue
         line, spec = _parsed(number, text)
         known = memory.get(line.service)
-        if known is None or (line.uid and line.uid != known.uid):
+        if known is None or line.begins or (line.uid and line.uid != known.uid):
             since = line.at if line.since is None else line.since
             wanted = line.by_hand if line.wanted is None else line.wanted
             known = ReplayMemory(uid=line.uid, window=EMPTY, state=ScalingState(wanted=wanted, since=since))
         if known.window.last is not None and line.at <= known.window.last.at:
             raise InvalidRecordingError(f"line {number}: at {line.at:g} is not after {known.window.last.at:g}")
         state = known.state if line.wanted is None else replace(known.state, wanted=line.wanted)
+        if line.changes == 0:  # they are too old, or a mode was left in which another one set the count
+            state = replace(state, changes=())
         result = tick(spec, known.window, state, _inputs(line), by_hand=line.by_hand)
         memory[line.service] = ReplayMemory(uid=known.uid, window=result.window, state=result.state)
         if result.decision is not None:

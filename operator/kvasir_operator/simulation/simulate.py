@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -52,22 +52,24 @@ def run(scenario: Scenario, rule: ScalingRule) -> FleetRun:
     )
 
 
-def row(name: str, by: str) -> SimulationRow:
-    """One scenario under one rule, by their names; raises KeyError for a name that there is not."""
+def row(name: str, by: str, seed: int = 0) -> SimulationRow:
+    """One scenario under one rule, by their names; raises KeyError for a name that there is not. seed: of arrivals and
+    lengths, 0 for the scenario's own."""
     scenario = {s.name: s for s in scenarios()}[name]
+    scenario = replace(scenario, seed=seed or scenario.seed)
     rule = {r.name: r for r in rules_for(scenario)}[by]
     done = run(scenario, rule)
     return SimulationRow(scenario=name, by=by, figures=figures(scenario, done), created=tuple(done.created))
 
 
-def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1) -> Iterator[SimulationRow]:
-    """Rows in the order in which they are asked for."""
+def rows(asked: Iterable[tuple[str, str]], *, processes: int = 1, seed: int = 0) -> Iterator[SimulationRow]:
+    """Rows in the order in which they are asked for. seed: as of row()."""
     pairs = list(asked)
     if processes == 1:
-        yield from (row(*pair) for pair in pairs)
+        yield from (row(*pair, seed) for pair in pairs)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(row, [name for name, _ in pairs], [by for _, by in pairs])
+        yield from pool.map(row, [name for name, _ in pairs], [by for _, by in pairs], [seed] * len(pairs))
 
 
 def pairs(names: Sequence[str] = (), by: Sequence[str] = ()) -> list[tuple[str, str]]:

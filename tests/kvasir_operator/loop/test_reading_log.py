@@ -10,7 +10,7 @@ from kvasir_operator.scaling.window import EMPTY
 def written(log, name):
     spec, state, inputs = Autoscaling(), ScalingState(wanted=1, since=0.0), TickInputs(at=10.0)
     result = tick(spec, EMPTY, state, inputs, by_hand=1)
-    log.write(("default", name), "uid", spec, before=state, inputs=inputs, by_hand=1, result=result)
+    log.write(("default", name), "uid", spec, before=state, inputs=inputs, by_hand=1, begins=True, result=result)
 
 
 def test_a_tick_is_a_line_in_each_file_of_its_service(tmp_path):

@@ -48,3 +48,17 @@ def test_a_silent_replica_keeps_its_baseline():
     silent = Replica(name="a", uid="a", phase="ready")
     assert followed(began, STEP, [silent]).totals == began.totals
     assert since(began.totals, silent) == ServedTotals()
+
+
+def test_what_a_replica_served_while_it_was_silent_when_the_step_began_is_not_of_the_step():
+    """All that it had ever served was, and an old incident held the rollout."""
+    silent = Replica(name="a", uid="a", revision="old", phase="ready")
+    starting = Replica(name="c", uid="c", revision="old", phase="starting")
+    before = followed(None, ("old", 0), [pod("a", 100, failed=90)])
+    began = followed(before, STEP, [silent, starting])
+    assert since(began.totals, silent).answered == 0
+    back = followed(began, STEP, [pod("a", 120, failed=90), pod("c", 3)])
+    assert since(back.totals, pod("a", 120, failed=90)).answered == 0
+    later = followed(back, STEP, [pod("a", 150, failed=91), pod("c", 3)])
+    assert since(later.totals, pod("a", 150, failed=91)).failed == 1
+    assert since(later.totals, pod("c", 3)).answered == 3  # it began after the step
