@@ -120,8 +120,8 @@ bench-peers: setup  ## The same beside the peers that are installed, in turns (t
 bench-scaling: setup  ## Measure 1 to 32 streams against what memory and processors allow (BENCH_ARGS=--write keeps it)
 	@PYTHONPATH=tests $(BIN)/python -m bench.scaling $(BENCH_ARGS)
 
-bench-host-tier: setup  ## Measure the follow-up of a 32k prompt from the second tier against computing it (BENCH_ARGS="--dir /dev/shm")
-	@PYTHONPATH=tests $(BIN)/python -m bench.host_tier $(BENCH_ARGS)
+bench-host-tier: setup  ## Measure the follow-up of a 32k prompt from the second tier against computing it, and write docs/benchmarks/host-tier.md (BENCH_ARGS="--dir /dev/shm")
+	@PYTHONPATH=tests $(BIN)/python -m bench.host_tier --write $(BENCH_ARGS)
 
 bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 50 --write")
 	@PYTHONPATH=tests $(BIN)/python -m bench.operator_scale $(BENCH_ARGS)

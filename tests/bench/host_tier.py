@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,8 @@ MORE: Final = 64
 """Tokens that the follow-up adds."""
 SETTLE_S: Final = 60.0
 POLL_S: Final = 1.5
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks" / "host-tier.md"
+MARKS: Final = ("<!-- measured: written by make bench-host-tier -->", "<!-- end of measured -->")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", type=Path, help="where the file of blocks is; by default a temporary directory")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds after which no further round begins")
+    parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/host-tier.md")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=asked.dir) as kept:
         length = asked.tokens + 2 * ANSWER + MORE
@@ -55,24 +58,39 @@ def main() -> int:
         token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 2
         host_bytes = int(2.5 * length * token_bytes) + (64 << 20)
         found = _measured(asked, model, Path(folder), Path(kept), length, host_bytes)
-    print(f"\n{asked.shape}, {asked.tokens:,} tokens of {token_bytes:,} bytes, {processor()}")
-    print("follow-up        seconds to the first token: median (least to most)")
-    for name, rows in found.items():
-        times = [row.first_s for row in rows]
-        print(f"{name:<16} {statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f})")
-    host = found["from the host"]
-    print(
-        f"copy from the host {_gigabytes([row.load for row in host])}, to it {_gigabytes([row.store for row in host])}"
+    measured = (
+        f"{asked.shape}, a prompt of {asked.tokens:,} tokens of {token_bytes:,} bytes in the KV cache, {processor()},"
+        f" {time.strftime('%Y-%m-%d', time.gmtime())}"
     )
-    if asked.json:
-        asked.json.write_text(json.dumps({name: [_dict(row) for row in rows] for name, rows in found.items()}) + "\n")
-    return 0 if all(row.loaded_tokens for row in host) else 1
+    said = f"{measured}\n\n{_table(found)}"
+    print(f"\n{said}")
+    if asked.write:
+        before, behind = PAGE.read_text().split(MARKS[0])[0], PAGE.read_text().split(MARKS[1])[1]
+        PAGE.write_text(f"{before}{MARKS[0]}\n{said}\n{MARKS[1]}{behind}")
+    return 0 if all(row.loaded_tokens for row in found["from the host"]) else 1
+
+
+def _table(found: Mapping[str, Sequence[FollowUp]]) -> str:
+    """Of Markdown; three numbers are median, least and most."""
+    rows = [
+        (f"seconds to the first token, {name}", [one.first_s for one in ran], 1.0, 2) for name, ran in found.items()
+    ]
+    host = found["from the host"]
+    rows.append(("copy from the host, GB/s", [one.load for one in host], 1e9, 2))
+    rows.append(("copy to the host, GB/s", [one.store for one in host], 1e9, 2))
+    rows.append(("tokens that came from the host", [one.loaded_tokens for one in host], 1, 0))
+    lines = ["| follow-up | median | least | most | runs |", "|---|---|---|---|---|"]
+    for name, values, unit, digits in rows:
+        three = (statistics.median(values), min(values), max(values))
+        lines.append(f"| {name} | {' | '.join(f'{value / unit:,.{digits}f}' for value in three)} | {len(values)} |")
+    return "\n".join(lines)
 
 
 def _measured(
     asked: argparse.Namespace, model: Path, folder: Path, kept: Path, length: int, host_bytes: int
 ) -> dict[str, list[FollowUp]]:
     """Both ways in turns."""
+    began, last_s = time.monotonic(), 0.0
     prompt = [20 + 7 * place % 400 for place in range(asked.tokens)]
     plain = ("--kv-cache-tokens", str(length + 1024), "--max-model-len", str(length))
     tier = (*plain, "--kv-host-bytes", str(host_bytes), "--kv-host-dir", str(kept))
@@ -83,6 +101,9 @@ def _measured(
         print(f"copied to the host at {stored['store_bytes_per_s'] / 1e9:.2f} GB/s", flush=True)
     found: dict[str, list[FollowUp]] = {"from the host": [], "computed": []}
     for number in range(asked.rounds):
+        round_began = time.monotonic()
+        if number and round_began - began + last_s > asked.limit:
+            break
         more = [*prompt, *answer, *(30 + number + place for place in range(MORE))]
         for name, args in (("from the host", tier), ("computed", plain)):
             with _server(model, folder, args):
@@ -96,6 +117,7 @@ def _measured(
             )
             found[name].append(row)
             print(f"{number + 1} {name}: {first_s:.2f} s, {row.loaded_tokens} tokens came from the host", flush=True)
+        last_s = time.monotonic() - round_began
     return found
 
 
@@ -146,14 +168,6 @@ def _settled(running: Running) -> Any:
         before = state["stored_tokens"]
         time.sleep(POLL_S)
     raise RuntimeError("the server still copies")
-
-
-def _gigabytes(rates: Sequence[float]) -> str:
-    return f"{statistics.median(rates) / 1e9:.2f} GB/s ({min(rates) / 1e9:.2f} to {max(rates) / 1e9:.2f})"
-
-
-def _dict(row: FollowUp) -> dict[str, float]:
-    return {"first_s": row.first_s, "loaded_tokens": row.loaded_tokens, "load": row.load, "store": row.store}
 
 
 if __name__ == "__main__":
