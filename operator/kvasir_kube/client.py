@@ -148,10 +148,11 @@ class Client:
         except Exception as error:  # whatever a broken stream makes the library raise
             raise KubeError(f"watch of {kind.plural} broke: {error!r}") from error
 
-    async def create(self, kind: Kind, obj: Json) -> Json:
+    async def create(self, kind: Kind, obj: Json, *, manager: str = "") -> Json:
         """Create an object. ConflictError when it exists."""
         namespace = (obj.get("metadata") or {}).get("namespace") or ""
-        return await self._call("POST", kind.path(namespace), body=obj)
+        query = {"fieldManager": manager} if manager else None
+        return await self._call("POST", kind.path(namespace), query=query, body=obj)
 
     async def apply(self, kind: Kind, obj: Json, *, manager: str, subresource: str = "") -> Json:
         """Server-side apply with force: a controller wins on the fields it owns."""

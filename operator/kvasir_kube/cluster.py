@@ -42,7 +42,7 @@ class Cluster(Protocol):
         """Changes since resource_version until the server ends the stream. ExpiredError when it is too old."""
         ...
 
-    async def create(self, kind: Kind, obj: Json) -> Json:
+    async def create(self, kind: Kind, obj: Json, *, manager: str = "") -> Json:
         """Create an object. ConflictError when it exists."""
         ...
 

@@ -32,10 +32,10 @@ class ClusterInterceptor:
         """As of `Cluster`."""
         return self._cluster.watch(kind, namespace, selector, resource_version=resource_version)
 
-    async def create(self, kind: Kind, obj: Json) -> Json:
+    async def create(self, kind: Kind, obj: Json, *, manager: str = "") -> Json:
         """As of `Cluster`."""
         await self._before(writes=True)
-        return await self._cluster.create(kind, obj)
+        return await self._cluster.create(kind, obj, manager=manager)
 
     async def apply(self, kind: Kind, obj: Json, *, manager: str, subresource: str = "") -> Json:
         """As of `Cluster`."""

@@ -94,11 +94,12 @@ def store_events(store: Store, workqueue: Workqueue, resync: Resync) -> Seen:
         if not verb:
             resync.relisted()
         if verb == "DELETED":
-            store.drop(kind, key(obj), uid(obj), version=resource_version(obj))
+            changed = store.drop(kind, key(obj), uid(obj), version=resource_version(obj))
         else:
-            store.put(kind, obj)
-        for service in store.touched(kind, obj):
-            workqueue.mark(service)
+            changed = store.put(kind, obj)
+        if changed:  # what this operator wrote itself is in the store before it comes back
+            for service in store.touched(kind, obj):
+                workqueue.mark(service)
 
     return seen
 

@@ -13,7 +13,9 @@ async def test_a_small_run_measures_everything(control, tmp_path):
     assert len(run.to_pod) == len(run.to_ready) == 10
     assert all(0 < pod < ready for pod, ready in zip(sorted(run.to_pod), sorted(run.to_ready), strict=True))
     made = run.phases[0]
-    assert made.requests["patch"] >= 10 * 6
+    assert made.requests["create"] >= 10 * 4, "Service, policy, Deployment, budget"
+    assert made.requests["patch"] >= 10 * 3, "revision and status"
+    assert made.requests.get("get", 0) < 10, "no child is read before it is created"
     assert made.cpu_s > 0
     assert 0 < made.rss <= made.peak
     restarted = {phase.name: phase.requests for phase in run.phases}["restart"]

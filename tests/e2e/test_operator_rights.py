@@ -13,7 +13,17 @@ import yaml
 from fakes.operator_rig import ROOT, account_kubeconfig, kubectl
 from kvasir_api import names
 from kvasir_kube.errors import NotFoundError
-from kvasir_kube.kinds import CLAIM, CONTROLLER_REVISION, LEASE, POD
+from kvasir_kube.kinds import (
+    CLAIM,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    LEASE,
+    NETWORK_POLICY,
+    POD,
+    SERVICE,
+    labels,
+)
 from kvasir_local import addresses, audit
 from kvasir_operator.desired.revision import KEPT_REVISIONS
 
@@ -71,7 +81,8 @@ async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still
         await rig.client.delete(LEASE, names.SYSTEM_NAMESPACE, names.OPERATOR)
     mark = rig.audit_mark()
     # As the Deployment of the base runs it: for all namespaces, under a Lease.
-    rig.start("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}")
+    flags = ("--allow-model-dir=/srv", "--namespace=", f"--lease-namespace={names.SYSTEM_NAMESPACE}")
+    rig.start(*flags)
     await rig.claim()
 
     async def bound():
@@ -81,12 +92,35 @@ async def test_the_operator_uses_all_that_it_may_and_asks_for_nothing_else(still
     await rig.until(bound, lambda: "the claim has its volume")
     await rig.apply(model={"uri": "pvc://models/tiny", "inspect": "Always"}, replicas=2)
     await rig.until_condition("Ready", reason="AllReplicasReady")
+    assert rig.stop() == 0
+    await spoiled(rig)
+    rig.start(*flags)
+    await restored(rig)
     await overstays(rig)
     await forgets_revisions(rig)
     assert rig.stop() == 0
     requests = asked(rig.control, mark, names.OPERATOR)
     assert [request for request in requests if request.denied] == []
     assert used(requests) == granted("operator")
+
+
+CHILDREN = (SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, CONTROLLER_REVISION, DEPLOYMENT)
+SPOILED = "spoiled"
+
+
+async def spoiled(rig):
+    """Children that somebody changes while there is no operator."""
+    for kind in CHILDREN:
+        mark = f"{names.LABEL_INSTANCE}={SPOILED}"
+        kubectl(rig.control, "label", kind.plural, "--all", mark, "--overwrite", f"--namespace={rig.namespace}")
+
+
+async def restored(rig):
+    async def look():
+        found = [obj for kind in CHILDREN for obj in await rig.all(kind)]
+        return not any(labels(obj).get(names.LABEL_INSTANCE) == SPOILED for obj in found)
+
+    await rig.until(look, lambda: "children as they were")
 
 
 async def overstays(rig):

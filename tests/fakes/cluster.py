@@ -29,8 +29,9 @@ def merged(old: Any, new: Any) -> Any:
 
 
 class FakeCluster:
-    """Objects by plural and key. `writes` lists every write; `errors` are what the next calls of a
-    verb raise, None for a call that goes well. `owned_by_others`: fields of statuses that applying does not remove."""
+    """Objects by plural and key. `writes` lists every write; `errors` are what the next calls of a verb raise, None for
+    a call that goes well; "write" are creations of children and applies. `owned_by_others`: fields of statuses that
+    applying does not remove."""
 
     def __init__(self) -> None:
         self.owned_by_others: dict[str, Json] = {}
@@ -91,8 +92,10 @@ class FakeCluster:
             async with self._news:
                 await self._news.wait()
 
-    async def create(self, kind: Kind, obj: Json) -> Json:
+    async def create(self, kind: Kind, obj: Json, *, manager: str = "") -> Json:
         self._raise("create")
+        if manager:
+            self._raise("write")
         if key(obj) in self.objects.get(kind.plural, {}):
             raise ConflictError(f"{key(obj)} exists", status=409)
         self.writes.append(("create", kind.plural, key(obj)))
@@ -100,6 +103,7 @@ class FakeCluster:
 
     async def apply(self, kind: Kind, obj: Json, *, manager: str, subresource: str = "") -> Json:
         self._raise("apply")
+        self._raise("write")
         old = self.objects.get(kind.plural, {}).get(key(obj))
         if subresource and old is None:
             raise NotFoundError(f"{key(obj)} not found", status=404)

@@ -38,7 +38,7 @@ CLAIM_KNOWN_S: Final = 60.0
 
 
 class Observer:
-    """Reads the store, and live what is not watched: the model's claim, and a Service that is not ours."""
+    """Reads the store, and live what is not watched: the model's claim."""
 
     def __init__(self, cluster: Cluster, store: Store, scraper: Scraper, *, clock: Clock) -> None:
         self._cluster, self._store, self._scraper, self._clock = cluster, store, scraper, clock
@@ -63,7 +63,7 @@ class Observer:
             deployments=self._store.of(DEPLOYMENT, name),
             replicas=replicas,
             quarantined=self._scraper.quarantined(name),
-            svc=self._store.get(SERVICE, name) or await self._unlabelled_svc(name),
+            svc=self._store.get(SERVICE, name),
             guards=[*self._store.of(DISRUPTION_BUDGET, name), *self._store.of(NETWORK_POLICY, name)],
             claim_found=claim_found,
             claim_bound=claim_bound,
@@ -86,13 +86,6 @@ class Observer:
     async def with_nodes(self, seen: Observed, *, wanted: int) -> Observed:
         """The same with the state of its nodes, where one of its replicas must leave."""
         return await self._nodes.marked(seen, wanted=wanted)
-
-    async def _unlabelled_svc(self, name: Key) -> Json | None:
-        """A Service of the service's name without our label, by which the watch selects."""
-        try:
-            return await self._cluster.get(SERVICE, *name)
-        except NotFoundError:
-            return None
 
     def _accelerators(self) -> dict[str, AcceleratorClassSpec]:
         """All classes; only one that has changed is parsed again: the store keeps an object until a newer one comes."""

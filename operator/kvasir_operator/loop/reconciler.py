@@ -105,6 +105,8 @@ class Reconciler:
         foreign: tuple[str, ...] = ()
         try:
             foreign = await self._writer.children(seen, service, writes)
+            if writes:
+                self._workqueue.mark((seen.namespace, seen.name))
             await self._reporter.revision(seen, service, asked)
             for action in planned.actions:
                 await self._writer.act(seen, service, action)

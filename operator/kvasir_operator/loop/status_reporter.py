@@ -74,7 +74,8 @@ class StatusReporter:
         self._telemetry.cost(
             name, price_per_hour=cost.price_per_hour(found), tokens_per_price=cost.tokens_per_price_unit(found)
         )
-        self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"))
+        left_s = seen.spec.rollout.progress_deadline_seconds - (now - memory.progress.since)
+        self._attend(name, found, settled=answer.reason in ("AllReplicasReady", "ScaledToZero"), deadline_s=left_s)
         await self._events.changes(seen, service, status, answer)
         before, after = document(seen.status), document(status)
         if before == after:
@@ -84,6 +85,7 @@ class StatusReporter:
             return
         await self._writer.status(service, after)
         memory.written_at = now
+        self._workqueue.mark(name)  # what follows from it, such as the next step of a rollout
 
     async def revision(self, seen: Observed, service: Json, asked: Revision) -> None:
         """Called when the children of the revision that the spec describes are written."""
@@ -94,10 +96,15 @@ class StatusReporter:
         self._memory.pop(name, None)
         self._events.forget(name)
 
-    def _attend(self, name: Key, found: StatusInputs, *, settled: bool) -> None:
-        """Reconcile at every tick while time alone may change something: a drain, a deadline, a loading model."""
-        leaving = any(r.phase == "draining" for r in found.seen.replicas) or bool(found.seen.quarantined)
-        if (settled and not leaving) or found.resolved.violation is not None:
-            self._scaler.attention.discard(name)
+    def _attend(self, name: Key, found: StatusInputs, *, settled: bool, deadline_s: float) -> None:
+        """Reconcile at every tick while time alone may change something: a drain, a deadline, a loading model. One that
+        may have no pod, as by a quota, waits for a change or for its deadline."""
+        seen, attention = found.seen, self._scaler.attention
+        leaving = any(r.phase == "draining" for r in seen.replicas) or bool(seen.quarantined)
+        moving = seen.replicas or seen.inspections or found.waiting or found.applied.foreign
+        if found.resolved.violation is not None or not (leaving or (moving and not settled)):
+            attention.discard(name)
+            if not settled and deadline_s > 0:
+                self._workqueue.mark(name, deadline_s, news=False)
         else:
-            self._scaler.attention.add(name)
+            attention.add(name)

@@ -1,7 +1,9 @@
 """Keys that wait for a reconcile: each at most once, each worked on by one worker at a time, failures with a pause."""
 
 import asyncio
+import heapq
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +16,8 @@ LOG: Final = logging.getLogger(__name__)
 DEBOUNCE_S: Final = 0.05
 FIRST_BACKOFF_S: Final = 0.5
 LAST_BACKOFF_S: Final = 60.0
-WORKERS: Final = 8
+WORKERS: Final = 32
+"""They wait for the API server most of the time, and --kube-api-qps bounds what they send."""
 HASTE_S: Final = 5.0
 """After a failure a change is tried at most this often, unless the server required a longer pause; without a change the
 whole pause passes."""
@@ -26,6 +29,7 @@ class Workqueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._pauses: dict[Key, tuple[float, float]] = {}
@@ -36,7 +40,9 @@ class Workqueue:
         time has passed, which does not shorten the pause after a failure."""
         for_news, whole = self._pauses.get(key, (0.0, 0.0))
         due = max(self._clock() + delay_s, for_news if news else whole)
-        self._due[key] = min(due, self._due.get(key, due))
+        if due < self._due.get(key, math.inf):
+            self._due[key] = due
+            heapq.heappush(self._heap, (due, key))
         self._news.set()
 
     def oldest_s(self) -> float:
@@ -45,25 +51,29 @@ class Workqueue:
         return max((now - due for due in self._due.values()), default=0.0) if self._due else 0.0
 
     async def run(self, reconcile: Callable[[Key], Awaitable[None]], *, workers: int = WORKERS) -> None:
-        """Call reconcile for each key that is due, until cancelled."""
+        """Call reconcile for each key that is due, so many at a time, until cancelled."""
+        free = asyncio.Semaphore(workers)
         async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(self._work(reconcile))
+            while True:
+                await free.acquire()
+                key = await self._next()
+                group.create_task(self._work(key, reconcile, free))
 
-    async def _work(self, reconcile: Callable[[Key], Awaitable[None]]) -> None:
-        while True:
-            key = await self._next()
-            try:
-                await reconcile(key)
-                self._failures.pop(key, None)
-                self._pauses.pop(key, None)
-            except KubeError as error:
-                self._again(key, str(error), error.retry_after_s)
-            except Exception:
-                LOG.exception("%s/%s: reconcile failed", *key)
-                self._again(key, "unexpected error", 0.0)
-            finally:
-                self._busy.discard(key)
+    async def _work(self, key: Key, reconcile: Callable[[Key], Awaitable[None]], free: asyncio.Semaphore) -> None:
+        try:
+            await reconcile(key)
+            self._failures.pop(key, None)
+            self._pauses.pop(key, None)
+        except KubeError as error:
+            self._again(key, str(error), error.retry_after_s)
+        except Exception:
+            LOG.exception("%s/%s: reconcile failed", *key)
+            self._again(key, "unexpected error", 0.0)
+        finally:
+            self._busy.discard(key)
+            free.release()
+            if key in self._due:
+                heapq.heappush(self._heap, (self._due[key], key))
                 self._news.set()
 
     def _again(self, key: Key, why: str, at_least_s: float) -> None:
@@ -80,19 +90,22 @@ class Workqueue:
 
     async def _next(self) -> Key:
         while True:
-            now = self._clock()
-            waiting = {key: due for key, due in self._due.items() if key not in self._busy}
-            if waiting:
-                key = min(waiting, key=lambda name: waiting[name])
-                if waiting[key] <= now:
-                    del self._due[key]
-                    self._busy.add(key)
-                    return key
+            self._drop_outdated()
+            pause = self._heap[0][0] - self._clock() if self._heap else None
+            if pause is not None and pause <= 0:
+                _, key = heapq.heappop(self._heap)
+                del self._due[key]
+                self._busy.add(key)
+                return key
             self._news.clear()
-            pause = min(waiting.values()) - now if waiting else None
             try:
                 # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with news.
                 async with asyncio.timeout(pause):
                     await self._news.wait()
             except TimeoutError:
                 continue
+
+    def _drop_outdated(self) -> None:
+        """Of the heap's first entries those that have not their key's time, and those of keys that are worked on."""
+        while self._heap and (self._heap[0][1] in self._busy or self._due.get(self._heap[0][1]) != self._heap[0][0]):
+            heapq.heappop(self._heap)

@@ -29,6 +29,7 @@ from kvasir_kube.state_reader import StateReader
 from kvasir_operator.desired.template import owner
 from kvasir_operator.diff import Write, removals
 from kvasir_operator.loop.clock import Clock, rfc3339
+from kvasir_operator.loop.field_ownership import owned_by_apply
 from kvasir_operator.loop.recorder import Recorder
 from kvasir_operator.loop.store import Store
 from kvasir_operator.loop.telemetry import Telemetry
@@ -43,6 +44,7 @@ KINDS: Final = {
 }
 AROUND: Final = frozenset({SERVICE.kind, DISRUPTION_BUDGET.kind, NETWORK_POLICY.kind})
 CUT_GRACE_S: Final = 5
+INVALID: Final = 422
 
 
 class Writer:
@@ -63,15 +65,19 @@ class Writer:
         self._recorder, self._telemetry, self._clock = recorder, telemetry, clock
         self._conflicts = WriteConflicts(clock)
         self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
+        self._foreign: dict[Key, set[Where]] = {}
 
     async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> tuple[str, ...]:
-        """Apply and delete. Returns objects that carry a child's name but have another owner, as kind/name.
+        """Create, apply and delete. Returns what carries a child's name but has another owner, as kind/name; nothing is
+        written behind that.
 
         Raises KubeError. What surrounds the pods and is refused for good does not keep the pods from being made.
         """
         foreign: list[str] = []
         refused: KubeError | None = None
         for write in writes:
+            if foreign:
+                break
             try:
                 foreign += await self._child(seen, service, write)
             except KubeError as error:
@@ -86,17 +92,54 @@ class Writer:
         """The service is gone."""
         for where in self._applied.pop(name, ()):
             self._conflicts.forget(where)
+        self._foreign.pop(name, None)
 
     async def _child(self, seen: Observed, service: Json, write: Write) -> list[str]:
         kind = KINDS[write.kind]
         if write.verb == "delete":
             await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
             self._telemetry.wrote(kind.kind)
-        elif write.new and await self._has_other_owner(kind, seen, write.name):
-            return [f"{write.kind}/{write.name}"]
+        elif write.new:
+            return await self._create(kind, seen, service, write.manifest)
         else:
             await self._apply(kind, service, write.manifest)
         return []
+
+    async def _create(self, kind: Kind, seen: Observed, service: Json, manifest: Json) -> list[str]:
+        """Create a child, by one request. One that is there under its name is taken for ours only if the service owns
+        it: a forced apply would take over any. What is not ours is read before it is tried again."""
+        name = key(manifest)
+        foreign, where = self._foreign.setdefault(key(service), set()), (kind.plural, name)
+        found = await self._found(kind, name) if where in foreign else None
+        if found is None:
+            # The data of a revision is compared byte by byte, and a creation and an apply write it in different orders.
+            # It cannot be changed either, so that an apply takes over no other revision.
+            make = self._cluster.apply if kind is CONTROLLER_REVISION else self._cluster.create
+            try:
+                self._wrote(kind, service, manifest, await make(kind, manifest, manager=names.MANAGER))
+            except KubeError as error:
+                if not isinstance(error, ConflictError) and error.status != INVALID:
+                    raise
+                found = await self._found(kind, name)
+                if found is None:  # it has gone meanwhile, or something else was in conflict, such as a quota
+                    raise
+                if error.status == INVALID and owned(found, seen.uid):
+                    raise
+        if found is None or owned(found, seen.uid):
+            foreign.discard(where)
+        else:
+            foreign.add(where)
+            return [f"{kind.kind}/{name[1]}"]
+        if found is not None:
+            self._store.put(kind, found)
+            await self._apply(kind, service, manifest)
+        return []
+
+    async def _found(self, kind: Kind, name: Key) -> Json | None:
+        try:
+            return await self._cluster.get(kind, *name)
+        except NotFoundError:
+            return None
 
     async def status(self, service: Json, status: Json) -> None:
         """Apply the whole status. A service that is gone, or another one of the same name, is left alone.
@@ -158,10 +201,8 @@ class Writer:
     async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
         """Apply unless the same manifest was applied to the same object: the server may store a value in another form,
         which must not cause a write per reconcile. What another manager changes is restored, but not in a race."""
-        where = (kind.plural, key(manifest))
-        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        applied = self._applied.setdefault(key(service), {})
-        known, before = self._store.get(kind, where[1]), applied.get(where)
+        where, digest = (kind.plural, key(manifest)), _digest(manifest)
+        known, before = self._store.get(kind, where[1]), self._applied.get(key(service), {}).get(where)
         if known is not None and before == (digest, resource_version(known)):
             return
         restores = known is not None and before is not None and before[0] == digest
@@ -170,28 +211,34 @@ class Writer:
             return
         if restores and self._conflicts.restored(where):
             await self._tell_of_rival(kind, service, where[1])
-        written = await self._cluster.apply(kind, manifest, manager=names.MANAGER)
+        if before is None and known is not None:
+            await self._own_by_apply(kind, where[1])
+        self._wrote(kind, service, manifest, await self._cluster.apply(kind, manifest, manager=names.MANAGER))
+
+    async def _own_by_apply(self, kind: Kind, name: Key) -> None:
+        """Before the first apply of this process to an object that another one created."""
+        found = await self._cluster.get(kind, *name)
+        if entries := owned_by_apply(found, names.MANAGER):
+            version = found["metadata"]["resourceVersion"]
+            patch: Json = {"metadata": {"resourceVersion": version, "managedFields": entries}}
+            await self._cluster.merge(kind, *name, patch, manager=names.MANAGER)
+
+    def _wrote(self, kind: Kind, service: Json, manifest: Json, written: Json) -> None:
+        """Remember a child as it is by now."""
         self._telemetry.wrote(kind.kind)
-        applied[where] = (digest, resource_version(written))
+        applied = self._applied.setdefault(key(service), {})
+        applied[kind.plural, key(manifest)] = (_digest(manifest), resource_version(written))
         self._store.put(kind, written)
 
     async def _tell_of_rival(self, kind: Kind, service: Json, name: Key) -> None:
         """Before it is restored, since that takes the field from its manager."""
-        try:
-            who = other_managers(await self._cluster.get(kind, *name))
-        except NotFoundError:
+        found = await self._found(kind, name)
+        if found is None:
             return
+        who = other_managers(found)
         note = f"{kind.kind}/{name[1]} is changed repeatedly{f' by {who}' if who else ''}"
         pace = f"the operator restores it once in {PAUSE_S:g} s from now on"
         await self._recorder.event(service, "ConflictingWriter", f"{note}; {pace}", kind="Warning")
-
-    async def _has_other_owner(self, kind: Kind, seen: Observed, name: str) -> bool:
-        """Whether an object of that name exists that this service does not control; a forced apply would take it
-        over."""
-        try:
-            return not owned(await self._cluster.get(kind, seen.namespace, name), seen.uid)
-        except NotFoundError:
-            return False
 
     async def _ask(self, r: Replica, *, drain: bool) -> None:
         """Best effort: the next reading shows whether it drains, and the action is repeated until it does."""
@@ -251,3 +298,7 @@ class Writer:
     ) -> None:
         pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
         await self._recorder.event(service, reason, f"{r.name}: {why}", kind=kind, related=pod)
+
+
+def _digest(manifest: Json) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -37,10 +37,10 @@ async def test_first_sight_makes_children_and_status_and_then_rests(bench):
     await bench.put_service(replicas=2)
     await bench.turn()
     assert bench.writes() == [
-        ("apply", "services"),
-        ("apply", "networkpolicies"),
+        ("create", "services"),
+        ("create", "networkpolicies"),
         ("apply", "controllerrevisions"),
-        ("apply", "deployments"),
+        ("create", "deployments"),
         ("create", "events"),
         ("apply/status", "inferenceservices"),
     ]
@@ -48,7 +48,7 @@ async def test_first_sight_makes_children_and_status_and_then_rests(bench):
     await bench.put_pods(2)
     await bench.turn()
     assert bench.reason() == "AllReplicasReady"
-    assert ("apply", "poddisruptionbudgets") in bench.writes(), "with the first pod, and not before"
+    assert ("create", "poddisruptionbudgets") in bench.writes(), "with the first pod, and not before"
     for _ in range(30):
         await bench.turn()
     assert bench.writes() == []
@@ -337,7 +337,7 @@ async def test_killed_at_any_write_it_still_arrives(step):
     bench = Bench()
     await bench.put_service(replicas=2)
     # the writes of a first life: Service, NetworkPolicy, ControllerRevision, Deployment, status; then budget and status
-    bench.cluster.errors["apply"] = [None] * (step - 1) + [KubeError("killed here")]
+    bench.cluster.errors["write"] = [None] * (step - 1) + [KubeError("killed here")]
     died = False
     for _ in range(8):
         try:

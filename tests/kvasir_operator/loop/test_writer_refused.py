@@ -49,7 +49,7 @@ def stalled(bench):
 
 async def test_what_no_retry_cures_is_stalled_with_the_servers_words_and_tried_again(bench):
     await bench.put_service()
-    bench.cluster.errors["apply"] = [KubeError(QUOTA, status=403)]
+    bench.cluster.errors["write"] = [KubeError(QUOTA, status=403)]
     with pytest.raises(KubeError):
         await bench.turn()
     assert (stalled(bench)["reason"], stalled(bench)["message"]) == (
@@ -65,7 +65,7 @@ async def test_what_no_retry_cures_is_stalled_with_the_servers_words_and_tried_a
 
 async def test_a_workload_without_its_revision_is_not_made(bench):
     await bench.put_service()
-    bench.cluster.errors["apply"] = [None, None, None, KubeError("controllerrevisions is forbidden: x", status=403)]
+    bench.cluster.errors["write"] = [None, None, None, KubeError("controllerrevisions is forbidden: x", status=403)]
     with pytest.raises(KubeError):
         await bench.turn()
     assert stalled(bench)["reason"] == "Forbidden"
@@ -83,7 +83,7 @@ async def test_a_workload_without_its_revision_is_not_made(bench):
 )
 async def test_what_passes_is_not_stalled(bench, error):
     await bench.put_service()
-    bench.cluster.errors["apply"] = [error]
+    bench.cluster.errors["write"] = [error]
     with pytest.raises(KubeError):
         await bench.turn()
     assert (bench.reason(), stalled(bench), bench.events("Refused")) == ("Progressing", None, [])

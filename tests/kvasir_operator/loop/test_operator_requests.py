@@ -1,0 +1,123 @@
+"""How many requests a service costs: when it is created, when nothing changes, and while something is in its way."""
+
+import copy
+from collections import Counter
+
+import pytest
+
+from fakes.cluster import FakeCluster
+from fakes.operator_bench import KEY, Bench
+from kvasir_kube.interceptor import ClusterInterceptor
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
+from kvasir_operator.handlers import store_events
+from kvasir_operator.loop.operator import Operator
+from kvasir_operator.observed.settings import OperatorSettings
+
+
+class Counted(ClusterInterceptor):
+    """Counts requests by verb and kind."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster)
+        self.seen: Counter[str] = Counter()
+
+    async def _before(self, *, writes: bool) -> None:
+        self.seen["write" if writes else "read"] += 1
+
+
+class CountedBench(Bench):
+    """`take` returns what was requested since the last call, without the lists of a turn."""
+
+    def started(self) -> Operator:
+        self.counted = Counted(self.cluster)
+        return Operator(
+            self.counted,
+            self.reader,  # type: ignore[arg-type]
+            settings=OperatorSettings(model_dirs=("/srv",)),
+            instance="test",
+            clock=self.clock,
+        )
+
+    async def reconciled(self, times: int = 1) -> dict[str, int]:
+        """Requests of so many reconciles."""
+        self.counted.seen.clear()
+        for _ in range(times):
+            await self.operator.reconciler.reconcile(KEY)
+        return dict(self.counted.seen)
+
+
+@pytest.fixture
+def bench() -> CountedBench:
+    return CountedBench()
+
+
+async def listed(bench: CountedBench) -> None:
+    await bench.operator.resync.once()
+    await bench.operator.scaler.tick()
+
+
+async def test_a_new_service_costs_six_writes_and_no_read(bench):
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    assert await bench.reconciled() == {"write": 6}, "Service, policy, revision, Deployment, event and status"
+    assert await bench.reconciled(20) == {}, "and nothing once it is there"
+
+
+async def test_what_another_owns_is_read_again_and_never_changed(bench):
+    other = {"metadata": {"name": "tiny", "namespace": "default", "uid": "x"}, "spec": {"ports": []}}
+    await bench.cluster.put(SERVICE, other)
+    before = copy.deepcopy(bench.cluster.stored(SERVICE, *KEY))
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    await bench.reconciled()
+    assert bench.reason() == "Progressing"
+    assert await bench.reconciled(10) == {"read": 10}
+    assert KEY in bench.operator.scaler.attention, "it is no object of ours, so no watch tells when it goes"
+    assert (bench.cluster.stored(SERVICE, *KEY), DEPLOYMENT.plural in bench.cluster.objects) == (before, False)
+    await bench.cluster.drop(SERVICE, *KEY)
+    await bench.reconciled()
+    assert bench.replicas() == [1]
+
+
+async def test_a_child_that_no_watch_has_brought_yet_is_taken_for_ours(bench):
+    """Another operator created it just now."""
+    await bench.put_service(replicas=1)
+    await bench.turn()
+    children = bench.cluster.objects[DEPLOYMENT.plural]
+    bench.operator = bench.started()
+    await listed(bench)
+    (name,) = children
+    bench.operator.store.drop(DEPLOYMENT, name)
+    await bench.reconciled()
+    assert (bench.replicas(), bench.reason()) == ([1], "MinimumNotAvailable")
+
+
+async def test_a_service_that_a_quota_leaves_without_pods_waits_for_a_change_or_its_deadline(bench):
+    await bench.put_service(replicas=1, rollout={"progressDeadlineSeconds": 600})
+    await listed(bench)
+    await bench.reconciled(3)
+    bench.operator.workqueue._due.clear()
+    for _ in range(20):
+        bench.clock.advance(2.0)
+        await bench.operator.scaler.tick()
+    assert KEY not in bench.operator.scaler.attention
+    assert bench.operator.workqueue._due == {}
+    await bench.put_pods(1, ready=False)
+    await listed(bench)
+    await bench.reconciled()
+    assert KEY in bench.operator.scaler.attention, "a pod that starts has a clock"
+
+
+async def test_what_the_operator_wrote_itself_is_no_news_when_a_watch_brings_it(bench):
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    await bench.reconciled()
+    seen = store_events(bench.operator.store, bench.operator.workqueue, bench.operator.resync)
+    bench.operator.workqueue._due.clear()
+    for kind in (SERVICE, DEPLOYMENT, INFERENCE_SERVICE):
+        for obj in bench.cluster.objects[kind.plural].values():
+            seen(kind, "ADDED", copy.deepcopy(obj))
+    assert bench.operator.workqueue._due == {}
+    (workload,) = bench.cluster.objects[DEPLOYMENT.plural].values()
+    seen(DEPLOYMENT, "MODIFIED", await bench.cluster.put(DEPLOYMENT, {**workload, "status": {"replicas": 1}}))
+    assert list(bench.operator.workqueue._due) == [KEY]
