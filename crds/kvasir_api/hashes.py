@@ -12,7 +12,10 @@ from hashlib import blake2b
 from typing import Final
 
 BLOCK_HASH_BYTES: Final = 32
-"""Wide, because a collision would show one tenant another's cache."""
+"""Wide, because a collision would show one tenant another's cache. The last OWNER_BYTES of them name the owner."""
+OWNER_BYTES: Final = 8
+"""Of every hash of a chain, so that every holder of blocks finds those of a tenant: the beginning of its salt."""
+_DIGEST_BYTES: Final = BLOCK_HASH_BYTES - OWNER_BYTES
 ROUTE_HASH_BYTES: Final = 8
 """Narrow, because thousands of them travel in digests and a collision only misroutes one request."""
 PIECE_BYTES: Final = 256
@@ -23,9 +26,23 @@ _FIELD: Final = "\x1f"
 _RECORD: Final = "\x1e"
 
 
-def block_root(*, adapter: str = "", salt: bytes = b"") -> bytes:
-    """Parent of a sequence's first block: what must be equal besides the tokens for KV to be shared."""
-    return blake2b(_framed(adapter.encode(), salt), digest_size=BLOCK_HASH_BYTES, person=b"kvasir-block").digest()
+def block_root(*, adapter: str = "", salt: bytes = b"", secret: bytes = b"") -> bytes:
+    """Parent of a sequence's first block: what must be equal besides the tokens for KV to be shared.
+
+    salt: of the tenant and the request; the owner of the blocks is its beginning. secret: of the service.
+    """
+    root = blake2b(_framed(adapter.encode(), secret + salt), digest_size=_DIGEST_BYTES, person=b"kvasir-block").digest()
+    return root + owner_of_salt(salt)
+
+
+def owner_of_salt(salt: bytes) -> bytes:
+    """How blocks of requests with a salt are marked."""
+    return salt[:OWNER_BYTES].ljust(OWNER_BYTES, b"\0")
+
+
+def owner_of_block(block_hash: bytes) -> bytes:
+    """The mark of a block, from its hash."""
+    return block_hash[_DIGEST_BYTES:BLOCK_HASH_BYTES]
 
 
 def block_hash(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
@@ -35,7 +52,7 @@ def block_hash(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> byte
     else decides its KV, for example the hash of an image that lies in it.
     """
     packed = struct.pack(f"<{len(tokens)}I", *tokens)
-    return blake2b(parent + packed + extra, digest_size=BLOCK_HASH_BYTES).digest()
+    return blake2b(parent + packed + extra, digest_size=_DIGEST_BYTES).digest() + parent[_DIGEST_BYTES:]
 
 
 def extend_block_hashes(hashes: list[bytes], tokens: Sequence[int], *, root: bytes, block_size: int) -> None:
@@ -52,9 +69,9 @@ def extend_block_hashes(hashes: list[bytes], tokens: Sequence[int], *, root: byt
 
 def prompt_block_hashes(packed: bytes, *, root: bytes, block_size: int) -> bytes:
     """The hashes of all full blocks of a prompt, one behind the other. packed: its ids as little-endian uint32."""
-    found, parent, width = [], root, 4 * block_size
+    found, parent, width, owner = [], root, 4 * block_size, root[_DIGEST_BYTES:]
     for start in range(0, len(packed) - width + 1, width):
-        parent = blake2b(parent + packed[start : start + width], digest_size=BLOCK_HASH_BYTES).digest()
+        parent = blake2b(parent + packed[start : start + width], digest_size=_DIGEST_BYTES).digest() + owner
         found.append(parent)
     return b"".join(found)
 

@@ -5,7 +5,7 @@ what the request itself carries, so that a gateway finds the same prefixes as th
 """
 
 import re
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Final
 
 SALT_BYTES: Final = 32
@@ -17,7 +17,12 @@ WEIGHTS_PATTERN: Final = (
 
 def salt_of_key(key: bytes) -> bytes:
     """The salt of the tenant that presents a key. One-way: it reveals nothing of the key."""
-    return _salt(b"key", key)
+    return salt_of_key_digest(sha256(key).digest())
+
+
+def salt_of_key_digest(digest: bytes) -> bytes:
+    """The same from the SHA-256 of the key, for those that keep no keys."""
+    return _salt(b"key", digest)
 
 
 def salt_of_name(name: str) -> bytes:

@@ -251,7 +251,12 @@ class Inject(msgspec.Struct, frozen=True, tag="inject"):
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Let no later request find what was computed so far, and erase what the host holds of it. Requests go on."""
+    """Let no later request find what was computed so far, and erase what the host holds of it. Requests go on.
+
+    owner: only of blocks with this mark (`hashes.owner_of_salt`); b"" for all.
+    """
+
+    owner: bytes = b""
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

@@ -9,10 +9,10 @@ from kvasir_api import hashes
 
 def test_block_hash_is_fixed_for_ever():
     root = hashes.block_root(adapter="a", salt=b"s")
-    assert root.hex() == "838e1d6f8c33e9f01ea6b5b8353da1ce63fdddeca9e06e808ef95bea6ba20eb6"
+    assert root.hex() == "d511a47e0236236b546f0225fb56844d2737e274e75f9e857300000000000000"
     assert (
         hashes.block_hash(root, (1, 2, 3, 4)).hex()
-        == "7970aabdb4cbf80a9f7677dcb15960fb895a76c57c9c8fb26b4658626d9d2245"
+        == "2d1a6593e5e78360ddd8e676c34bd4ba865212c001b6df0f7300000000000000"
     )
 
 
@@ -32,6 +32,14 @@ def test_route_hash_is_fixed_for_ever():
 )
 def test_roots_of_different_tenants_differ(left, right):
     assert hashes.block_root(**left) != hashes.block_root(**right)
+
+
+def test_every_block_of_a_chain_names_its_owner():
+    salt, chain = b"tenant-a" + b"x" * 24, []
+    hashes.extend_block_hashes(chain, range(12), root=hashes.block_root(salt=salt, secret=b"z" * 32), block_size=4)
+    assert {hashes.owner_of_block(one) for one in chain} == {b"tenant-a"} == {hashes.owner_of_salt(salt)}
+    assert hashes.owner_of_block(hashes.block_root()) == hashes.owner_of_salt(b"") == bytes(8)
+    assert {len(one) for one in chain} == {hashes.BLOCK_HASH_BYTES}
 
 
 def test_a_block_knows_everything_before_it():

@@ -9,6 +9,7 @@ import pytest
 
 from fakes import checkpoints
 from fakes.api_process import api_process
+from kvasir_api import names
 
 PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
@@ -50,6 +51,18 @@ def test_keys_share_nothing(model):
         assert '"tenant": "api-key-1"' in output
         assert '"tenant": "api-key-2"' in output
         assert "key-of" not in output
+
+
+def test_one_tenant_is_forgotten_here_and_on_the_host(model, tmp_path):
+    host = ("--kv-host-bytes", "20000000", "--kv-host-dir", str(tmp_path / "kv"))
+    with api_process(model, *ARGS, *KEYS, *host, command=REAL) as server:
+        hits = [cached(server, key) or cached(server, key) for key in ("key-of-a", "key-of-b")]
+        server.until("blocks are on the host", lambda: server.state()["kv_host"]["stored_tokens"] >= 2 * hits[0])
+        reset = f"{names.PATH_RESET_PREFIX_CACHE}?tenant="
+        assert server.ask(reset + "nobody", ops=True, method="POST").status == 404
+        assert server.ask(reset + "api-key-1", ops=True, method="POST").json == {"reset": True}
+        assert [cached(server, key) for key in ("key-of-a", "key-of-b")] == [0, hits[1]]
+        assert hits[0] == hits[1] > 100
 
 
 def test_keys_share_where_they_are_told_to(model):

@@ -131,10 +131,13 @@ class EngineClient:
         if request_id in self._routes and self.failure is None:
             self._send(wire.Inject(request_id, token_ids))
 
-    def forget(self) -> None:
-        """Let no later request find what was computed so far, and erase what the host holds of it."""
+    def forget(self, owner: bytes = b"") -> None:
+        """Let no later request find what was computed so far, and erase what the host holds of it.
+
+        owner: only blocks with this mark (`hashes.owner_of_salt`).
+        """
         if self.failure is None:
-            self._send(wire.Forget())
+            self._send(wire.Forget(owner))
 
     def drain(self) -> None:
         """Put the engine into draining: the process is about to end."""

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvasir_api.cache_groups import FULL, LayerAttention
+from kvasir_api.hashes import owner_of_block
 from kvasir_runtime.core.prefix_index import PrefixIndex
 
 
@@ -165,8 +166,14 @@ class BlockPool:
             self.num_leaving -= len(blocks)
             self._drop(blocks)
 
-    def forget(self) -> None:
-        """Let no prefix hit find what is published: cached blocks become free, pinned ones once they are given up."""
+    def forget(self, owner: bytes = b"") -> None:
+        """Let no prefix hit find what is published: cached blocks become free, pinned ones once they are given up.
+
+        owner: only blocks with this mark.
+        """
+        if owner:
+            self._forget_owner(owner)
+            return
         for block in self._index.clear():
             self._key_of[block] = None
             self._reused[block] = False
@@ -174,6 +181,19 @@ class BlockPool:
         self.num_reused = 0
         self._free += self._cached
         self._cached.clear()
+
+    def _forget_owner(self, owner: bytes) -> None:
+        for block, key in enumerate(self._key_of):
+            if key is None or owner_of_block(key[1]) != owner:
+                continue
+            self._index.remove(*key)
+            self._key_of[block] = None
+            self.num_reused -= self._reused[block]
+            self._reused[block] = False
+            self.evictions += 1
+            if not self._refs[block]:
+                del self._cached[block]
+                self._free.append(block)
 
     def references(self, block: int) -> int:
         """How many hold a block; 0 for cached and free ones."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from kvasir_api.hashes import owner_of_block
 from kvasir_api.state import KvHostState
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.limits import Limits
@@ -251,12 +252,22 @@ class HostTier:
         self._resident.difference_update(changes.removed)
         self._resident.update(changes.added)
 
-    def forget(self, step: int) -> None:
-        """Nothing that was computed up to now may be found again. step: of the last plan; what it loads is dropped."""
+    def forget(self, step: int, owner: bytes = b"") -> None:
+        """Nothing that was computed up to now may be found again. step: of the last plan; what it loads is dropped.
+
+        owner: only blocks with this mark, which the host drops by the next plans.
+        """
+        self._forgotten_at = step
+        if owner:
+            theirs = [key for key in {*self._pending, *self._resident} if owner_of_block(key) == owner]
+            for key in theirs:
+                self._pending.pop(key, None)
+                self._resident.discard(key)
+            self._dropped += theirs
+            return
         self._pending.clear()
         self._dropped.clear()
         self._resident.clear()
-        self._forgotten_at = step
 
     @property
     def _most_stores(self) -> int:

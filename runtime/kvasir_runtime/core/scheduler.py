@@ -205,10 +205,13 @@ class Scheduler:
         """The host holds other blocks than before; its own copies are among the changes."""
         self._host.changed(changes)
 
-    def forget(self) -> None:
-        """Let no later request find what was computed up to now, neither here nor on the host."""
-        self.pool.forget()
-        self._host.forget(self._step)
+    def forget(self, owner: bytes = b"") -> None:
+        """Let no later request find what was computed up to now, neither here nor on the host.
+
+        owner: only blocks with this mark; the host drops them by the next plans.
+        """
+        self.pool.forget(owner)
+        self._host.forget(self._step, owner)
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
         """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a

@@ -184,10 +184,11 @@ class Engine:
             case Inject(request_id, token_ids):
                 self._trace.add(MessageRecord(self._clock(), message))
                 self._scheduler.inject(request_id, token_ids)
-            case Forget():
+            case Forget(owner):
                 self._trace.add(MessageRecord(self._clock(), message))
-                self._scheduler.forget()
-                self._runner.forget_host()
+                self._scheduler.forget(owner)
+                if not owner:
+                    self._runner.forget_host()
             case Drain():
                 self._state = msgspec.structs.replace(self._state, phase="draining")
             case Shutdown():

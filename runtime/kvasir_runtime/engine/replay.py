@@ -60,8 +60,8 @@ def _apply(scheduler: Scheduler, record: MessageRecord | ResultsRecord | Failure
             scheduler.abort(request_id, now, success=reason == "stop")
         case MessageRecord(_, Inject(request_id, token_ids)):
             scheduler.inject(request_id, token_ids)
-        case MessageRecord(_, Forget()):
-            scheduler.forget()
+        case MessageRecord(_, Forget(owner)):
+            scheduler.forget(owner)
         case HostRecord(changes):
             scheduler.host_changed(changes)
         case ResultsRecord(now, results):

@@ -175,7 +175,7 @@ def _packed(token_ids: tuple[int, ...], salt: bytes, profile: ModelProfile) -> t
     """A long prompt as it crosses the socket, and the hashes of its blocks: no work for the engine's thread."""
     if len(token_ids) < PACKED_TOKENS or profile.ready is None:
         return b"", b""
-    packed, root = packed_ids(token_ids), hashes.block_root(salt=profile.hash_salt + salt)
+    packed, root = packed_ids(token_ids), hashes.block_root(salt=salt, secret=profile.hash_salt)
     return packed, hashes.prompt_block_hashes(packed, root=root, block_size=profile.ready.block_size)
 
 

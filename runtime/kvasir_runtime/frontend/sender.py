@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
+from kvasir_api.hashes import OWNER_BYTES
+
 SALT_BYTES: Final = 32
 
 
@@ -25,7 +27,11 @@ class RequestSender:
     ttft_s: float = 0.0
 
     def cache_salt(self, of_body: str) -> bytes:
-        """What separates the cache of this request from others'. of_body: `cache_salt` of the request."""
+        """What separates the cache of this request from others'; it begins as the tenant's, which marks its blocks.
+
+        of_body: `cache_salt` of the request.
+        """
         if not of_body:
             return self.salt
-        return blake2b(self.salt + of_body.encode(), digest_size=SALT_BYTES, person=b"kvasir-salt").digest()
+        digest = blake2b(self.salt + of_body.encode(), digest_size=SALT_BYTES, person=b"kvasir-salt").digest()
+        return self.salt[:OWNER_BYTES] + digest[len(self.salt[:OWNER_BYTES]) :]

@@ -36,6 +36,7 @@ class ApiKeys:
         self._given: Digests = {_digest(key.encode()): f"api-key-{number}" for number, key in reversed(list(keys))}
         self._path, self._open = path, not given and not path
         self._found: Digests = {}
+        self._former: Digests = {}
         self._next: Digests | None = None
         self._loaded = not path
 
@@ -63,6 +64,11 @@ class ApiKeys:
         digest = _digest(key)
         return self._given.get(digest) or self._found.get(digest, "")
 
+    def digests(self, tenant: str) -> list[bytes]:
+        """SHA-256 of the keys that a tenant has, and of those that it had while this process ran."""
+        known = [*self._given.items(), *self._found.items(), *self._former.items()]
+        return list(dict.fromkeys(digest for digest, name in known if name == tenant))
+
     def load(self, *, may_come: bool) -> None:
         """Load the keys for the first time. may_come: whether keys may be added later.
 
@@ -85,6 +91,7 @@ class ApiKeys:
         again, self._next = found == self._next, found
         if not again or found == self._found:
             return False
+        self._former |= self._found
         self._found = found
         return True
 

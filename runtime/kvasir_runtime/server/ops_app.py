@@ -84,10 +84,16 @@ def _add_drain(app: FastAPI, app_state: AppState) -> None:
 
 def _add_reset(app: FastAPI, app_state: AppState) -> None:
     @app.post(names.PATH_RESET_PREFIX_CACHE)
-    async def reset_prefix_cache() -> Response:
+    async def reset_prefix_cache(tenant: Annotated[str, Query(max_length=128)] = "") -> Response:
+        """tenant: forget what one tenant has sent, and leave the others' prefixes."""
         if app_state.served_model is None:
             return json_response({"error": "no model is loaded"}, status=503)
-        app_state.served_model.client.forget()
+        owners = app_state.senders.owners(tenant) if tenant else [b""]
+        if not owners:
+            error = "tenants share the cache" if app_state.options.shared_prefix_cache else "no such tenant"
+            return json_response({"error": error, "tenant": tenant}, status=404)
+        for owner in owners:
+            app_state.served_model.client.forget(owner)
         app_state.hot_prefixes.forget()
         return json_response({"reset": True})
 

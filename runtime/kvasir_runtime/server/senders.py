@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from kvasir_api import names, openai_errors, tenants
+from kvasir_api import hashes, names, openai_errors, tenants
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
@@ -33,6 +33,15 @@ class Senders:
             priority=_priority(request),
             ttft_s=_ttft_s(request),
         )
+
+    def owners(self, tenant: str) -> list[bytes]:
+        """How blocks of a tenant are marked; none for a tenant that is not known, or where tenants share them."""
+        if self._shared:
+            return []
+        salts = [tenants.salt_of_key_digest(digest) for digest in self._keys.digests(tenant)]
+        if self._header and tenants.NAME.fullmatch(tenant):
+            salts.append(tenants.salt_of_name(tenant))
+        return [hashes.owner_of_salt(salt) for salt in salts]
 
     def _tenant(self, request: Request) -> tuple[str, bytes]:
         """Name and salt. The header counts where it is trusted and there, else the accepted key."""

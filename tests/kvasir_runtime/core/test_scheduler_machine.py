@@ -13,6 +13,7 @@ from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import Serving, request
 from kvasir_api.cache_groups import FULL, LayerAttention
+from kvasir_api.hashes import owner_of_block, owner_of_salt
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.block_tables import ABSENT
 from kvasir_runtime.core.kinds.factory import longest
@@ -189,6 +190,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.served.scheduler.forget()
         self.served.runner.forget_host()
         assert self.served.scheduler.report(RuntimeState()).kv.cached_tokens == 0
+
+    @rule()
+    def forget_a_tenant(self):
+        self.served.scheduler.forget(owner_of_salt(b"s"))
+        scheduler = self.served.scheduler
+        assert not any(key and owner_of_block(key[1]) == owner_of_salt(b"s") for key in scheduler.pool._key_of)
+        assert not any(owner_of_block(key) == owner_of_salt(b"s") for key in scheduler._host._resident)
 
     @rule()
     def fail(self):

@@ -24,7 +24,7 @@ def test_a_long_prompt_is_packed_and_hashed_for_the_engine():
     assert list(first.prompt_ids()) == list(first.prompt)
     assert first.packed_prompt is second.packed_prompt, "made once for all choices"
     want: list[bytes] = []
-    root = hashes.block_root(salt=b"engine" + first.salt)
+    root = hashes.block_root(salt=first.salt, secret=b"engine")
     hashes.extend_block_hashes(want, first.prompt, root=root, block_size=READY.block_size)
     assert hashes.split_block_hashes(first.block_hashes) == want
     (short,) = requests(prompt=[1, 2])

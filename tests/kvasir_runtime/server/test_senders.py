@@ -3,7 +3,7 @@
 import pytest
 from starlette.requests import Request
 
-from kvasir_api import tenants
+from kvasir_api import hashes, tenants
 from kvasir_api.options import ServeOptions
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.server.auth import ApiKeys
@@ -60,3 +60,16 @@ def test_priority_and_objective_are_read(keys):
     made = sender(keys, headers={"x-kvasir-priority": "-7", "x-slo-ttft-ms": "1500"})
     assert (made.priority, made.ttft_s) == (-7, 1.5)
     assert (sender(keys).priority, sender(keys).ttft_s) == (None, 0.0)
+
+
+def test_blocks_of_a_tenant_are_found_by_its_name_also_after_its_key_is_gone(keys, tmp_path):
+    senders = Senders(ServeOptions(model="m", tenant_header="x-tenant"), keys)
+    marks = {key: hashes.owner_of_salt(tenants.salt_of_key(key.encode())) for key in ("two", "three", "four")}
+    by_header = hashes.owner_of_salt(tenants.salt_of_name("other"))
+    assert senders.owners("other") == [marks["three"], by_header]
+    (tmp_path / "other").write_text("four\n")
+    assert [keys.reload(), keys.reload()] == [False, True]
+    assert senders.owners("other") == [marks["four"], marks["three"], by_header]
+    without = Senders(ServeOptions(model="m"), keys)
+    assert (without.owners("team/2"), without.owners("nobody")) == ([marks["two"]], [])
+    assert Senders(ServeOptions(model="m", shared_prefix_cache=True), keys).owners("team/2") == []

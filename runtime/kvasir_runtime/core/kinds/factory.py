@@ -38,7 +38,7 @@ def refusal(request: EngineRequest, limits: Limits, num_rows: int) -> str:
 def new_kind(request: EngineRequest, *, limits: Limits, pool: BlockPool, now: float) -> RequestKind:
     """A request that just arrived, and that is not refused."""
     state = RequestState(request, billed_since=now)
-    sequence = SequenceState(state, block_root(salt=limits.hash_salt + request.salt), request.prompt_ids())
+    sequence = SequenceState(state, block_root(salt=request.salt, secret=limits.hash_salt), request.prompt_ids())
     hashes = split_block_hashes(request.block_hashes) if limits.prefix_cache else []
     if len(hashes) == request.prompt_tokens // limits.block_size:
         sequence.hashes = hashes
