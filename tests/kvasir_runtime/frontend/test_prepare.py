@@ -47,6 +47,7 @@ def guided(made):
 
 EFFECTS = {
     "max_tokens": (9, lambda j: j.requests[0].sampling.max_tokens, 9),
+    "priority": (3, lambda j: j.requests[0].priority, 3),
     "min_tokens": (3, lambda j: j.requests[0].sampling.min_tokens, 3),
     "temperature": (0.5, lambda j: j.requests[0].sampling.temperature, 0.5),
     "top_p": (0.5, lambda j: j.requests[0].sampling.top_p, 0.5),
@@ -260,7 +261,7 @@ def test_default_lengths():
     ("fields", "param", "numbers"),
     [
         ({"prompt": [1] * 64}, "prompt", ["64 tokens", "no room"]),
-        ({"prompt": [1] * 100, "max_tokens": 5}, "prompt", ["64", "105", "100", "5"]),
+        ({"prompt": [1] * 100, "max_tokens": 5}, "prompt", ["64", "100", "no room"]),
         ({"prompt": [1] * 60, "max_tokens": 5}, "max_tokens", ["64", "65", "60", "5"]),
         ({"prompt": "x" * 10_000}, "prompt", ["64", "at least 1250"]),
     ],
