@@ -104,7 +104,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
         task = asyncio.create_task(_alone(answer))
         background.add(task)
         task.add_done_callback(background.discard)
-        return json_response(document)
+        return json_response(document | {"status": "queued"})
 
     @app.post(http_apis.RESPONSES + "/input_tokens", openapi_extra=body_schema(InputBody))
     async def input_tokens(request: Request) -> Response:
