@@ -5,13 +5,14 @@ dashboards. Readers ignore fields they do not know, because old and new pods liv
 cannot be decoded is no reading, never zero. Counted in whole blocks; tokens are blocks times block_size.
 """
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
 SCHEMA = 1
 MAX_COUNT = (1 << 63) - 1
-_State = TypeVar("_State", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
+"""Of a size that arithmetic with floats can hold; beyond it a document is no reading."""
 Phase = Literal["starting", "loading", "warming", "ready", "draining"]
 
 
@@ -23,15 +24,15 @@ class KvState(msgspec.Struct, frozen=True, kw_only=True):
     long sequence takes fewer than its length where layers see a window only.
     """
 
-    capacity_tokens: int = 0
-    pinned_tokens: int = 0
-    cached_tokens: int = 0
-    free_tokens: int = 0
-    block_size: int = 16
-    capacity_bytes: int = 0
-    pinned_bytes: int = 0
-    cached_bytes: int = 0
-    free_bytes: int = 0
+    capacity_tokens: Count = 0
+    pinned_tokens: Count = 0
+    cached_tokens: Count = 0
+    free_tokens: Count = 0
+    block_size: Count = 16
+    capacity_bytes: Count = 0
+    pinned_bytes: Count = 0
+    cached_bytes: Count = 0
+    free_bytes: Count = 0
 
 
 class KvHostState(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +43,12 @@ class KvHostState(msgspec.Struct, frozen=True, kw_only=True):
     and were computed. load_bytes_per_s, store_bytes_per_s: measured, 0 until then.
     """
 
-    capacity_tokens: int = 0
-    cached_tokens: int = 0
-    free_tokens: int = 0
-    stored_tokens: int = 0
-    loaded_tokens: int = 0
-    missed_tokens: int = 0
+    capacity_tokens: Count = 0
+    cached_tokens: Count = 0
+    free_tokens: Count = 0
+    stored_tokens: Count = 0
+    loaded_tokens: Count = 0
+    missed_tokens: Count = 0
     load_bytes_per_s: float = 0.0
     store_bytes_per_s: float = 0.0
 
@@ -62,19 +63,19 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     finite. accepted_tokens of drafted_tokens that were drafted ahead were kept; 0 of an engine that drafts nothing.
     """
 
-    arrivals: int = 0
-    completions: int = 0
-    aborts: int = 0
-    prompt_tokens: int = 0
-    uncached_prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
+    arrivals: Count = 0
+    completions: Count = 0
+    aborts: Count = 0
+    prompt_tokens: Count = 0
+    uncached_prompt_tokens: Count = 0
+    generation_tokens: Count = 0
+    prefix_query_tokens: Count = 0
+    prefix_hit_tokens: Count = 0
+    preemptions: Count = 0
     kv_token_seconds: float = 0.0
-    invalid_outputs: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    invalid_outputs: Count = 0
+    drafted_tokens: Count = 0
+    accepted_tokens: Count = 0
 
 
 class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +85,10 @@ class ServedTotals(msgspec.Struct, frozen=True, kw_only=True):
     ours. ttft_s: sum of the seconds to the first token over first_tokens sequences.
     """
 
-    answered: int = 0
-    failed: int = 0
+    answered: Count = 0
+    failed: Count = 0
     ttft_s: float = 0.0
-    first_tokens: int = 0
+    first_tokens: Count = 0
 
 
 class StartupSeconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,10 +120,10 @@ class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True):
     Differences over steps give the mean step, from which a reader can tell what it should have taken.
     """
 
-    steps: int = 0
+    steps: Count = 0
     seconds: float = 0.0
-    rows: int = 0
-    kv_tokens: int = 0
+    rows: Count = 0
+    kv_tokens: Count = 0
 
 
 class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +141,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     instance: names this process among all, also after a restart; ids of what only it holds begin with it.
     """
 
-    schema: int = SCHEMA
+    schema: Count = SCHEMA
     role: Literal["serve"] = "serve"
     model: str = ""
     revision: str = ""
@@ -150,18 +151,18 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     eta_s: float = -1.0
     message: str = ""
     locked: str = ""
-    step: int = 0
+    step: Count = 0
     heartbeat_age_s: float = 0.0
     kv: KvState = KvState()
     kv_host: KvHostState = KvHostState()
-    running: int = 0
-    waiting: int = 0
-    waiting_uncached_tokens: int = 0
-    remaining_tokens: int = 0
-    expected_tokens: int = 0
-    reused_tokens: int = 0
-    max_sequences: int = 0
-    max_model_len: int = 0
+    running: Count = 0
+    waiting: Count = 0
+    waiting_uncached_tokens: Count = 0
+    remaining_tokens: Count = 0
+    expected_tokens: Count = 0
+    reused_tokens: Count = 0
+    max_sequences: Count = 0
+    max_model_len: Count = 0
     totals: RequestTotals = RequestTotals()
     served: ServedTotals = ServedTotals()
     start: StartupSeconds = StartupSeconds()
@@ -181,18 +182,18 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str
     name: str
-    held: int = 0
-    held_bytes: int = 0
-    inflight: int = 0
-    requests: int = 0
-    refused: int = 0
+    held: Count = 0
+    held_bytes: Count = 0
+    inflight: Count = 0
+    requests: Count = 0
+    refused: Count = 0
     last_request_age_s: float = -1.0
 
 
 class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot of one gateway pod."""
 
-    schema: int = SCHEMA
+    schema: Count = SCHEMA
     role: Literal["gateway"] = "gateway"
     services: tuple[ServiceDemand, ...] = ()
 
@@ -204,21 +205,9 @@ def encode(state: RuntimeState | GatewayState) -> bytes:
 
 def decode(document: bytes) -> RuntimeState:
     """A runtime's document. Unknown fields are ignored; raises msgspec.ValidationError or DecodeError otherwise."""
-    return _bounded(msgspec.json.decode(document, type=RuntimeState))
+    return msgspec.json.decode(document, type=RuntimeState)
 
 
 def decode_gateway(document: bytes) -> GatewayState:
     """A gateway's document, with the errors of decode()."""
-    return _bounded(msgspec.json.decode(document, type=GatewayState))
-
-
-def _bounded(state: _State) -> _State:
-    """The same, with integers that arithmetic with floats can hold. Raises msgspec.ValidationError."""
-    for name in state.__struct_fields__:
-        value = getattr(state, name)
-        if isinstance(value, int) and abs(value) > MAX_COUNT:
-            raise msgspec.ValidationError(f"{name} is out of range: beyond {MAX_COUNT}")
-        for inner in value if isinstance(value, tuple) else (value,):
-            if isinstance(inner, msgspec.Struct):
-                _bounded(inner)
-    return state
+    return msgspec.json.decode(document, type=GatewayState)
