@@ -20,8 +20,8 @@ Written by `make bench-autoscaling`, which runs `kvasir simulate --all --json`: 
 What the figures mean is in [autoscaling](../autoscaling.md), the lines are in [autoscaling.jsonl](autoscaling.jsonl).
 Pods are a queueing model. `kvasir` is the operator's own code; the peers are re-implemented from their documentation,
 with the concurrency of the pods given to those that need one, and without the delays of their metrics pipelines.
-The autoscaler was tuned with each scenario's own seed; rows with a seed are runs of other arrivals and lengths, of
-which no number was chosen by.
+The autoscaler was tuned with each scenario's own seed; rows with a seed are runs with other arrivals and
+lengths, which nothing was tuned on.
 
 """
 HELD_OUT: Final = (101, 102, 103)
