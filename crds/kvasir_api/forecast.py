@@ -44,8 +44,8 @@ class ModelShape:
 
     intermediate: the widest that a token's feed-forward layers are, those of its experts side by side. experts, chosen_experts: in a
     layer, and those of them that a token goes to; 0 without, or where that was not told.
-    attentions: one for each cache group; group_layers: how many layers each has, () for all in one. state_bytes: of the state of a
-    layer that has one in place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
+    attentions: one for each cache group; group_layers: how many layers each has. state_bytes: of the state of a layer that has one in
+    place of keys and values. latent_row: numbers of a token in one layer, where keys and values are compressed.
     matrices: those of the layers' matrices. head: those of a head over the vocabulary, be it the table of embeddings (tied) or not.
     """
 
@@ -63,10 +63,10 @@ class ModelShape:
     head: int
     tied: bool
     dtype: str
+    attentions: tuple[LayerAttention, ...]
+    group_layers: tuple[int, ...]
     experts: int = 0
     chosen_experts: int = 0
-    attentions: tuple[LayerAttention, ...] = (FULL,)
-    group_layers: tuple[int, ...] = ()
     state_bytes: int = 0
     latent_row: int = 0
 
@@ -96,7 +96,7 @@ class ModelShape:
         token_bytes = self.layer_bytes_per_token(dtype)
         return cache_groups.bytes_per_token(
             self.attentions,
-            self.group_layers or (self.layers,),
+            self.group_layers,
             token_bytes=token_bytes,
             state_bytes=self.state_bytes,
             block_size=cache_groups.least_block_size(token_bytes=token_bytes, state_bytes=self.state_bytes),

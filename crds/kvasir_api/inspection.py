@@ -16,8 +16,16 @@ from kvasir_api import forecast, hf_config
 from kvasir_api.options import RuntimeOptions
 from kvasir_api.roofline import Card, Roofline
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""Of ModelFacts with its ModelShape: a field that other facts lack, or whose meaning changed, is another schema."""
+
 MOST_PARAMETERS: Final = 10**15
+_SIZES: Final = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_positions")
+"""At least 1 in every model."""
+
+_AMOUNTS: Final = ("active_parameters", "matrices", "head", "experts", "chosen_experts", "state_bytes", "latent_row")
+"""0 where a model has none of it."""
+
 MAX_BYTES: Final = 4096
 """A kubelet keeps so much of a container's last words."""
 
@@ -90,9 +98,24 @@ def decode(document: str) -> ModelFacts:
         raise ValueError(f"not the facts of a model: {error}") from error
     if facts.schema != SCHEMA:
         raise ValueError(f"facts of schema {facts.schema}, expected {SCHEMA}")
-    if facts.shape.layers < 1 or not 1 <= facts.shape.parameters <= MOST_PARAMETERS:
-        raise ValueError("facts of a model without layers, or with an absurd number of parameters")
+    _check(facts.shape)
     return facts
+
+
+def _check(shape: forecast.ModelShape) -> None:
+    """Raises ValueError for sizes that the arithmetic of a forecast, which divides by some, does not expect."""
+    if shape.layers < 1 or not 1 <= shape.parameters <= MOST_PARAMETERS:
+        raise ValueError("facts of a model without layers, or with an absurd number of parameters")
+    if not shape.attentions or len(shape.attentions) != len(shape.group_layers):
+        raise ValueError(
+            f"facts of a model with {len(shape.attentions)} attentions for {len(shape.group_layers)} groups of layers"
+        )
+    least = dict.fromkeys(_SIZES, 1) | dict.fromkeys(_AMOUNTS, 0)
+    for name, smallest in least.items():
+        if getattr(shape, name) < smallest:
+            raise ValueError(f"facts of a model whose {name} is {getattr(shape, name)}, expected at least {smallest}")
+    if min(shape.group_layers) < 1 or sum(shape.group_layers) != shape.layers:
+        raise ValueError(f"facts of a model of {shape.layers} layers in groups of {list(shape.group_layers)}")
 
 
 def roofline(facts: ModelFacts, options: RuntimeOptions, card: Card) -> Roofline | None:

@@ -38,11 +38,33 @@ def test_anything_else_is_refused(document: str) -> None:
         inspection.decode(document)
 
 
-@pytest.mark.parametrize(("field", "message"), [("schema", "schema 2"), ("layers", "without layers")])
-def test_facts_that_make_no_sense_are_refused(field: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("schema", 1, "schema 1, expected 2"),
+        ("layers", 0, "without layers"),
+        ("kv_heads", 0, "kv_heads is 0, expected at least 1"),
+        ("state_bytes", -1, "state_bytes is -1, expected at least 0"),
+        ("attentions", [], "0 attentions for 1 groups"),
+        ("group_layers", [], "1 attentions for 0 groups"),
+        ("group_layers", [16, 16], "1 attentions for 2 groups"),
+        ("group_layers", [0], "32 layers in groups of"),
+    ],
+)
+def test_facts_that_make_no_sense_are_refused(field: str, value: Any, message: str) -> None:
     said = msgspec.json.decode(inspection.encode(facts()))
-    (said if field in said else said["shape"])[field] = 2 if field == "schema" else 0
+    (said if field in said else said["shape"])[field] = value
     with pytest.raises(ValueError, match=message):
+        inspection.decode(msgspec.json.encode(said).decode())
+
+
+def test_facts_from_before_cache_groups_are_refused() -> None:
+    """A Gemma's had two attentions and no layers of each."""
+    said = msgspec.json.decode(inspection.encode(facts()))
+    said["schema"] = 1
+    said["shape"]["attentions"] = [{"kind": "window", "span": 4096}, {}]
+    del said["shape"]["group_layers"]
+    with pytest.raises(ValueError, match="not the facts"):
         inspection.decode(msgspec.json.encode(said).decode())
 
 

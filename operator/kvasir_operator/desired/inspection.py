@@ -62,7 +62,7 @@ def inspection_plan(
     everything = tuple(pod for pod in seen.inspections if not pod.leaving)
     if not inspected(spec):
         return InspectionPlan(delete=everything)
-    if known is not None and (known.uri != spec.model.uri or _of_other_overrides(seen, known)):
+    if known is not None and (known.uri != spec.model.uri or _is_outdated(seen, known)):
         known = None
     if known is not None and not _to_be_looked_at_again(known, resolved.placement.forecast, now):
         return InspectionPlan(found=known, delete=everything)
@@ -93,10 +93,16 @@ def pod_name(seen: Observed) -> str:
     return f"{seen.name}-{names.COMPONENT_INSPECT}-{digest}"
 
 
-def _of_other_overrides(seen: Observed, known: ModelStatus) -> bool:
-    """Whether facts were read with other fields in place of the config's."""
+def _is_outdated(seen: Observed, known: ModelStatus) -> bool:
+    """Whether facts are of another schema, or were read with other fields in place of the config's."""
+    if not known.facts:
+        return False
     try:
-        return bool(known.facts) and decode(known.facts).overrides != overrides_digest(seen.spec.runtime.hf_overrides)
+        facts = decode(known.facts)
+    except ValueError:
+        return True
+    try:
+        return facts.overrides != overrides_digest(seen.spec.runtime.hf_overrides)
     except ValueError:
         return False
 

@@ -89,6 +89,21 @@ def test_other_overrides_are_another_model_to_look_at():
     assert made["metadata"]["name"] != pod_name(world())
 
 
+def test_facts_of_another_schema_are_looked_at_again():
+    """An operator before this one kept them in the status."""
+    older = READ.model_copy(update={"facts": words(schema=1)})
+    found = step(world(model=older))
+    assert (found.create is not None, found.found) == (True, None)
+    said = step(world(model=older, pods=[pod(ended=True, said=words())]))
+    assert said.found.facts == words()
+
+
+def test_the_words_of_a_runtime_of_another_schema_hold_nothing_up():
+    found = step(world(pods=[pod(ended=True, said=words(schema=1))]))
+    assert (found.found.facts, found.found.message) == ("", "facts of schema 1, expected 2")
+    assert step(world(model=found.found)).create is None
+
+
 def test_nothing_is_looked_at_for_no_replica():
     assert step(world(), wanted=0).create is None
 
