@@ -251,30 +251,20 @@ def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
         return _Experts()
     number, chosen = count(config, field), count(config, "num_experts_per_tok")
     step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    first = _count_or_none(config, "first_k_dense_replace")
+    first = _count_or_zero(config, "first_k_dense_replace")
     sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     return _Experts(
         layers=sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
         number=number,
         chosen=min(chosen, number),
         size=count(config, sizes),
-        shared=_count_or_none(config, "shared_expert_intermediate_size")
-        or _count_or_none(config, "n_shared_experts") * count(config, sizes),
+        shared=_count_or_zero(config, "shared_expert_intermediate_size")
+        or _count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _States:
-    """Layers with a state, weights of their matrices and others in all of them, and bytes of the state of one; all 0 without."""
-
-    layers: int = 0
-    matrices: int = 0
-    others: int = 0
-    bytes: int = 0
-
-
-def _count_or_none(config: Mapping[str, Any], field: str) -> int:
-    """0 where the config has none."""
+def _count_or_zero(config: Mapping[str, Any], field: str) -> int:
+    """Of a field that not every config has."""
     return count(config, field) if config.get(field) else 0
 
 
