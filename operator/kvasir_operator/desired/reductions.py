@@ -37,7 +37,7 @@ def taken_now(seen: Observed, before: tuple[Reduction, ...], *, revision: str, n
     """The same, after a look at the pods of the revision and at the conditions. now: epoch seconds."""
     pods = seen.of(revision)
     failed = bool(pods) and all(r.phase == "failed" and _too_large(r) for r in pods)
-    return with_next(seen, before) if failed or _exhausted(seen, now) else before
+    return with_next(seen, before) if failed or _exhausted(seen, revision, now) else before
 
 
 def reduced(seen: Observed, rungs: tuple[Reduction, ...]) -> Observed:
@@ -65,14 +65,16 @@ def _too_large(replica: Replica) -> bool:
     return killed or replica.refusal.startswith(TOO_LARGE)
 
 
-def _exhausted(seen: Observed, now: float) -> bool:
-    """Whether sequences have lost their KV cache for long, while all replicas serve and none may be added."""
+def _exhausted(seen: Observed, revision: str, now: float) -> bool:
+    """Whether sequences have lost their KV cache for long, while all replicas serve and none may be added. One of
+    another revision may not have what was reduced already."""
     there = {c.type: c.last_transition_time for c in seen.status.conditions if c.status == "True"}
     since = epoch(there.get(names.CONDITION_KV_CACHE_EXHAUSTED))
     rules = seen.spec.autoscaling
     if rules is not None and rules.mode == "Active" and names.CONDITION_SCALING_AT_MAX not in there:
         return False
-    began = [r.ready_at if r.phase == "ready" else None for r in seen.replicas if r.live]
+    live = [r for r in seen.replicas if r.live]
+    began = [r.ready_at if r.phase == "ready" and r.revision == revision else None for r in live]
     return (
         since is not None and bool(began) and all(at is not None and now - max(at, since) >= PATIENCE_S for at in began)
     )

@@ -33,8 +33,8 @@ def failed(refusal=OUT, *, revision="r", name="p", **fields):
     return Replica(name=name, revision=revision, phase="failed", refusal=refusal, **fields)
 
 
-def ready(*, seconds=300, name="p"):
-    return Replica(name=name, revision="r", phase="ready", ready_at=NOW - seconds)
+def ready(*, seconds=300, name="p", revision="r"):
+    return Replica(name=name, revision=revision, phase="ready", ready_at=NOW - seconds)
 
 
 def now(seen):
@@ -86,6 +86,9 @@ ELASTIC = {"autoscaling": {"maxReplicas": 2}}
         (world(ready(seconds=299), conditions=[EXHAUSTED]), ()),
         (world(ready(), ready(seconds=10, name="q"), conditions=[EXHAUSTED]), ()),
         (world(ready(), Replica(name="q", revision="s", phase="loading"), conditions=[EXHAUSTED]), ()),
+        # Replicas of another revision say nothing of this one: those of a rung that was taken are still to come.
+        (world(ready(revision="old"), conditions=[EXHAUSTED]), ()),
+        (world(ready(), ready(name="q", revision="old"), conditions=[EXHAUSTED]), ()),
         # While the autoscaler may add replicas it does.
         (world(ready(), conditions=[EXHAUSTED], **ELASTIC), ()),
         (world(ready(), conditions=[EXHAUSTED, "ScalingAtMax"], **ELASTIC), ("FewerSequences",)),
@@ -94,6 +97,20 @@ ELASTIC = {"autoscaling": {"maxReplicas": 2}}
 )
 def test_an_exhausted_cache_takes_the_next_rung_when_no_replica_may_be_added(seen, rungs):
     assert now(seen) == rungs
+
+
+def test_an_exhausted_cache_takes_one_rung_until_replicas_have_it_and_lose_their_cache_as_well():
+    def next_rungs(revision, taken=(), seconds=300):
+        seen = world(ready(revision=revision, seconds=seconds), taken=taken, conditions=[EXHAUSTED])
+        found = resolved(seen, SETTINGS, now=NOW)
+        return found.revision.id, found.reductions
+
+    old = resolved(world(), SETTINGS).revision.id
+    assert next_rungs(old) == (old, ("FewerSequences",))
+    new, rungs = next_rungs(old, ("FewerSequences",))
+    assert (new != old, rungs) == (True, ("FewerSequences",)), "no pod of it is there yet"
+    assert next_rungs(new, rungs, seconds=299) == (new, rungs)
+    assert next_rungs(new, rungs) == (new, ("FewerSequences", "Int8KvCache"))
 
 
 @pytest.mark.parametrize(
