@@ -4,18 +4,15 @@ Called by the loop, and again in the same reconcile only when an inspection has 
 """
 
 from dataclasses import replace
-from typing import Final
 
 from kvasir_operator.desired import fallback, reductions
 from kvasir_operator.desired.accelerator import placement
 from kvasir_operator.desired.current import current_revision
 from kvasir_operator.desired.template import rendered
-from kvasir_operator.desired.validation import patch_violation, violation
+from kvasir_operator.desired.validation import TOO_SMALL, patch_violation, violation
 from kvasir_operator.observed.service import Observed
 from kvasir_operator.observed.settings import OperatorSettings
 from kvasir_operator.stages import Placement, Resolved, Violation
-
-TOO_SMALL: Final = "TooSmall"
 
 
 def resolve(seen: Observed, settings: OperatorSettings, *, now: float) -> Resolved:
