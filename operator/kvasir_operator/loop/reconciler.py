@@ -104,8 +104,9 @@ class Reconciler:
         writes = diff(seen, wanted, surplus(seen, {asked.id, current.id}))
         foreign: tuple[str, ...] = ()
         try:
-            foreign = await self._writer.children(seen, service, writes)
-            if writes:
+            written = await self._writer.children(seen, service, writes)
+            foreign = written.foreign
+            if written.changed and not foreign:
                 self._workqueue.mark((seen.namespace, seen.name))
             await self._reporter.revision(seen, service, asked)
             for action in planned.actions:

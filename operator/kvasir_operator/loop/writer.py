@@ -6,6 +6,7 @@ exception: their marks count when the watch brings them back, since the ReplicaS
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvasir_api import names
@@ -47,6 +48,18 @@ CUT_GRACE_S: Final = 5
 INVALID: Final = 422
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildrenWritten:
+    """foreign: what carries a child's name but has another owner, as kind/name; nothing is written behind that.
+
+    changed: whether the store has a child now that was another one before. It has not where a write was planned and
+    left out, nor after a deletion, which only its watch brings.
+    """
+
+    foreign: tuple[str, ...] = ()
+    changed: bool = False
+
+
 class Writer:
     """The only writer of children, statuses and pod marks."""
 
@@ -67,26 +80,27 @@ class Writer:
         self._applied: dict[Key, dict[Where, tuple[str, int]]] = {}
         self._foreign: dict[Key, set[Where]] = {}
 
-    async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> tuple[str, ...]:
-        """Create, apply and delete. Returns what carries a child's name but has another owner, as kind/name; nothing is
-        written behind that.
+    async def children(self, seen: Observed, service: Json, writes: tuple[Write, ...]) -> ChildrenWritten:
+        """Create, apply and delete.
 
         Raises KubeError. What surrounds the pods and is refused for good does not keep the pods from being made.
         """
-        foreign: list[str] = []
+        foreign: tuple[str, ...] = ()
+        changed = False
         refused: KubeError | None = None
         for write in writes:
             if foreign:
                 break
             try:
-                foreign += await self._child(seen, service, write)
+                done = await self._child(seen, service, write)
+                foreign, changed = done.foreign, changed or done.changed
             except KubeError as error:
                 if not error.permanent or write.kind not in AROUND:
                     raise
                 refused = refused or error
         if refused is not None:
             raise refused
-        return tuple(foreign)
+        return ChildrenWritten(foreign=foreign, changed=changed)
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
@@ -94,18 +108,17 @@ class Writer:
             self._conflicts.forget(where)
         self._foreign.pop(name, None)
 
-    async def _child(self, seen: Observed, service: Json, write: Write) -> list[str]:
+    async def _child(self, seen: Observed, service: Json, write: Write) -> ChildrenWritten:
         kind = KINDS[write.kind]
         if write.verb == "delete":
             await self._cluster.delete(kind, seen.namespace, write.name, uid=write.uid)
             self._telemetry.wrote(kind.kind)
-        elif write.new:
+            return ChildrenWritten()
+        if write.new:
             return await self._create(kind, seen, service, write.manifest)
-        else:
-            await self._apply(kind, service, write.manifest)
-        return []
+        return ChildrenWritten(changed=await self._apply(kind, service, write.manifest))
 
-    async def _create(self, kind: Kind, seen: Observed, service: Json, manifest: Json) -> list[str]:
+    async def _create(self, kind: Kind, seen: Observed, service: Json, manifest: Json) -> ChildrenWritten:
         """Create a child, by one request. One that is there under its name is taken for ours only if the service owns
         it: a forced apply would take over any. What is not ours is read before it is tried again."""
         name = key(manifest)
@@ -129,11 +142,11 @@ class Writer:
             foreign.discard(where)
         else:
             foreign.add(where)
-            return [f"{kind.kind}/{name[1]}"]
-        if found is not None:
-            self._store.put(kind, found)
-            await self._apply(kind, service, manifest)
-        return []
+            return ChildrenWritten(foreign=(f"{kind.kind}/{name[1]}",))
+        if found is None:
+            return ChildrenWritten(changed=True)
+        learned = self._store.put(kind, found)
+        return ChildrenWritten(changed=await self._apply(kind, service, manifest) or learned)
 
     async def _found(self, kind: Kind, name: Key) -> Json | None:
         try:
@@ -198,22 +211,24 @@ class Writer:
                 await self._delete(seen, r)
                 await self._say(seen, service, "QuarantinedPodDeleted", r, action.why)
 
-    async def _apply(self, kind: Kind, service: Json, manifest: Json) -> None:
+    async def _apply(self, kind: Kind, service: Json, manifest: Json) -> bool:
         """Apply unless the same manifest was applied to the same object: the server may store a value in another form,
-        which must not cause a write per reconcile. What another manager changes is restored, but not in a race."""
+        which must not cause a write per reconcile. What another manager changes is restored, but not in a race.
+        Returns whether it was applied."""
         where, digest = (kind.plural, key(manifest)), _digest(manifest)
         known, before = self._store.get(kind, where[1]), self._applied.get(key(service), {}).get(where)
         if known is not None and before == (digest, resource_version(known)):
-            return
+            return False
         restores = known is not None and before is not None and before[0] == digest
         if restores and (wait_s := self._conflicts.wait_s(where)):
             self._workqueue.mark(key(service), wait_s)
-            return
+            return False
         if restores and self._conflicts.restored(where):
             await self._tell_of_rival(kind, service, where[1])
         if before is None and known is not None:
             await self._own_by_apply(kind, where[1])
         self._wrote(kind, service, manifest, await self._cluster.apply(kind, manifest, manager=names.MANAGER))
+        return True
 
     async def _own_by_apply(self, kind: Kind, name: Key) -> None:
         """Before the first apply of this process to an object that another one created."""

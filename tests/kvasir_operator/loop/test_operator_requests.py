@@ -1,10 +1,12 @@
 """How many requests a service costs: when it is created, when nothing changes, and while something is in its way."""
 
+import asyncio
 import copy
 from collections import Counter
 
 import pytest
 
+from fakes.calls import calls
 from fakes.cluster import FakeCluster
 from fakes.operator_bench import KEY, Bench
 from kvasir_kube.interceptor import ClusterInterceptor
@@ -45,6 +47,24 @@ class CountedBench(Bench):
             await self.operator.reconciler.reconcile(KEY)
         return dict(self.counted.seen)
 
+    async def worked(self, ticks: int) -> dict[str, int]:
+        """Requests of the workers over so many ticks, each after two seconds of the clock."""
+        queue = self.operator.workqueue
+        self.counted.seen.clear()
+        workers = asyncio.create_task(queue.run(self.operator.reconciler.reconcile))
+        try:
+            for round_ in range(40 * ticks):
+                self.clock.advance(0.05)
+                if round_ % 40 == 39:
+                    await self.operator.scaler.tick()
+                queue._news.set()
+                while queue._busy or any(due <= self.clock.steady() for due in queue._due.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+        finally:
+            workers.cancel()
+            await asyncio.gather(workers, return_exceptions=True)
+        return dict(self.counted.seen)
+
 
 @pytest.fixture
 def bench() -> CountedBench:
@@ -76,6 +96,64 @@ async def test_what_another_owns_is_read_again_and_never_changed(bench):
     assert (bench.cluster.stored(SERVICE, *KEY), DEPLOYMENT.plural in bench.cluster.objects) == (before, False)
     await bench.cluster.drop(SERVICE, *KEY)
     await bench.reconciled()
+    assert bench.replicas() == [1]
+
+
+async def test_what_another_owns_is_read_once_in_a_tick(bench):
+    other = {"metadata": {"name": "tiny", "namespace": "default", "uid": "x"}, "spec": {"ports": []}}
+    await bench.cluster.put(SERVICE, other)
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    bench.operator.workqueue.mark(KEY, 0.0)
+    await bench.worked(2)
+    assert await bench.worked(5) == {"read": 5}
+
+
+class SidecarCluster(FakeCluster):
+    """An admission webhook adds a container to each Deployment; lists of containers are compared as a whole."""
+
+    async def _store(self, kind, obj):
+        if kind is DEPLOYMENT:
+            obj = copy.deepcopy(obj)
+            containers = obj["spec"]["template"]["spec"]["containers"]
+            if all(c["name"] != "proxy" for c in containers):
+                containers.append({"name": "proxy", "image": "proxy:1"})
+        return await super()._store(kind, obj)
+
+
+async def test_what_an_admission_webhook_adds_causes_no_work_without_end(bench):
+    bench.cluster = SidecarCluster()
+    bench.operator = bench.started()
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    bench.operator.workqueue.mark(KEY, 0.0)
+    await bench.worked(2)
+    with calls() as found:
+        assert await bench.worked(5) == {}
+    assert found["kvasir_operator.desired.resolve.resolve"] == 0
+
+
+async def test_a_child_that_another_keeps_changing_is_looked_at_when_it_may_be_restored(bench):
+    await bench.put_service(replicas=1)
+    await listed(bench)
+    bench.operator.workqueue.mark(KEY, 0.0)
+    await bench.worked(2)
+
+    async def changed() -> None:
+        (workload,) = bench.cluster.objects[DEPLOYMENT.plural].values()
+        await bench.cluster.put(DEPLOYMENT, {**workload, "spec": {**workload["spec"], "replicas": 7}})
+        await bench.operator.resync.once()
+        bench.operator.workqueue.mark(KEY, 0.0)
+
+    for _ in range(5):
+        await changed()
+        await bench.worked(1)
+    assert bench.replicas() == [1]
+    await changed()
+    with calls() as found:
+        assert await bench.worked(5) == {}
+    assert (bench.replicas(), found["kvasir_operator.desired.resolve.resolve"]) == ([7], 1)
+    await bench.worked(30)
     assert bench.replicas() == [1]
 
 
