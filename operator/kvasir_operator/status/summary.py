@@ -72,9 +72,15 @@ def _held(found: StatusInputs) -> Summary | None:
 def _zero(found: StatusInputs) -> Summary | None:
     if found.wanted:
         return None
-    by_hand = found.seen.spec.autoscaling is None or found.scaler.status is None
-    said = "spec.replicas is 0" if by_hand or not found.scaler.status else found.scaler.status.message
-    return Summary(mode="ready", reason="ScaledToZero", message=said)
+    return Summary(mode="ready", reason="ScaledToZero", message=_why_zero(found))
+
+
+def _why_zero(found: StatusInputs) -> str:
+    """What sets the count, which in no mode but Active is the autoscaler."""
+    rules, scaled = found.seen.spec.autoscaling, found.scaler.status
+    if rules is None or scaled is None or rules.mode in ("Advisory", "External"):
+        return "spec.replicas is 0"
+    return scaled.message if rules.mode == "Active" else f"spec.autoscaling.mode is {rules.mode}, and the count is 0"
 
 
 def _refused(found: StatusInputs) -> Summary | None:
