@@ -22,8 +22,10 @@ NUMBERS: Final = ("replicas", "readyReplicas", "coldStart")
 COUNTERS_S: Final = 5.0
 NUMBERS_S: Final = 2.0
 
-
 MAX_CLASSES: Final = 8
+ABOUT_PODS: Final = ("accelerator_class", "unavailable_classes", "reductions", "pod_hash")
+"""Fields of status.rollout that the next choice of a class reads. Without a plan, as while a spec is wrong, no pod
+changes and all stay as they are; the last one says of which pods they are."""
 
 
 def compose(found: StatusInputs) -> tuple[InferenceServiceStatus, Summary]:
@@ -89,24 +91,23 @@ def _settled(part: Json) -> Json:
 
 def _rollout(found: StatusInputs, answer: Summary) -> RolloutStatus:
     before, planned = found.seen.status.rollout, found.plan
-    placed, full = found.resolved.placement, found.resolved.unavailable_classes
-    rungs = found.resolved.reductions
     revisions = history(found.seen, found.resolved.revision if planned else None)
     status = RolloutStatus(
         current_revision=found.asked or found.current or before.current_revision,
-        accelerator_class=placed.choice.name if planned else "",
-        unavailable_classes=list(full[-MAX_CLASSES:]),
-        reductions=list(rungs),
-        pod_hash=placed.pod_hash if full or rungs or (planned and placed.choice.name) else "",
         updated_replicas=len(found.updated),
         history=revisions if len(revisions) > 1 else [],
         last_good_revision=_last_good(found, answer),
     )
     if planned is None:
-        return status
+        return status.model_copy(update={name: getattr(before, name) for name in ABOUT_PODS})
+    placed, full, rungs = found.resolved.placement, found.resolved.unavailable_classes, found.resolved.reductions
     head = planned.target
     return status.model_copy(
         update={
+            "accelerator_class": placed.choice.name,
+            "unavailable_classes": list(full[-MAX_CLASSES:]),
+            "reductions": list(rungs),
+            "pod_hash": placed.pod_hash if full or rungs or placed.choice.name else "",
             "rolled_back_revision": head.rolled_back,
             "phase": head.phase or None,
             "strategy": head.strategy or None,

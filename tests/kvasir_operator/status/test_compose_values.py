@@ -1,8 +1,12 @@
 """A status has what has a value, and nothing else."""
 
+import pytest
 from hypothesis import given
 
+from fakes.manifests import pod
+from fakes.operator_bench import KEY, Bench
 from fakes.situations import findings, replica, situations
+from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE, POD
 from kvasir_operator.status.compose import compose, document
 
 
@@ -48,3 +52,54 @@ def test_a_state_without_replicas_and_the_only_revision_are_absent():
     done = document(compose(findings(replica("ready"), replica("ready", name="b"), wanted=2))[0])
     assert done["counts"] == {"ready": 2}
     assert "history" not in done["rollout"]
+
+
+SHARED = ("acceleratorClass", "unavailableClasses", "reductions", "podHash")
+WRONG = {
+    "a value that the contract refuses": {"replicas": -1},
+    "a time zone that is not there": {
+        "autoscaling": {"schedules": [{"start": "00:00", "durationMinutes": 60, "timeZone": "Mars/Base"}]}
+    },
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+async def test_what_holds_for_pods_outlives_a_spec_that_is_wrong_for_a_while(wrong):
+    """The class that replicas have, which another one would be cheaper than, and what was reduced."""
+    bench = Bench()
+    right = {
+        "model": {"uri": "file:///srv/tiny", "inspect": "Never"},
+        "resources": {"accelerator": {"count": 1, "minMemory": "10Gi"}},
+        "reductions": ["FewerSequences"],
+    }
+    known = {"full": "24Gi", "h100": "80Gi"}
+    for price, (name, memory) in enumerate(known.items()):
+        spec = {"memory": memory, "pricePerHour": 10 + price, "resourceName": f"example.com/{name}"}
+        await bench.cluster.put(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": spec})
+    await bench.put_service(**right)
+    await bench.turn()
+    obj = bench.cluster.stored(INFERENCE_SERVICE, *KEY)
+    rollout = obj["status"]["rollout"] | {"unavailableClasses": ["full"], "reductions": ["FewerSequences"]}
+    await bench.cluster.put(INFERENCE_SERVICE, obj | {"status": obj["status"] | {"rollout": rollout}})
+    await bench.turn()
+    revision = bench.status()["rollout"]["currentRevision"]
+    held = {name: bench.status()["rollout"].get(name) for name in SHARED}
+    assert held == {name: rollout[name] for name in SHARED} | {"acceleratorClass": "h100"}
+    await put_pod(bench, revision)
+    cheaper = {"memory": "24Gi", "pricePerHour": 1, "resourceName": "example.com/l4"}
+    await bench.cluster.put(ACCELERATOR_CLASS, {"metadata": {"name": "l4"}, "spec": cheaper})
+    await bench.put_service(**right, **wrong)
+    for _ in range(4):
+        await bench.turn()
+    assert bench.reason() == "InvalidSpec"
+    assert {name: bench.status()["rollout"].get(name) for name in SHARED} == held
+    await bench.put_service(**right)
+    for _ in range(4):
+        await bench.turn()
+    found = bench.status()["rollout"]
+    assert ({name: found.get(name) for name in SHARED}, found["currentRevision"]) == (held, revision)
+
+
+async def put_pod(bench, revision):
+    await bench.cluster.put(POD, pod("p0", revision=revision, ready=True, ip="10.0.0.1"))
+    bench.say(0)
