@@ -1,6 +1,6 @@
 """Recording rules and alerts over the declared metrics, as a PrometheusRule. `monitoring.py` writes it.
 
-Each alert has a case in tests/manifests/test_monitoring.py in which `promtool test rules` sees it fire, and one in which
+Each alert has a case in tests/manifests/test_alerts.py in which `promtool test rules` sees it fire, and one in which
 it does not.
 """
 

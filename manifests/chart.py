@@ -135,7 +135,7 @@ def _argument(text: str) -> str:
     for option, image in (("--runtime-image=", "kvasir-runtime"), ("--runtime-image-cpu=", "kvasir-runtime-cpu")):
         if text == option + image:
             return f"{option}{{{{ .Values.images.registry }}}}{image}:{TAG}"
-    return text.replace(f".{NAMESPACE}", ".{{ .Release.Namespace }}")
+    return text
 
 
 def _image(found: re.Match[str]) -> str:
@@ -169,8 +169,8 @@ def _escaped(text: str) -> str:
 
 
 def _homed(text: str) -> str:
-    """In the release's namespace."""
-    return text.replace(f"namespace: {NAMESPACE}", "namespace: {{ .Release.Namespace }}")
+    """In the release's namespace, words for people included."""
+    return text.replace(NAMESPACE, "{{ .Release.Namespace }}")
 
 
 def _crd(text: str) -> str:

@@ -89,6 +89,14 @@ def test_values_reach_their_places() -> None:
     assert all(s["namespace"] == "home" for d in found.values() for s in d.get("subjects", ()))
 
 
+def test_nothing_names_another_namespace_than_that_of_the_release() -> None:
+    """Advice of alerts is a command that its reader runs as it is."""
+    switches = [part for value in ("monitoring", "networkPolicies") for part in ("--set", f"{value}.enabled=true")]
+    found = rendered(*switches, namespace="home")
+    assert [key for key, document in found.items() if "kvasir-system" in json.dumps(document)] == []
+    assert "kubectl -n home get pods,lease" in json.dumps(found["PrometheusRule", "kvasir"])
+
+
 def test_one_namespace_gets_rights_in_that_namespace_alone() -> None:
     found = rendered("--set", "watchNamespace=team", namespace="team")
     assert "--namespace=team" in container(found, "kvasir-operator")["args"]
