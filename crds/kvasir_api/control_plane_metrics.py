@@ -82,7 +82,7 @@ OPERATOR: Final[tuple[Metric, ...]] = (
     Metric(
         name="kvasir_service_scaling_limited",
         kind="gauge",
-        help="1 for what keeps the count from what is required, 0 for the rest: floor, ceiling, rate, window, readings, capacity, paused.",
+        help="1 for what keeps the count from what is required, 0 for the rest: floor, ceiling, rate, window, readings, capacity, paused, activity, reserve, idle.",
         labels=(*_SERVICE, "limited_by"),
     ),
     Metric(

@@ -57,7 +57,7 @@ class ScalingChange(CrdObject):
     to: int = option(..., "Replicas wanted from then on.", unit="replicas", ge=0, le=MOST_REPLICAS)
     signal: str = option(
         ...,
-        "What determined the count: a signal (kv, slots, prefill, itl, ttft, backlog), or a bound (floor, ceiling).",
+        "What determined the count: a signal (kv, slots, prefill, itl, ttft, backlog), or a bound (ceiling, floor, activity, reserve, idle).",
         max_length=64,
     )
     reason: str = option(..., "What determined the number, with the numbers behind it.", max_length=1024)

@@ -1,10 +1,15 @@
 """A decision as metrics: each of its inputs, signals and bounds."""
 
+from typing import get_args, get_type_hints
+
 from fakes.load import NOW, steady
 from kvasir_api.control_plane_metrics import OPERATOR
+from kvasir_api.status import ScalingChange
 from kvasir_operator.loop.decision_metrics import OF_A_DECISION, DecisionMetrics
 from kvasir_operator.loop.telemetry import Telemetry
-from kvasir_operator.scaling.decide import ScalingState, decide
+from kvasir_operator.scaling.decide import LIMITS, ScalingState, decide
+from kvasir_operator.scaling.demand import SIGNALS
+from kvasir_operator.scaling.idle import ReplicaFloor
 from kvasir_operator.scaling.policy import ScalingPolicy
 
 SERVICE = ("models", "tiny")
@@ -36,3 +41,17 @@ def test_the_metrics_of_decisions_are_declared_and_made_once():
     assert sorted(names) == sorted(OF_A_DECISION)
     told = Telemetry().text().decode()
     assert all(told.count(f"# TYPE {name} gauge") == 1 for name in names)
+
+
+def test_help_names_every_signal_and_limit():
+    """kvasir_api declares the metric and the status field, the operator what they may be."""
+    limited = next(metric.help for metric in OPERATOR if metric.name == "kvasir_service_scaling_limited")
+    assert words(limited.split(": ")[-1]) == list(LIMITS)
+    told = str(ScalingChange.model_fields["signal"].description)
+    signals, bounds = (words(part.split(")")[0]) for part in told.split("(")[1:])
+    assert signals == list(SIGNALS)
+    assert bounds == ["ceiling", *get_args(get_type_hints(ReplicaFloor)["why"])]
+
+
+def words(listed: str) -> list[str]:
+    return listed.rstrip(".").split(", ")
