@@ -169,7 +169,7 @@ class RuntimeOptions(OptionsBase):
     )
     batch_invariant: bool = option(
         False,
-        "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where the kernels cannot, as on CUDA.",
+        "Compute a token with the same bits whatever else its step computes, by kernels that add in one order for any number of tokens. In float32 a CPU always does so, but for layers with a state and latent attention; in bfloat16 this leaves AMX aside, so that prompts take longer where a CPU has it. Rejected at start where the kernels cannot, as on CUDA, and with such layers.",
     )
     max_batch_tokens: int = option(
         0,
