@@ -16,7 +16,8 @@ from fakes.api_process import HERE, ApiProcess, api_process
 
 LIMIT = 1 << 20
 COMPLETION = {"prompt": "hello ", "max_tokens": 3}
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+CHAT_TURN = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT = CHAT_TURN | {"max_tokens": 3}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 TEMPLATE = (
     "{# <tool_call> <think> #}{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
@@ -64,7 +65,7 @@ CODEX = {
     ],
     "tool_choice": "auto",
     "parallel_tool_calls": False,
-    "reasoning": {"summary": "auto"},
+    "reasoning": {"effort": "medium", "summary": "auto"},
     "text": {"verbosity": "low"},
     "store": False,
     "include": ["reasoning.encrypted_content"],
@@ -116,6 +117,8 @@ LITELLM = {
     "tools": [{"type": "function", "function": FUNCTION, **CACHED}],
 }
 
+UNLOGGED = ("/tokenize", "/v1/responses/input_tokens", "/v1/messages/count_tokens")
+
 
 @pytest.mark.parametrize(
     ("path", "body", "want"),
@@ -124,7 +127,14 @@ LITELLM = {
             "/v1/responses",
             CODEX,
             {"client_metadata", "context_management", "include.reasoning.encrypted_content", "input[2]"}
-            | {"reasoning.summary", "text.verbosity", "tools[0]", "tools[0].defer_loading", "tools[1]"},
+            | {
+                "reasoning.effort",
+                "reasoning.summary",
+                "text.verbosity",
+                "tools[0]",
+                "tools[0].defer_loading",
+                "tools[1]",
+            },
         ),
         (
             "/v1/messages",
@@ -138,16 +148,31 @@ LITELLM = {
             {"messages[0].cache_control", "messages[1].provider_specific_fields", "messages[1].thinking_blocks"}
             | {"tools[0].cache_control"},
         ),
+        ("/v1/chat/completions", CHAT | {"reasoning_effort": "low"}, {"reasoning_effort"}),
+        ("/v1/responses/input_tokens", {"input": "hi", "reasoning": {"effort": "low"}}, {"reasoning.effort"}),
+        ("/v1/messages/count_tokens", CHAT_TURN | {"output_config": {"effort": "max"}}, {"output_config.effort"}),
+        ("/api/chat", CHAT_TURN | {"model": "tiny", "think": "low"}, {"think"}),
         ("/v1/completions", COMPLETION | {"max_token": 5}, {"max_token"}),
         ("/tokenize", {"prompt": "a", "colour": 1}, {"colour"}),
     ],
-    ids=["codex", "claude-code", "openrouter", "litellm", "misspelt", "tokenize"],
+    ids=[
+        "codex",
+        "claude-code",
+        "openrouter",
+        "litellm",
+        "effort",
+        "effort-of-a-response",
+        "effort-of-a-message",
+        "think",
+        "misspelt",
+        "tokenize",
+    ],
 )
 def test_bodies_of_real_clients_are_served_and_what_has_no_effect_is_named(server: ApiProcess, path, body, want):
     answer = server.ask(path, body)
     assert answer.status == 200, answer.body
     assert ignored(answer) == want
-    if want and path != "/tokenize":
+    if want and path not in UNLOGGED:
         server.until("the log names them", lambda: min(want) in server.output())
 
 
@@ -164,6 +189,9 @@ def test_a_strict_server_refuses_what_has_no_effect(tmp_path):
     with api_process(folder, "--strict-fields", command=command) as strict:
         answer = strict.ask("/v1/completions", COMPLETION | {"max_token": 5})
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unknown_parameter", "max_token")
+        answer = strict.ask("/v1/responses", {"input": "hi", "reasoning": {"effort": "medium"}})
+        assert answer.status == 400
+        assert (answer.error["code"], answer.error["param"]) == ("unsupported_parameter", "reasoning.effort")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kvasir_api import openai_errors
 from kvasir_runtime.frontend.errors import Refused
+from kvasir_runtime.frontend.model_profile import ModelProfile
 from kvasir_runtime.frontend.parsing.formats import HARMONY, NONE
 from kvasir_runtime.frontend.protocol import tools
 from kvasir_runtime.frontend.protocol.generation import ChatTurn, Message
@@ -36,13 +37,17 @@ class ChatPrompt:
         return tokenizer.rendered(self.messages, self.variables, tools=self.tools, add_generation_prompt=self.opened)
 
 
-def chat_prompt(body: ChatTurn, tokenizer: Tokenizer, reasoning: str) -> ChatPrompt:
-    """reasoning: the name of the model's format of reasoning. Raises Refused."""
+def chat_prompt(body: ChatTurn, profile: ModelProfile) -> ChatPrompt:
+    """For the model of this profile. A field that its template has no use for is named to profile.ignore.
+
+    Raises Refused.
+    """
+    tokenizer, reasoning = profile.tokenizer, profile.parsers.reasoning
     _check_tools(body.tools, tokenizer)
     return ChatPrompt(
         messages=_messages(body.messages or (), reasoning),
         tools=tools.template_tools(body.tools),
-        variables=_variables(body, tokenizer, reasoning),
+        variables=_variables(body, profile),
         continued=body.continue_final_message,
         opened=body.add_generation_prompt is not False,
     )
@@ -55,14 +60,16 @@ def _check_tools(offered: Sequence[Tool], tokenizer: Tokenizer) -> None:
         raise Refused(openai_errors.invalid(message, param="tools", code="unsupported_parameter"))
 
 
-def _variables(body: ChatTurn, tokenizer: Tokenizer, reasoning: str) -> Mapping[str, Any]:
+def _variables(body: ChatTurn, profile: ModelProfile) -> Mapping[str, Any]:
     """Those that were sent, and reasoning_effort by the name that the template has for it.
 
-    A template with a switch has it on for every effort but none.
+    A template with a switch has it on for every effort but none. One without it ignores all but none, which a model
+    that always reasons cannot obey.
     """
+    reasoning = profile.parsers.reasoning
     effort = getattr(body, "reasoning_effort", None)
     sent = body.chat_template_kwargs
-    template = tokenizer.template_for(body.tools)
+    template = profile.tokenizer.template_for(body.tools)
     if effort is None or template is None:
         return sent
     known = template.switches
@@ -71,10 +78,12 @@ def _variables(body: ChatTurn, tokenizer: Tokenizer, reasoning: str) -> Mapping[
     switch = next((name for name in THINKING if name in known), None)
     if switch is not None:
         return {switch: effort != "none", **sent}
-    if effort == "none" and not reasoning.removeprefix(NONE):
-        return sent
-    message = f"`reasoning_effort` {effort} is not supported by this model: its chat template has no switch for it."
-    raise Refused(openai_errors.invalid(message, param="reasoning_effort", code="unsupported_parameter"))
+    if effort == "none" and reasoning.removeprefix(NONE):
+        message = "`reasoning_effort` none is not supported by this model: its chat template has no switch for it."
+        raise Refused(openai_errors.invalid(message, param="reasoning_effort", code="unsupported_parameter"))
+    if effort != "none":
+        profile.ignore("reasoning_effort")
+    return sent
 
 
 def _messages(messages: Sequence[Message], reasoning: str) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The facts of a served model that requests are checked against. Made once at the start of the server or of an LLM."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,10 @@ class ModelProfile:
     together, in tokens. defaults: of sampling fields. hash_salt: the engine's, of the hashes of blocks.
 
     ready: the engine's facts; None where there is no engine. parsers: the formats of calls and of reasoning. instance:
-    ids of chats begin with it, so that a gateway finds the process that writes one. sender: of the request at hand.
+    ids of chats begin with it, so that a gateway finds the process that writes one.
+
+    Of the request at hand: sender; ignore, which is called with the name of a field of its body that has no effect with
+    this model, and raises Refused where such fields are refused.
     """
 
     names: tuple[str, ...]
@@ -33,6 +36,7 @@ class ModelProfile:
     path: str = ""
     hash_salt: bytes = field(default=b"", repr=False)
     sender: RequestSender = field(default_factory=RequestSender)
+    ignore: Callable[[str], None] = lambda _: None
 
 
 def served_name(name: str | None, profile: ModelProfile) -> str:

@@ -116,7 +116,7 @@ def _prompted(body: Body, profile: ModelProfile) -> tuple[list[Prompt], OutputFo
     """The prompts of a body, what is looked for in their answers, and what shows results of tools to the model."""
     if not isinstance(body, ChatBody):
         return _text_prompts(body, profile), output_format.of_completion(body), None
-    template = chat_prompt(body, profile.tokenizer, profile.parsers.reasoning)
+    template = chat_prompt(body, profile)
     text, prompt = _chat_prompt(body, template, profile)
     output = output_format.of_chat(body, profile.parsers, text)
     if not body.async_tool_calls:

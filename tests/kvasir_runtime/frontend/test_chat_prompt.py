@@ -1,6 +1,7 @@
 """Tools, calls in a history and switches of thoughts: what the template is shown, what is refused, what is read."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -81,7 +82,6 @@ def test_arguments_that_are_no_object_stay_text():
         ({"tools": [TOOL]}, served("{{ messages[0].content }}"), "tools", "no place"),
         ({"tools": [TOOL]}, served(parsers=("", "")), "tools", "--tool-call-parser"),
         ({"tools": [TOOL], "tool_choice": "required"}, served(parsers=("none", "")), "tool_choice", "none"),
-        ({"reasoning_effort": "high"}, None, "reasoning_effort", "no switch"),
         ({"reasoning_effort": "none"}, None, "reasoning_effort", "no switch"),
     ],
 )
@@ -150,6 +150,17 @@ def test_fields_shape_what_is_read():
 def test_effort_reaches_the_template_by_the_name_it_has_there(template, effort, want):
     fields = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": effort}
     assert prompted(fields, served(template))[0] == want
+
+
+@pytest.mark.parametrize(
+    ("effort", "reasoning", "ignored"),
+    [("medium", "qwen3", ["reasoning_effort"]), ("high", "none", ["reasoning_effort"]), ("none", "none", [])],
+)
+def test_an_effort_that_the_template_has_no_switch_for_is_named_and_left_out(effort, reasoning, ignored):
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    model, named = served(parsers=("hermes", reasoning)), []
+    prompt, _ = prompted(body | {"reasoning_effort": effort}, replace(model, ignore=named.append))
+    assert (prompt, named) == (prompted(body, model)[0], ignored)
 
 
 def test_a_switch_that_was_sent_wins_over_the_effort():

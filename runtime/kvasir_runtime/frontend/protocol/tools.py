@@ -105,7 +105,7 @@ def _named(tool: Any) -> str:
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_tools)]
 ToolChoiceField = Annotated[ToolChoice | None, PlainValidator(_choice), WithJsonSchema({"anyOf": CHOICES})]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ToolCalls = Annotated[list[HistoryToolCall], Field(max_length=MAX_CALLS)]
 
 

@@ -38,7 +38,7 @@ Table = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 @dataclass(slots=True)
 class ReceivedBody:
-    """A body as it came. strict: fields without effect are refused. ignored: those that validated() left out."""
+    """A body as it came. strict: fields without effect are refused. ignored: those that were left out."""
 
     raw: bytes
     strict: bool = False
@@ -51,6 +51,10 @@ class ReceivedBody:
         if self.strict or len(self.ignored) >= MAX_IGNORED:
             raise refusal(message, name, code)
         self.ignored.append(name)
+
+    def ignore_without_effect(self, name: str) -> None:
+        """Note a known field that changes nothing here. Raises Refused as ignore() does."""
+        self.ignore(name, f"{quoted(name)} has no effect here.", "unsupported_parameter")
 
 
 Raw = bytes | ReceivedBody | dict[str, Any]
@@ -98,7 +102,7 @@ def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[st
         if name in table:
             harmless, names = table[name]
             if not harmless(value) and not names:
-                body.ignore(name, f"{quoted(name)} has no effect here.", "unsupported_parameter")
+                body.ignore_without_effect(name)
             elif not harmless(value):
                 message = f"{quoted(name)} is not supported here; only {names} is accepted."
                 raise Refused(openai_errors.invalid(message, param=name, code="unsupported_parameter"))
@@ -118,7 +122,7 @@ def validated(raw: Raw, model: type[_Model], table: Table, labels: Collection[st
 def ignore(info: ValidationInfo, name: str) -> None:
     """Note a part of a body that a validator of its model leaves out. Raises Refused where such parts are refused."""
     if isinstance(info.context, ReceivedBody):
-        info.context.ignore(name, f"{quoted(name)} has no effect here.", "unsupported_parameter")
+        info.context.ignore_without_effect(name)
 
 
 def leave_out_unknown(error: ValidationError, fields: dict[str, Any]) -> list[str]:

@@ -134,7 +134,7 @@ async def in_thread(
 ) -> _Prepared:
     """What prepare makes of a body, beside the event loop; a long body waits for its client's turn."""
     size_bytes = size_of(raw.raw)
-    profile = replace(profile, sender=app_state.senders.of(request))
+    profile = replace(profile, sender=app_state.senders.of(request), ignore=raw.ignore_without_effect)
     request.scope["state"]["tenant"] = profile.sender.tenant
     return await app_state.threads.run(prepare, raw, profile, size_bytes=size_bytes, client=client_of(request))
 

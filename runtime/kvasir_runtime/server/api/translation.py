@@ -53,7 +53,7 @@ def generation_request(
 ) -> GenerationRequest:
     """The job of a translated body, with errors in the API's own names. fit: as prepare.job_of. Raises Refused."""
     try:
-        generation_request = prepare.from_body(body, profile, prefix, fit=fit)
+        generation_request = prepare.from_body(body, _named(profile, names), prefix, fit=fit)
         return replace(
             generation_request,
             grammar_field=names.get(generation_request.grammar_field, generation_request.grammar_field),
@@ -67,13 +67,18 @@ def prompt_tokens(body: ChatBody, profile: ModelProfile, names: Mapping[str, str
     param = names.get("messages", "messages")
     served_name(body.model, profile)
     try:
-        text = chat_prompt(body, profile.tokenizer, profile.parsers.reasoning).text(profile.tokenizer)
+        text = chat_prompt(body, _named(profile, names)).text(profile.tokenizer)
         return len(profile.tokenizer.encode(text, special=False, limit=MAX_TOKENS))
     except TemplateError as error:
         raise Refused(openai_errors.invalid(str(error), param=param, code="chat_template_error")) from error
     except PromptTooLong as error:
         message = f"The text has at least {error.least_tokens} tokens; at most {MAX_TOKENS} are counted."
         raise Refused(openai_errors.invalid(message, param=param, code="invalid_value")) from error
+
+
+def _named(profile: ModelProfile, names: Mapping[str, str]) -> ModelProfile:
+    """The profile, for which fields without effect have the API's own names."""
+    return replace(profile, ignore=lambda name: profile.ignore(names.get(name, name)))
 
 
 def with_own_names(refused: Refused, names: Mapping[str, str]) -> Refused:

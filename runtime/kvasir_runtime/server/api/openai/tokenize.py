@@ -62,7 +62,7 @@ def tokenize(raw: Raw, profile: ModelProfile) -> dict[str, Any]:
     try:
         if body.messages is not None:
             generation.check_turn(body)
-            text = chat_prompt(body, tokenizer, profile.parsers.reasoning).text(tokenizer)
+            text = chat_prompt(body, profile).text(tokenizer)
             ids = tokenizer.encode(text, special=bool(body.add_special_tokens), limit=MAX_TOKENS)
         else:
             ids = tokenizer.encode(body.prompt or "", special=body.add_special_tokens is not False, limit=MAX_TOKENS)
