@@ -35,11 +35,12 @@ FIRST_HELD: Final = 32
 
 
 class _Transfer(NamedTuple):
-    """What one plan copies. held: blocks that it pins, those first that a chain begins with."""
+    """What one plan copies. held: blocks that it pins, those first that a chain begins with. stored: their keys."""
 
     step: int
     held: tuple[int, ...]
-    loads: tuple[BlockLoad, ...]
+    loads: tuple[BlockLoad, ...] = ()
+    stored: tuple[bytes, ...] = ()
 
 
 class HostTier:
@@ -51,7 +52,7 @@ class HostTier:
         "_capacity_blocks",
         "_declined",
         "_dropped",
-        "_forgotten_at",
+        "_dropping",
         "_groups",
         "_in_flight",
         "_limits",
@@ -77,14 +78,16 @@ class HostTier:
         self._resident: set[bytes] = set()
         self._pending: dict[bytes, None] = {}
         """Keys of blocks that the host should hold, oldest first."""
-        self._dropped: list[bytes] = []
-        """Keys of blocks that it must not hold."""
+        self._dropped: dict[bytes, None] = {}
+        """Keys of blocks that it must not hold, and that no plan has dropped yet."""
+        self._dropping: dict[bytes, int] = {}
+        """Those that a launched plan drops, with its step. Until then a copy under way may still bring them there."""
         self._in_flight: deque[_Transfer] = deque()
-        self._loading: set[bytes] = set()
+        self._loading: dict[bytes, int] = {}
+        """Keys of blocks that come to the device, with the steps of their plans; not those that were forgotten."""
         self._num_held = self._declined = 0
         self._load_cost, self._store_cost = DecayingMean(), DecayingMean()
         self._stored_blocks = self._loaded_blocks = self._missed_blocks = 0
-        self._forgotten_at = -1
 
     @property
     def is_enabled(self) -> bool:
@@ -143,12 +146,15 @@ class HostTier:
         for key in [key_of(block_hash, group) for block_hash in hashes for group in self._groups]:
             self._pending.pop(key, None)
             self._resident.discard(key)
-            self._dropped.append(key)
+            self._dropped[key] = None
 
     def store(self, builder: PlanBuilder) -> None:
         """Add copies to the host to a plan, before it takes any block: what is copied must not be evicted by it."""
         builder.drops += self._dropped
-        self._dropped = []
+        for key in self._dropped:
+            self._dropping.pop(key, None)  # they are kept by step
+            self._dropping[key] = builder.step
+        self._dropped.clear()
         stores: list[BlockStore] = []
         most = self._most_stores
         while self._pending and len(stores) < most:
@@ -157,11 +163,12 @@ class HostTier:
             block = self._pool.find(key[:-1], key[-1])
             if block is not None:
                 stores.append(BlockStore(block, key))
+                self._dropping.pop(key, None)
         if stores:
             builder.stores += stores
             held = tuple(store.block for store in reversed(stores))
             self._pool.share(held, hit=False)
-            self._hold(_Transfer(builder.step, held, ()))
+            self._hold(_Transfer(builder.step, held, stored=tuple(store.key for store in stores)))
 
     def is_loading(self, hashes: Sequence[bytes]) -> bool:
         """Whether a block of a chain is on its way to the device."""
@@ -219,7 +226,7 @@ class HostTier:
         blocks = self._pool.take(len(keys))
         loads = tuple(map(BlockLoad, keys, blocks))
         builder.loads += loads
-        self._loading.update(keys)
+        self._loading.update(dict.fromkeys(keys, builder.step))
         self._hold(_Transfer(builder.step, (*hits, *blocks), loads))
         return True
 
@@ -232,14 +239,18 @@ class HostTier:
         self._stored_blocks += done.num_stored
         self._note(self._store_cost, done.store_s, done.num_stored)
         self._note(self._load_cost, done.load_s, len(loaded))
+        while self._dropping and next(iter(self._dropping.values())) <= done.through:
+            del self._dropping[next(iter(self._dropping))]
         while self._in_flight and self._in_flight[0].step <= done.through:
             transfer = self._in_flight.popleft()
             for load in transfer.loads:
-                self._loading.discard(load.key)
+                is_wanted = self._loading.get(load.key) == transfer.step
+                if is_wanted:
+                    del self._loading[load.key]
                 if load.block not in loaded:
                     self._missed_blocks += 1
                     self._resident.discard(load.key)
-                elif transfer.step > self._forgotten_at:
+                elif is_wanted:
                     self._loaded_blocks += 1
                     self._pool.publish(load.block, load.key[:-1], load.key[-1])
             self._num_held -= len(transfer.held)
@@ -250,23 +261,26 @@ class HostTier:
         if changes.reset:
             self._resident.clear()
         self._resident.difference_update(changes.removed)
-        self._resident.update(changes.added)
+        self._resident.update(key for key in changes.added if key not in self._dropped and key not in self._dropping)
 
-    def forget(self, step: int, owner: bytes = b"") -> None:
-        """Nothing that was computed up to now may be found again. step: of the last plan; what it loads is dropped.
+    def forget(self, owner: bytes = b"") -> None:
+        """Nothing that was computed up to now may be found again, nor what is being copied.
 
         owner: only blocks with this mark, which the host drops by the next plans.
         """
-        self._forgotten_at = step
         if owner:
-            theirs = [key for key in {*self._pending, *self._resident} if owner_of_block(key) == owner]
-            for key in theirs:
-                self._pending.pop(key, None)
-                self._resident.discard(key)
-            self._dropped += theirs
+            stored = {key for transfer in self._in_flight for key in transfer.stored}
+            for key in sorted(stored.union(self._pending, self._resident, self._loading)):
+                if owner_of_block(key) == owner:
+                    self._pending.pop(key, None)
+                    self._loading.pop(key, None)
+                    self._resident.discard(key)
+                    self._dropped[key] = None
             return
         self._pending.clear()
         self._dropped.clear()
+        self._dropping.clear()
+        self._loading.clear()
         self._resident.clear()
 
     @property

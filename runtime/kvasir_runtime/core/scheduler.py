@@ -211,7 +211,7 @@ class Scheduler:
         owner: only blocks with this mark; the host drops them by the next plans.
         """
         self.pool.forget(owner)
-        self._host.forget(self._step, owner)
+        self._host.forget(owner)
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
         """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a

@@ -245,19 +245,6 @@ def test_of_a_window_only_its_blocks_are_stored_and_loaded():
     assert pool.lookup(HASHES, 12) == [blocks[:6], [ABSENT] * 4 + blocks[6:]]
 
 
-def test_what_was_loaded_while_everything_was_forgotten_is_not_found():
-    pool, host = tier()
-    resident(host, 6)
-    builder = PlanBuilder(step=1, budget=64)
-    assert host.load(builder, HASHES[:6])
-    blocks = [load.block for load in builder.loads]
-    pool.forget()
-    host.forget(1)
-    host.settle(TransferResults(through=1, loaded=tuple(blocks)))
-    assert pool.lookup(HASHES, 12) == [[]]
-    assert pool.num_free == 16
-
-
 def served(**settings):
     runner = FakeRunner(host=FakeHost(num_slots=200, delay=settings.pop("delay", 0)))
     return serving(runner=runner, num_blocks=settings.pop("num_blocks", 16), host_blocks=200, **settings)
