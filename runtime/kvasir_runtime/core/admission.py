@@ -6,7 +6,7 @@ is not, so that small requests do not keep a large one waiting.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
@@ -17,18 +17,11 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.pending_prefixes import PendingPrefixes
 from kvasir_runtime.core.plan_builder import PlanBuilder
 from kvasir_runtime.core.prefill_shares import PromptPart, gets_share
+from kvasir_runtime.core.step_prompts import PromptInStep
 from kvasir_runtime.core.waiting_queue import WaitingQueue
 
 LOOKAHEAD: Final = 16
 """Waiting requests that may be passed in a step, so that a long queue does not make planning long."""
-
-
-class PromptInStep(NamedTuple):
-    """A request with a row that lacks more than a token. held: blocks for as much of it as the budget allowed."""
-
-    kind: RequestKind
-    held: list[int]
-    part: PromptPart
 
 
 class Admission:

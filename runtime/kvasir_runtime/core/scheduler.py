@@ -14,7 +14,7 @@ import msgspec
 
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.admission import Admission, PromptInStep
+from kvasir_runtime.core.admission import Admission
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.counters import Counters
@@ -25,10 +25,10 @@ from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
-from kvasir_runtime.core.prefill_shares import PromptPart, shares
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.state_report import filled
+from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts, expected_shares, lacking, prompt_in_step
 from kvasir_runtime.core.throughput import Throughput
 from kvasir_runtime.core.token_budget import TokenBudget
 from kvasir_runtime.core.waiting_queue import WaitingQueue, uncached_estimate
@@ -117,7 +117,7 @@ class Scheduler:
         prompts = self._continue_running(builder, now)
         if not builder.preempted and not builder.out_of_blocks:
             self._admit(builder, prompts, now)
-        self._compute_prompts(builder, prompts, now)
+        compute_prompts(builder, prompts, self.pool, now)
         # An empty plan waits for copies that are on their way, and only where no other brings news of them.
         needs_news = self._host.is_copying and not self._launched
         if not (builder.chunks or builder.stores or builder.loads or builder.drops or needs_news):
@@ -215,40 +215,30 @@ class Scheduler:
 
     def _continue_running(self, builder: PlanBuilder, now: float) -> list[PromptInStep]:
         """Computed chases known for every request that has a row, by seniority. Returns those that lack more than a
-        token, which share what is left of the budget.
+        token, which share what is left of the budget; they hold blocks for what each computes if none is admitted.
         """
         prompts: list[PromptInStep] = []
-        for kind in list(self._running.values()):
+        shares: dict[str, int] = {}
+        running = list(self._running.values())
+        for place, kind in enumerate(running):
             if kind.request.phase != "running":  # it was preempted for one before it
                 continue
-            need = kind.need(builder.budget)
+            need, count = kind.need(builder.budget), 0
             if need is None:
                 continue
+            if is_prompt := lacking(kind) > 1:
+                shares = shares or expected_shares(running[place:], builder.budget)
+                count = min(shares.get(kind.request.request_id, 1), builder.budget)
+                need = kind.need(count) or 0
             if need > 0 and (builder.out_of_blocks or not self._make_room(builder, kind, need, now)):
                 builder.out_of_blocks = True
                 continue
             blocks = self._take(kind, need, now)
-            sequence = kind.sequence
-            if (lacking := len(sequence.tokens) + sequence.in_flight - sequence.computed) > 1:
-                prompts.append(_prompt(kind, blocks, lacking))
+            if is_prompt:
+                prompts.append(prompt_in_step(builder, kind, blocks, count))
             else:
                 kind.advance(builder, blocks)
         return prompts
-
-    def _compute_prompts(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
-        """Divide what is left of the budget among prompts; blocks that were taken for more are given back."""
-        given = shares([prompt.part for prompt in prompts], builder.budget)
-        for (kind, held, _), count in zip(prompts, given, strict=True):
-            if held:
-                need = max(0, kind.need(count) or 0)
-                kind.request.bill(kind.request.billed_blocks - len(held) + need, now)
-                self.pool.release(held[need:])
-                held = held[:need]
-            if count:
-                rest = builder.budget - count
-                builder.budget = count
-                kind.advance(builder, held)
-                builder.budget += rest
 
     def _take(self, kind: RequestKind, need: int, now: float) -> list[int]:
         """Blocks for a running request, at most 0 for none."""
@@ -292,9 +282,9 @@ class Scheduler:
         )
         for kind, tables in due:
             self._join(builder, kind, tables, now)
-            lacking = kind.sequence.known - kind.sequence.computed
             blocks = self._take(kind, kind.need(builder.budget) or 0, now)
-            insort(prompts, _prompt(kind, blocks, lacking), key=lambda one: one.kind.request.seniority)
+            prompt = prompt_in_step(builder, kind, blocks, builder.budget)
+            insort(prompts, prompt, key=lambda one: one.kind.request.seniority)
 
     def _join(self, builder: PlanBuilder, kind: RequestKind, tables: BlockTables, now: float) -> None:
         request, sequence = kind.request, kind.sequence
@@ -388,7 +378,3 @@ class Scheduler:
     def _is_cached(self, block_hash: bytes) -> bool:
         """Whether a block is on the device, or on the host from where it would be copied."""
         return self._host.covers(block_hash, self._budget.token_s)
-
-
-def _prompt(kind: RequestKind, held: list[int], lacking: int) -> PromptInStep:
-    return PromptInStep(kind, held, PromptPart(lacking, kind.request.request.priority))
