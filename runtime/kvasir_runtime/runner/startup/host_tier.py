@@ -23,7 +23,7 @@ from kvasir_runtime.runner.kv_offload.interface import BlockTransfers
 from kvasir_runtime.runner.kv_offload.pinned_transfers import PinnedTransfers
 from kvasir_runtime.runner.kv_offload.store_file import LockBusyError
 from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
-from kvasir_runtime.runner.startup import host_resources, startup_cache_key
+from kvasir_runtime.runner.startup import startup_cache_key
 from kvasir_runtime.runner.state.device_stream import CudaCopyStream
 from kvasir_runtime.weights import safetensors_checkpoint
 from kvasir_runtime.wire import EngineFacts
@@ -93,13 +93,10 @@ def file_name(options: ServeOptions, model: Path, facts: EngineFacts, block_byte
 
 
 def _pinned(options: ServeOptions, blocks: Tensor, block_bytes: int) -> PinnedTransfers:
-    """In memory of this process, which a card copies to and from."""
-    num_slots, limit_bytes = options.kv_host_bytes // block_bytes, host_resources.memory_limit_bytes()
-    if num_slots < 1 or options.kv_host_bytes > limit_bytes:
-        raise StartError(
-            f"--kv-host-bytes {options.kv_host_bytes:,}: at least one block of {block_bytes:,} bytes must fit, and"
-            f" this process may use {limit_bytes:,} bytes of the host's memory"
-        )
+    """In memory of this process, which a card copies to and from; `load_model` has checked that it may use so much."""
+    num_slots = options.kv_host_bytes // block_bytes
+    if num_slots < 1:
+        raise StartError(f"--kv-host-bytes {options.kv_host_bytes:,} does not hold one block of {block_bytes:,} bytes")
     try:
         return PinnedTransfers(blocks, num_slots, CudaCopyStream(blocks.device))
     except (RuntimeError, MemoryError) as error:

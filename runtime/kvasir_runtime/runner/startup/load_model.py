@@ -70,6 +70,8 @@ def load_model(
     dtype = placement.choose_dtype(options.dtype, config.dtype or config.torch_dtype, device, capability=capability)
     _check_batch_invariant(options, dtype, ops)
     _check_layers(options, spec, device, ops)
+    if copies is not None:
+        _check_pinned(options)
     shapes, places, kinds = parameter_shapes(spec), family.places(spec), stored_kinds(folder)
     on_gpu = device.type == "cuda"
     formats = quant_formats.formats(options.quantization, spec, shapes, places, kinds, floating=on_gpu)
@@ -114,11 +116,6 @@ def _layers_on_host(options: ServeOptions, layer_bytes: Sequence[int], copies: C
         return ()
     if copies is None:
         raise StartError(weight_offload.NOT_ON_CPU)
-    memory_bytes = host_resources.memory_limit_bytes()
-    if limit_bytes > memory_bytes:
-        raise StartError(
-            f"--weights-host-bytes {limit_bytes:,}: this process may use {memory_bytes:,} bytes of the host's memory"
-        )
     indices = weight_offload.chosen(layer_bytes, limit_bytes)
     if not indices:
         raise StartError(
@@ -135,6 +132,17 @@ def _copy_s(offload: LayerOffload) -> float:
         time.sleep(POLL_S)
     seconds: float = behind.seconds_since(before)
     return seconds
+
+
+def _check_pinned(options: ServeOptions) -> None:
+    """Reject options that pin more of the host's memory, all together, than this process may use: the kernel would kill
+    it half way, and again after each restart.
+    """
+    asked = {"--weights-host-bytes": options.weights_host_bytes, "--kv-host-bytes": options.kv_host_bytes}
+    limit_bytes = host_resources.memory_limit_bytes()
+    if sum(asked.values()) > limit_bytes:
+        named = " and ".join(f"{option} {size:,}" for option, size in asked.items() if size)
+        raise StartError(f"{named}: this process may use {limit_bytes:,} bytes of the host's memory")
 
 
 def _check_batch_invariant(options: ServeOptions, dtype: torch.dtype, ops: Ops) -> None:

@@ -70,3 +70,28 @@ def test_layers_stay_on_the_host_where_that_is_possible(
         t.numel() for t in checkpoints.random_weights(checkpoints.Shape(num_layers=4)).values()
     )
     assert host_resources.memory_limit_bytes() < 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv", "copies", "why"),
+    [
+        (60, 60, WeightCopies(), "--weights-host-bytes 60 and --kv-host-bytes 60: this process may use 64 bytes"),
+        (0, 65, WeightCopies(), "--kv-host-bytes 65: this process may use 64 bytes"),
+        (32, 32, WeightCopies(), "--weights-host-bytes 32 must hold 3 layers"),  # both are pinned, and may be
+        (0, 1 << 40, None, ""),  # on a CPU the second is a file
+    ],
+)
+def test_what_is_pinned_on_the_host_is_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: int, kv: int, copies: WeightCopies | None, why: str
+) -> None:
+    folder = checkpoints.write(tmp_path / "m", checkpoints.Shape(num_layers=4))
+    options = ServeOptions(
+        model=str(folder), device="cpu", dtype="float32", weights_host_bytes=weights, kv_host_bytes=kv
+    )
+    device = placement.choose_device("cpu")
+    if not why:
+        load_model(options, folder, device, REFERENCE, lambda progress: None, copies)
+        return
+    monkeypatch.setattr(host_resources, "memory_limit_bytes", lambda: 64)
+    with pytest.raises(StartError, match=why):
+        load_model(options, folder, device, REFERENCE, lambda progress: None, copies)
