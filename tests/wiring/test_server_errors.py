@@ -52,7 +52,13 @@ def put(body, **fields):
         ("/v1/completions", put(COMPLETION, model="other"), 404, "model_not_found", "model"),
         ("/v1/completions", {"model": "tiny"}, 400, "missing_required_parameter", "prompt"),
         ("/v1/chat/completions", put(CHAT, messages=[]), 400, "invalid_value", "messages"),
-        ("/v1/chat/completions", put(CHAT, messages=[{"role": "x"}]), 400, "invalid_value", "messages[0].role"),
+        (
+            "/v1/chat/completions",
+            put(CHAT, messages=[{"role": "x y", "content": "x"}]),
+            400,
+            "invalid_value",
+            "messages[0].role",
+        ),
         (
             "/v1/chat/completions",
             put(CHAT, tools=[{"type": "function", "function": {"name": "f"}}]),

@@ -167,7 +167,7 @@ def test_wrong_calls_say_what_is_right(llm):
     with pytest.raises(ValueError, match="temprature"):
         SamplingParams(temprature=0)
     with pytest.raises(PromptError, match=r"messages\[0\].role"):
-        llm.chat([{"role": "nobody", "content": "x"}])
+        llm.chat([{"role": "no role", "content": "x"}])
     with pytest.raises(ValueError, match="n must be 1"):
         llm.stream("x", SamplingParams(n=2))
     with pytest.raises(ValueError, match="no option api_key"):
