@@ -1,14 +1,16 @@
 """Names to a replica that starts the peers of its service that serve, so that it computes what they are asked most
-before it is ready. Called at each tick. A process that does not confirm is told again while it starts.
+before it is ready. Each tick says who there is. A process that does not confirm is told again while it starts.
 """
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.observed.replica import Replica
 
+LOG: Final = logging.getLogger(__name__)
 MOST_PEERS: Final = 3
 """So many take part; a runtime refuses more."""
 
@@ -24,15 +26,31 @@ def introductions(replicas: Iterable[Replica]) -> dict[str, tuple[str, tuple[str
 
 
 class Introducer:
-    """Tells each process once."""
+    """Tells each process once, in a task of its own: no tick waits for a process that does not answer."""
 
     def __init__(self, reader: StateReader) -> None:
         self._reader = reader
+        self._found: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._told: set[str] = set()
+        self._news = asyncio.Event()
 
-    async def introduce(self, services: Iterable[Iterable[Replica]]) -> None:
-        """services: the replicas of each."""
-        found = {instance: told for replicas in services for instance, told in introductions(replicas).items()}
+    def found(self, services: Iterable[Iterable[Replica]]) -> None:
+        """services: the replicas of each, all that there are."""
+        self._found = {instance: told for replicas in services for instance, told in introductions(replicas).items()}
+        self._news.set()
+
+    async def run(self) -> None:
+        """Tell those that were found last until cancelled; the next ones when these have answered, or have not in
+        time."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._introduce(self._found)
+            except Exception:
+                LOG.exception("replicas that start were not told of their peers")
+
+    async def _introduce(self, found: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
         new = {instance: told for instance, told in found.items() if instance not in self._told}
         done = await asyncio.gather(*(self._reader.introduce(base, peers) for base, peers in new.values()))
         confirmed = {instance for instance, heard in zip(new, done, strict=True) if heard}

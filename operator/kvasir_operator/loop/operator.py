@@ -65,11 +65,11 @@ class Operator:
             cluster, self.store, self.workqueue, namespace=settings.namespace, clock=clock, interval_s=settings.resync_s
         )
         recorder = Recorder(cluster, instance=instance, clock=clock)
-        scraper = Scraper(self.store, reader, clock=clock)
+        scraper, self._introducer = Scraper(self.store, reader, clock=clock), Introducer(reader)
         self.scaler = Scaler(
             self.store,
             scraper,
-            Introducer(reader),
+            self._introducer,
             self.workqueue,
             recorder,
             self.telemetry,
@@ -128,6 +128,7 @@ class Operator:
                 await self.scaler.tick()
                 group.create_task(self.workqueue.run(self._reconcile))
                 group.create_task(self.scaler.run())
+                group.create_task(self._introducer.run())
         except* LeaseLostError as lost:
             raise lost.exceptions[0] from None
 

@@ -121,7 +121,7 @@ class Scaler:
                 await self._look(name, service)
             except Exception:
                 LOG.exception("a tick of %s failed; the others are decided for", "/".join(name))
-        await self._introducer.introduce(self._scraper.replicas(name) for name in services)
+        self._introducer.found(self._scraper.replicas(name) for name in services)
         for name in list(self.attention):
             self._workqueue.mark(name, 0.0, news=False)
         self.ticked_at = self._clock.steady()
