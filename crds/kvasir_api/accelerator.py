@@ -163,6 +163,11 @@ OF_PODS: Final = {"resource_name", "runtime_image", "pod"}
 """Fields of a class that shape its pods, besides pod_patches."""
 
 
+def pod_shape(spec: AcceleratorClassSpec) -> dict[str, Any]:
+    """What of OF_PODS differs from the contract's defaults, as JSON."""
+    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_PODS)
+
+
 class AcceleratorClass(CrdObject):
     """One kind of accelerator node, as the administrator describes it; services name it or its properties."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from kvasir_api.accelerator import OF_PODS, AcceleratorClassSpec, PodPatch
+from kvasir_api.accelerator import AcceleratorClassSpec, PodPatch, pod_shape
 from kvasir_kube.kinds import Json
 from kvasir_operator.observed.service import Observed
 
@@ -31,7 +31,7 @@ def inputs(seen: Observed, accelerator: AcceleratorClassSpec | None, patches: Se
     for name in ("servedName", "inspect"):
         parts["model"].pop(name, None)
     if accelerator is not None:
-        said = accelerator.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=OF_PODS)
+        said = pod_shape(accelerator)
         parts["acceleratorClass"] = said
         if patches:
             said["podPatches"] = [patch.model_dump(mode="json", exclude_defaults=True) for patch in patches]

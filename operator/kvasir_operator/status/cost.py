@@ -3,21 +3,38 @@
 Called when status is composed and by the loop, which exposes both as metrics. Prices are in the unit of pricePerHour.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
+from kvasir_api.accelerator import pod_shape
 from kvasir_operator.status.inputs import StatusInputs
 
 SECONDS_PER_HOUR = 3600
 
 
 def price_per_hour(found: StatusInputs) -> Mapping[str, float]:
-    """Price of the replicas that have a node, by their class; empty without a class that has a price."""
-    placed = found.resolved.placement
-    if placed.accelerator is None or not placed.accelerator.price_per_hour:
-        return {}
-    paid = sum(r.live and r.assigned for r in found.seen.replicas)
-    devices = found.seen.spec.resources.accelerator.count
-    return {placed.choice.name: float(paid * devices * placed.accelerator.price_per_hour)}
+    """Price of the replicas that have a node, by the class of their revision; empty where no class has a price."""
+    prices: dict[str, float] = {}
+    for revision, replicas in Counter(r.revision for r in found.seen.replicas if r.live and r.assigned).items():
+        name, devices = _hardware(found, revision)
+        spec = found.seen.classes.get(name)
+        if spec is not None and spec.price_per_hour:
+            prices[name] = prices.get(name, 0.0) + replicas * devices * spec.price_per_hour
+    return prices
+
+
+def _hardware(found: StatusInputs, revision: str) -> tuple[str, int]:
+    """Class and devices of a replica of that revision. A revision has what its class makes of pods, and not the name:
+    of several that make the same, and of one that has changed or gone since, the chosen class counts."""
+    chosen, known = found.resolved.placement.choice.name, found.seen.revision(revision)
+    if known is None:
+        return chosen, found.seen.spec.resources.accelerator.count
+    devices = int(known.inputs.get("resources", {}).get("accelerator", {}).get("count", 0))
+    if "acceleratorClass" not in known.inputs:
+        return "", devices
+    shape = {name: value for name, value in known.inputs["acceleratorClass"].items() if name != "podPatches"}
+    same = [name for name, spec in sorted(found.seen.classes.items()) if pod_shape(spec) == shape]
+    return (chosen if chosen in same or not same else same[0]), devices
 
 
 def tokens_per_price_unit(found: StatusInputs) -> Mapping[str, float]:

@@ -2,10 +2,11 @@
 
 import pytest
 
+from fakes.manifests import pod
 from fakes.models import words
 from fakes.operator_bench import FILE, KEY, Bench
 from kvasir_api.status import ModelStatus
-from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE
+from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE, POD
 from kvasir_operator.status import explanation
 
 CLASSES = {
@@ -68,7 +69,37 @@ async def test_the_price_is_that_of_replicas_with_a_node_and_goes_with_the_servi
     assert exposed(bench, "kvasir_service_price_per_hour") == {"a10": 3 * 200}
     await bench.put_service(replicas=3)
     await bench.turn()
+    assert exposed(bench, "kvasir_service_price_per_hour") == {"a10": 3 * 200}, "until they have left"
+    for number in range(3):
+        await bench.cluster.delete(POD, "default", f"p{number}")
+    await bench.turn()
     assert exposed(bench, "kvasir_service_price_per_hour") == {}
     await bench.cluster.delete(INFERENCE_SERVICE, *KEY)
     await bench.turn()
     assert "tiny" not in bench.operator.telemetry.text().decode()
+
+
+@pytest.mark.parametrize(
+    ("after", "prices"),
+    [
+        ({"count": 1, "classes": ["l40"]}, {"h200": 2 * 400, "l40": 90}),
+        ({"count": 0}, {"h200": 2 * 400}),  # the next ones run on processors, which have no price
+    ],
+)
+async def test_each_replica_costs_what_the_class_of_its_revision_costs(after, prices):
+    bench = Bench()
+    for name, price in {"h200": 400, "l40": 90}.items():
+        spec = {"memory": "48Gi", "pricePerHour": price, "pod": {"nodeSelector": {"card": name}}}
+        await bench.cluster.put(ACCELERATOR_CLASS, {"metadata": {"name": name}, "spec": spec})
+    model = {"uri": FILE["model"]["uri"], "inspect": "Never"}
+    before = {"count": 1, "classes": ["h200"]}
+    await bench.put_service(model=model, replicas=3, resources={"accelerator": before})
+    await bench.turn()
+    await bench.put_pods(2)
+    await bench.put_service(model=model, replicas=3, resources={"accelerator": after})
+    for _ in range(3):
+        await bench.turn()
+    revision = bench.status()["rollout"]["currentRevision"]
+    await bench.cluster.put(POD, pod("new", revision=revision, ready=True, ip="10.0.0.9"))
+    await bench.turn()
+    assert exposed(bench, "kvasir_service_price_per_hour") == prices
