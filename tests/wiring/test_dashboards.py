@@ -31,7 +31,8 @@ from kvasir_kube.kinds import ACCELERATOR_CLASS, INFERENCE_SERVICE
 MONITORING = Path(__file__).parents[2] / "manifests" / "components" / "monitoring"
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
 NAMESPACE, SERVICE = KEY
-SCRAPES = "200ms"
+SCRAPES, EVALUATIONS = "2s", "200ms"
+"""No scrape may take longer than the interval, and the first ones of a busy machine take a second."""
 PLACES = {"$__rate_interval": "1m", "$namespace": NAMESPACE, "$service": SERVICE, "$pod": ".*"}
 H100 = {
     "memory": "80Gi",
@@ -52,7 +53,7 @@ async def prometheus(folder: Path, **targets: tuple[str, dict[str, str]]):
     """One that scrapes and has our rules. targets: address and labels by job, as the monitors give them."""
     rules = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]
     config = {
-        "global": {"scrape_interval": SCRAPES, "scrape_timeout": SCRAPES, "evaluation_interval": SCRAPES},
+        "global": {"scrape_interval": SCRAPES, "scrape_timeout": SCRAPES, "evaluation_interval": EVALUATIONS},
         "rule_files": ["rules.yml"],
         "scrape_configs": [
             {
