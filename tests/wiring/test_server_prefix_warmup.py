@@ -1,17 +1,20 @@
 """Two real servers: the second computes what the first is asked most, before it is ready and for a bounded time."""
 
 import contextlib
+import os
 import socket
 import sys
 import threading
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 
 from fakes import checkpoints
-from fakes.api_process import api_process
+from fakes.api_process import DEADLINE_S, api_process
 
 REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
+HELD = (sys.executable, str(Path(checkpoints.__file__).with_name("serve_held.py")))
 SYSTEM = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
 ARGS = ("--kv-cache-tokens", "4096", "--device", "cpu", "--served-model-name", "tiny")
 
@@ -36,25 +39,34 @@ def told(server, *bases):
     return server.ask(f"/peers?{urlencode([('address', base) for base in bases])}", ops=True, method="POST")
 
 
+@contextlib.contextmanager
+def starting(model, folder, *args):
+    """A server that loads its model once the function that comes with it is called."""
+    os.mkfifo(pipe := folder / "held")
+    with api_process(model, *ARGS, *args, command=HELD, env={"KVASIR_HELD": str(pipe)}, wait="listening") as server:
+        yield server, lambda: pipe.write_bytes(b"")
+
+
 def ops(server):
     return f"http://{server.ops[0]}:{server.ops[1]}"
 
 
-def test_the_second_replica_has_what_the_first_is_asked_most(model):
+def test_the_second_replica_has_what_the_first_is_asked_most(model, tmp_path):
     with api_process(model, *ARGS, command=REAL) as first:
         for number in range(3):
             cached(first, f"{SYSTEM}question {number}")
             cached(first, f"private {SYSTEM}{number}", salt="tenant-a")
         cached(first, f"asked once {SYSTEM}")
-        with api_process(model, *ARGS, command=REAL, wait="listening") as second:
+        with starting(model, tmp_path) as (second, load):
             assert told(second, ops(first)).json == {"peers": 1}
+            load()
             second.wait_ready()
+            assert "computed 2 prefixes of 1 peers" in second.output()
             assert cached(second, f"{SYSTEM}a new question") >= 128
             # A salt stays a salt: others find nothing of it, and its own requests do.
             assert cached(second, f"private {SYSTEM}9") == 0
             assert cached(second, f"private {SYSTEM}9", salt="tenant-a") >= 128
             assert cached(second, f"asked once {SYSTEM}") == 0
-            assert second.state()["start"]["warm_s"] > 0
             assert told(second, ops(first)).status == 409
             assert second.ask("/prefixes?top=4").status == 404, "clients cannot read what others ask"
         assert first.ask("/prefixes", ops=True).json["prefixes"]
@@ -93,18 +105,41 @@ def endless(connection):
         connection.sendall(b"1," * 32768)
 
 
-def lying(connection):
-    document = b'{"tokenizer": "another", "prefixes": [{"ids": [1, 2, 3], "hits": 9}]}'
-    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(document), document))
+def answering(body):
+    def answer(connection):
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    return answer
 
 
-def test_peers_that_are_silent_endless_or_wrong_do_not_keep_it_from_being_ready(model):
-    with peer(silent) as one, peer(endless) as other, peer(lying) as third:
-        arguments = (*ARGS, "--prefix-warmup-seconds", "2")
-        with api_process(model, *arguments, command=REAL, wait="listening") as server:
-            assert told(server, "http://peer.example:8001").status == 422
-            assert told(server, one, other, third).json == {"peers": 3}
-            server.wait_ready()
-            assert server.state()["start"]["warm_s"] > 0.4
-            assert "3 peers gave no usable answer" in server.output()
-            assert cached(server, SYSTEM) == 0
+LYING = answering(b'{"tokenizer": "another", "prefixes": [{"ids": [1, 2, 3], "hits": 9}]}')
+NO_TEXT = answering(b'{"tokenizer": "\xff\xfe", "prefixes": []}')
+DEEP = answering(b'{"tokenizer": "", "prefixes": [], "more": ' + b"[" * 100_000)
+
+
+@pytest.mark.parametrize("answers", [(silent, endless, LYING), (NO_TEXT, DEEP, LYING)], ids=["slow", "malformed"])
+def test_peers_that_are_silent_endless_or_wrong_do_not_keep_it_from_being_ready(model, tmp_path, answers):
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(peer(answer)) for answer in answers]
+        server, load = stack.enter_context(starting(model, tmp_path, "--prefix-warmup-seconds", "2"))
+        assert told(server, "http://peer.example:8001").status == 422
+        assert told(server, *peers).json == {"peers": 3}
+        load()
+        server.wait_ready()
+        assert "3 peers gave no usable answer" in server.output()
+        assert cached(server, SYSTEM) == 0
+
+
+def test_peers_come_too_late_once_those_that_were_named_are_read(model, tmp_path):
+    asked = threading.Event()
+
+    def asks(connection):
+        asked.set()
+        connection.recv(1)
+
+    with peer(asks) as base, starting(model, tmp_path, "--prefix-warmup-seconds", "8") as (server, load):
+        assert told(server, base).json == {"peers": 1}
+        load()
+        assert asked.wait(DEADLINE_S)
+        late = told(server, base)
+        assert (late.status, server.state()["phase"]) == (409, "warming")

@@ -52,7 +52,7 @@ class AppState:
     """names: what clients call the model, the first of them in metrics. created: unix seconds of the start.
 
     instance: names this process in /state and in the ids of what only it holds. peers: ops ports of replicas that
-    served while this one started. hot_prefixes: what clients ask most.
+    served while this one started; peers_taken: others are named too late. hot_prefixes: what clients ask most.
     """
 
     options: ServeOptions
@@ -70,6 +70,7 @@ class AppState:
     registry: RequestRegistry = field(init=False, default_factory=RequestRegistry)
     tracing: Tracer | None = field(init=False, default=None)
     peers: tuple[str, ...] = field(init=False, default=())
+    peers_taken: bool = field(init=False, default=False)
     hot_prefixes: HotPrefixes = field(init=False, default_factory=lambda: HotPrefixes(PIECE_TOKENS))
     num_active: int = field(init=False, default=0)
     num_preparing: int = field(init=False, default=0)
@@ -82,6 +83,11 @@ class AppState:
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
         self.idle = asyncio.Event()
         self.idle.set()
+
+    def take_peers(self) -> tuple[str, ...]:
+        """The peers to be asked, from now on no others."""
+        self.peers_taken = True
+        return self.peers
 
     def begin_request(self) -> None:
         """A request is being served; the process waits for it before it ends."""

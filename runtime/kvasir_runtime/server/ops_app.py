@@ -114,7 +114,7 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
         """Ops ports of replicas that serve already, to be asked before this one is ready."""
         if not all(map(prefix_warmup.is_address, address)):
             return json_response({"error": "an address is http://, an IP address and a port"}, status=422)
-        if app_state.lifecycle.was_ready:
-            return json_response({"error": "the start is over"}, status=409)
+        if app_state.peers_taken:
+            return json_response({"error": "the model is loaded: no peers are asked any more"}, status=409)
         app_state.peers = tuple(address)
         return json_response({"peers": len(address)})

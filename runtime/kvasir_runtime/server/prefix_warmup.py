@@ -126,8 +126,8 @@ async def _fetch(peers: Sequence[str], limit_s: float) -> list[SharedPrefixes | 
                         if len(body) > MOST_BYTES:
                             return None
                     return msgspec.json.decode(body, type=SharedPrefixes) if response.status == 200 else None
-            except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError):
-                return None
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError):
+                return None  # ValueError: of msgspec, and UnicodeDecodeError; RecursionError: of deep nesting
 
         return list(await asyncio.gather(*map(ask, peers)))
 

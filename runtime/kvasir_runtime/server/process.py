@@ -180,11 +180,15 @@ class ServeProcess:
 
     async def _warm_prefixes(self, served: ServedModel, ready: EngineFacts) -> None:
         """Compute what peers are asked most, where the operator has named some."""
-        limit_s, peers = self._options.prefix_warmup_seconds, self._app_state.peers
+        limit_s, peers = self._options.prefix_warmup_seconds, self._app_state.take_peers()
         if not peers or not limit_s or not self._options.prefix_cache or ready.head != "vocabulary":
             return
         self._app_state.lifecycle.advance("warming", 1.0, message="computing what other replicas are asked most")
-        warmed = await prefix_warmup.warm(peers, served.client, ready, served.profile.tokenizer, limit_s=limit_s)
+        try:
+            warmed = await prefix_warmup.warm(peers, served.client, ready, served.profile.tokenizer, limit_s=limit_s)
+        except Exception:
+            log.exception("computing what other replicas are asked most failed; this one starts without")
+            return
         served.start = msgspec.structs.replace(served.start, warm_s=served.start.warm_s + warmed.seconds)
         log.info(
             "computed %d prefixes of %d peers, %d tokens in %.1f s; %d peers gave no usable answer",
