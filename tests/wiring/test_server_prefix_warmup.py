@@ -130,6 +130,16 @@ def test_peers_that_are_silent_endless_or_wrong_do_not_keep_it_from_being_ready(
         assert cached(server, SYSTEM) == 0
 
 
+def test_choices_count_once_and_nothing_is_noted_where_no_replica_asks(model):
+    several = {"model": "tiny", "prompt": SYSTEM, "max_tokens": 2, "n": 4, "temperature": 1}
+    for seconds, found in (("10", 1), ("0", 0)):
+        with api_process(model, *ARGS, "--prefix-warmup-seconds", seconds, command=REAL) as server:
+            assert server.ask("/v1/completions", several).status == 200
+            assert server.ask("/prefixes", ops=True).json["prefixes"] == []
+            assert server.ask("/v1/completions", several).status == 200
+            assert [p["hits"] for p in server.ask("/prefixes", ops=True).json["prefixes"]] == [2.0] * found
+
+
 def test_peers_come_too_late_once_those_that_were_named_are_read(model, tmp_path):
     asked = threading.Event()
 

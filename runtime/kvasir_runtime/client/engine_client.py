@@ -38,7 +38,7 @@ class EngineClient:
     """Routes of all live sequences, and the last state of the engine.
 
     address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
-    on_step with the tokens that each step of the engine computed, on_submit with each request that is sent.
+    on_step with the tokens that each step of the engine computed.
     ready is None until the engine takes requests, hash_salt empty; state is its last snapshot.
     """
 
@@ -49,13 +49,11 @@ class EngineClient:
         clock: Callable[[], float] = time.monotonic,
         on_progress: Callable[[wire.Progress], None] = lambda _: None,
         on_step: Callable[[int], None] = lambda _: None,
-        on_submit: Callable[[wire.EngineRequest], None] = lambda _: None,
     ) -> None:
         self._address = address
         self._clock = clock
         self._on_progress = on_progress
         self._on_step = on_step
-        self._on_submit = on_submit
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -119,7 +117,6 @@ class EngineClient:
                 request = msgspec.structs.replace(request, prompt=())
             if not request.follows:
                 self._send(wire.Submit(request))
-                self._on_submit(request)
 
     def abort(self, request_id: str, *, stopped: bool = False) -> None:
         """Free a sequence's blocks at the next step; stopped when a stop string ended it. No output follows."""

@@ -5,6 +5,7 @@ Built once by the process. The probes answer from what the process knows, withou
 never fails one; the liveness probe fails when the engine has sent nothing for much longer than any step takes.
 """
 
+import asyncio
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query
@@ -94,7 +95,7 @@ def _add_reset(app: FastAPI, app_state: AppState) -> None:
             return json_response({"error": error, "tenant": tenant}, status=404)
         for owner in owners:
             app_state.served_model.client.forget(owner)
-        app_state.hot_prefixes.forget()
+            app_state.hot_prefixes.forget(owner)
         return json_response({"reset": True})
 
 
@@ -104,7 +105,8 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
         """Token ids of what clients ask most, with the salts of their requests: for a replica that starts."""
         if app_state.served_model is None:
             return json_response({"error": "no model is loaded"}, status=503)
-        document = prefix_warmup.shared(app_state.hot_prefixes, app_state.served_model.profile.tokenizer, top)
+        tokenizer, hot = app_state.served_model.profile.tokenizer, app_state.hot_prefixes.frozen()
+        document = await asyncio.to_thread(prefix_warmup.shared, hot, tokenizer, top)
         return Response(document, media_type="application/json")
 
     @app.post(names.PATH_PEERS)

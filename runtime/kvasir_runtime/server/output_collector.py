@@ -4,7 +4,7 @@ One OutputCollector for each request, used by its response on the event loop: on
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,7 +20,7 @@ from kvasir_runtime.server.api.serializer import RequestUsage
 from kvasir_runtime.server.observability.request_metrics import RequestMetrics, SequenceStats
 from kvasir_runtime.server.observability.tracing import RequestTrace, asked
 from kvasir_runtime.server.request_registry import RequestRegistry
-from kvasir_runtime.wire import EngineOutput, FinishReason
+from kvasir_runtime.wire import EngineOutput, EngineRequest, FinishReason
 
 KEEP_ALIVE_S: Final = 15.0
 WRITE_TIMEOUT_S: Final = 120.0
@@ -37,6 +37,7 @@ class ServingContext:
 
     keep_alive_s: without output, until a stream shows a sign of life. write_timeout_s: for a client that reads nothing.
     tool_result_timeout_s: how long an answer whose turn has ended waits for the next result of a tool.
+    on_submit is called once for each HTTP request that generates, with its sequences.
     """
 
     client: EngineClient
@@ -47,6 +48,7 @@ class ServingContext:
     keep_alive_s: float = KEEP_ALIVE_S
     write_timeout_s: float = WRITE_TIMEOUT_S
     tool_result_timeout_s: float = TOOL_RESULT_TIMEOUT_S
+    on_submit: Callable[[Sequence[EngineRequest]], None] = lambda _: None
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class OutputCollector:
         """Send the request to the engine. Raises EngineDeadError."""
         self._submitted = self._clock()
         self._client.submit(self.request.requests, self.queue)
+        self._context.on_submit(self.request.requests)
 
     def abort(self) -> None:
         """End it because a client aborts it: its blocks are free a step later, and its response is an error."""

@@ -9,23 +9,24 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from kvasir_api import names
 from kvasir_runtime.client.engine_client import EngineClient, EngineDeadError
 from kvasir_runtime.client.event_queue import EventQueue
-from kvasir_runtime.client.hot_prefixes import HotPrefixes
+from kvasir_runtime.client.hot_prefixes import FrozenPrefixes
 from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineFacts, EngineRequest, SamplingConfig, packed_ids
 
 PIECE_TOKENS: Final = 64
 MOST_PEERS: Final = 3
 MOST_PREFIXES: Final = 64
+MOST_TOKENS: Final = 256 * 1024
+"""Of one answer: 2 MB of JSON, more than half of most caches hold."""
 MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_ASK_S: Final = 2.0
 """A peer that has not answered by then is gone without; it takes no more than a quarter of the time in all."""
@@ -36,11 +37,16 @@ PROBE: Final = "The 7 quick brown foxes — naïve, über, 日本語 — jump;\n
 
 
 class SharedPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids with which prompts of this salt (hex) begin, and how many lately."""
+    """Token ids with which prompts of this salt (hex) begin, and how many lately.
+
+    The ids stand behind the first `kept` ids of the prefix at index `follows` of the same document, -1 for none.
+    """
 
     ids: list[int]
     salt: str = ""
     hits: float = 0.0
+    follows: int = -1
+    kept: int = 0
 
 
 class SharedPrefixes(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +56,27 @@ class SharedPrefixes(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: list[SharedPrefix]
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedPrefix:
+    """All ids of a beginning that a peer offers."""
+
+    salt: bytes
+    ids: tuple[int, ...]
+    hits: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPrefix:
+    """What is to be computed. new: how many of the ids no prefix before it has."""
+
+    salt: bytes
+    ids: tuple[int, ...]
+    new: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmedPrefixes:
-    """What was computed. silent: peers without a usable answer."""
+    """What was computed; tokens that several prefixes have count once. silent: peers without a usable answer."""
 
     prefixes: int = 0
     tokens: int = 0
@@ -60,9 +84,12 @@ class WarmedPrefixes:
     silent: int = 0
 
 
-def shared(hot: HotPrefixes, tokenizer: Tokenizer, count: int) -> bytes:
-    """The document for a peer."""
-    found = [SharedPrefix(ids=list(p.ids), salt=p.salt.hex(), hits=p.hits) for p in hot.top(count)]
+def shared(hot: FrozenPrefixes, tokenizer: Tokenizer, count: int) -> bytes:
+    """The document for a peer. Takes some hundredths of a second: not for the event loop."""
+    found = [
+        SharedPrefix(ids=list(p.ids), salt=p.salt.hex(), hits=p.hits, follows=p.follows, kept=p.kept)
+        for p in hot.top(count, MOST_TOKENS)
+    ]
     return msgspec.json.encode(SharedPrefixes(tokenizer=tokenizer_digest(tokenizer), prefixes=found))
 
 
@@ -85,7 +112,7 @@ async def warm(
     answers = await _fetch(peers[:MOST_PEERS], min(MOST_ASK_S, limit_s / 4))
     digest = tokenizer_digest(tokenizer)
     usable = [answer for answer in answers if answer is not None and answer.tokenizer == digest]
-    prompts = chosen([p for answer in usable for p in answer.prefixes], facts)
+    prompts = chosen([p for answer in usable for p in offered(answer.prefixes, facts)], facts)
     left_s = limit_s - (time.monotonic() - began)
     done, tokens = await _computed(prompts, client, left_s) if prompts else (0, 0)
     return WarmedPrefixes(
@@ -93,20 +120,51 @@ async def warm(
     )
 
 
-def chosen(offered: Sequence[SharedPrefix], facts: EngineFacts) -> list[tuple[bytes, tuple[int, ...]]]:
-    """Salts and ids to compute, hottest first, within what the model takes and the share of the cache."""
-    left = int(MOST_CACHE_FRACTION * facts.capacity_tokens)
-    found: dict[tuple[bytes, tuple[int, ...]], None] = {}
-    for prefix in sorted(offered, key=lambda p: -p.hits * len(p.ids))[: MOST_PEERS * MOST_PREFIXES]:
-        ids = tuple(prefix.ids)
-        fits = 0 < len(ids) < facts.max_cached_tokens and len(ids) <= left
-        if not fits or not all(0 <= id_ < facts.vocab_size for id_ in ids):
+def offered(prefixes: Sequence[SharedPrefix], facts: EngineFacts) -> list[OfferedPrefix]:
+    """The prefixes of a document in full, without those that the model does not take and what follows them."""
+    found: dict[int, OfferedPrefix] = {}
+    for number, prefix in enumerate(prefixes[:MOST_PREFIXES]):
+        before = found.get(prefix.follows)
+        if (before is None) != (prefix.follows == -1) or not all(0 <= id_ < facts.vocab_size for id_ in prefix.ids):
             continue
-        with suppress(ValueError):
-            key = (bytes.fromhex(prefix.salt), ids)
-            left -= 0 if key in found else len(ids)
-            found[key] = None
-    return list(found)
+        try:
+            salt = bytes.fromhex(prefix.salt)
+        except ValueError:
+            continue
+        kept = before.ids[: max(prefix.kept, 0)] if before is not None else ()
+        if 0 < len(kept) + len(prefix.ids) < facts.max_cached_tokens:
+            found[number] = OfferedPrefix(salt, (*kept, *prefix.ids), prefix.hits)
+    return list(found.values())
+
+
+def chosen(prefixes: Sequence[OfferedPrefix], facts: EngineFacts) -> list[ChosenPrefix]:
+    """What to compute, hottest first, within the share of the cache; tokens that several begin with count once."""
+    left = int(MOST_CACHE_FRACTION * facts.capacity_tokens)
+    found: list[ChosenPrefix] = []
+    trees: dict[Any, Any] = {}
+    for prefix in sorted(prefixes, key=lambda p: -p.hits * len(p.ids)):
+        new = _behind_known(trees.get(prefix.salt, {}), prefix.ids)
+        if 0 < new <= left:
+            left -= new
+            found.append(ChosenPrefix(prefix.salt, prefix.ids, new))
+            node = trees.setdefault(prefix.salt, {})
+            for piece in _pieces(prefix.ids):
+                node = node.setdefault(piece, {})
+    return found
+
+
+def _behind_known(tree: dict[Any, Any], ids: tuple[int, ...]) -> int:
+    """How many ids are left behind the pieces that the tree has."""
+    known = 0
+    for piece in _pieces(ids):
+        if piece not in tree:
+            break
+        tree, known = tree[piece], known + len(piece)
+    return len(ids) - known
+
+
+def _pieces(ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    return (ids[start : start + PIECE_TOKENS] for start in range(0, len(ids), PIECE_TOKENS))
 
 
 async def _fetch(peers: Sequence[str], limit_s: float) -> list[SharedPrefixes | None]:
@@ -132,20 +190,18 @@ async def _fetch(peers: Sequence[str], limit_s: float) -> list[SharedPrefixes | 
         return list(await asyncio.gather(*map(ask, peers)))
 
 
-async def _computed(
-    prompts: Sequence[tuple[bytes, tuple[int, ...]]], client: EngineClient, limit_s: float
-) -> tuple[int, int]:
+async def _computed(prompts: Sequence[ChosenPrefix], client: EngineClient, limit_s: float) -> tuple[int, int]:
     """How many were computed in time, and their tokens; the rest is aborted."""
     deadline = time.monotonic() + limit_s
     requests = [
         EngineRequest(
             request_id=f"warmup-{number}",
-            prompt=ids,
-            packed_prompt=packed_ids(ids),
+            prompt=prefix.ids,
+            packed_prompt=packed_ids(prefix.ids),
             sampling=SamplingConfig(temperature=0.0, max_tokens=1, ignore_eos=True),
-            salt=salt,
+            salt=prefix.salt,
         )
-        for number, (salt, ids) in enumerate(prompts)
+        for number, prefix in enumerate(prompts)
     ]
     queue, waiting, done, tokens = EventQueue(), {r.request_id for r in requests}, 0, 0
     try:
@@ -155,7 +211,7 @@ async def _computed(
                 if event.finish_reason is not None:
                     waiting.discard(event.request_id)
                 if event.finish_reason in ("length", "stop"):
-                    done, tokens = done + 1, tokens + len(prompts[index][1])
+                    done, tokens = done + 1, tokens + prompts[index].new
     except EngineDeadError:
         pass  # the process ends for it
     for request_id in waiting:

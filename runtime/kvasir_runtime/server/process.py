@@ -209,7 +209,6 @@ class ServeProcess:
             self._child.address,
             on_progress=self._on_progress,
             on_step=self._app_state.metrics.step,
-            on_submit=self._app_state.hot_prefixes.note if self._options.prefix_cache else lambda _: None,
         )
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))

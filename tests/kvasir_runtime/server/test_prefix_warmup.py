@@ -3,31 +3,48 @@
 import pytest
 
 from fakes.engine_facts import engine_facts
-from kvasir_runtime.server.prefix_warmup import SharedPrefix, chosen, is_address
+from kvasir_runtime.server.prefix_warmup import OfferedPrefix, SharedPrefix, chosen, is_address, offered
 
 FACTS = engine_facts(max_model_len=16, max_sequences=2, max_batch_tokens=8, vocab_size=100)
 
 
-def offered(*ids, hits=1.0, salt=""):
-    return SharedPrefix(ids=list(ids), hits=hits, salt=salt)
+def prefix(*ids, hits=1.0, salt="", **place):
+    return SharedPrefix(ids=list(ids), hits=hits, salt=salt, **place)
 
 
 @pytest.mark.parametrize(
     ("prefixes", "prompts"),
     [
         ([], []),
-        ([offered(1, 2), offered(3, 4, hits=2.0)], [(3, 4), (1, 2)]),
-        ([offered(1, 2), offered(1, 2)], [(1, 2)]),
-        ([offered(1, 2), offered(1, 2, salt="61")], [(1, 2), (1, 2)]),
+        ([prefix(1, 2), prefix(3, 4, hits=2.0)], [(3, 4), (1, 2)]),
+        ([prefix(1, 2), prefix(1, 2)], [(1, 2)]),
+        ([prefix(1, 2), prefix(1, 2, salt="61")], [(1, 2), (1, 2)]),
         # nothing that the model has no ids for, that is longer than it takes, or is no salt
-        ([offered(1, 100), offered(-1), offered(), offered(*range(16)), offered(5, salt="x"), offered(7)], [(7,)]),
+        ([prefix(1, 100), prefix(-1), prefix(), prefix(*range(16)), prefix(5, salt="x"), prefix(7)], [(7,)]),
         # half of the cache is 20 tokens
-        ([offered(*range(n, n + 12), hits=9 - n) for n in range(3)], [tuple(range(12))]),
-        ([offered(*range(12), hits=9), offered(*range(8), hits=2)], [tuple(range(12)), tuple(range(8))]),
+        ([prefix(*range(n, n + 12), hits=9 - n) for n in range(3)], [tuple(range(12))]),
+        ([prefix(*range(12), hits=9), prefix(*range(8), hits=2)], [tuple(range(12)), tuple(range(8))]),
+        # behind others
+        ([prefix(1, 2, 3, hits=9), prefix(4, follows=0, kept=2)], [(1, 2, 3), (1, 2, 4)]),
+        ([prefix(1, 2, hits=9), prefix(follows=0, kept=1), prefix(4, follows=1, kept=1)], [(1, 2), (1, 4), (1,)]),
+        ([prefix(1, 2), prefix(3, follows=1, kept=1), prefix(3, follows=7), prefix(3, follows=-2)], [(1, 2)]),
+        ([prefix(100), prefix(3, follows=0, kept=1), prefix(4, follows=1, kept=1)], []),
+        ([prefix(*range(9)), prefix(*range(9), follows=0, kept=9)], [tuple(range(9))]),
+        ([prefix(1, 2), prefix(3, 4, follows=0, kept=-1)], [(1, 2), (3, 4)]),
     ],
 )
 def test_what_is_computed_of_what_is_offered(prefixes, prompts):
-    assert [ids for _, ids in chosen(prefixes, FACTS)] == prompts
+    assert [p.ids for p in chosen(offered(prefixes, FACTS), FACTS)] == prompts
+
+
+def test_what_prefixes_share_takes_its_part_of_the_cache_once():
+    facts = engine_facts(max_model_len=1000, num_blocks=300, vocab_size=100)  # half of the cache is 600 tokens
+    shared = (1,) * 512
+    prefixes = [OfferedPrefix(b"", (*shared, n, n), hits=9.0) for n in range(64)]
+    found = chosen(prefixes, facts)
+    assert [p.new for p in found] == [514, *[2] * 43]
+    assert chosen([*prefixes[:1], OfferedPrefix(b"", shared)], facts) == found[:1], "it is a beginning of another"
+    assert len(chosen([prefixes[0], OfferedPrefix(b"a", prefixes[1].ids)], facts)) == 1, "salts share nothing"
 
 
 @pytest.mark.parametrize(

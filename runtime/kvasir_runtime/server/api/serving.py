@@ -146,13 +146,15 @@ def client_of(request: Request) -> str:
 
 
 def serving_context(app_state: AppState, served_model: ServedModel) -> ServingContext:
-    """What responses need of the process."""
+    """What responses need of the process. Prompts are noted only for replicas that may ask for them."""
+    noted = app_state.options.prefix_cache and app_state.options.prefix_warmup_seconds > 0
     return ServingContext(
         client=served_model.client,
         tokenizer=served_model.profile.tokenizer,
         metrics=app_state.metrics,
         registry=app_state.registry,
         clock=app_state.clock,
+        on_submit=app_state.hot_prefixes.note if noted else lambda _: None,
     )
 
 
