@@ -255,9 +255,13 @@ class GrammarMasks:
         self._forbid(
             allowed, [places[chunk.index] for _, chunk in beams], self._filled(batch)[[number for number, _ in beams]]
         )
-        for _, chunk in beams:
-            if not isinstance(chunk.matcher, str) and chunk.matcher.is_checked and chunk.index not in batch.dropped:
-                beam_candidates.keep_admitted(allowed[places[chunk.index]], chunk.matcher)
+        checked = {
+            places[chunk.index]: chunk.matcher
+            for _, chunk in beams
+            if not isinstance(chunk.matcher, str) and chunk.matcher.is_checked and chunk.index not in batch.dropped
+        }
+        if checked:
+            beam_candidates.keep_admitted(allowed, checked)
         return allowed
 
     def checked(
