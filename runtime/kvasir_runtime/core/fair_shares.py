@@ -2,12 +2,13 @@
 
 Called by the scheduler and its queue. Virtual token counters after Sheng et al. 2024 ("Fairness in Serving Large
 Language Models"): a token of a prompt that had to be computed counts 1, a token of an answer 2, both divided by the
-tenant's weight. A tenant that comes back is lifted to the level of service at which the queue stands, so that nothing
-is saved up by being away. Between two tenants that always wait, services divided by weights differ by what is in flight
-at most. Tokens of answers are counted when a choice depends on them, not with every token.
+tenant's weight. A tenant that comes back is lifted to the least served of those that wait, so that nothing is saved up
+by being away, and nothing that a tenant was served out of turn is forgiven. Between two tenants that always wait,
+services divided by weights differ by what is in flight at most. Tokens of answers are counted when a choice depends on
+them, not with every token.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from kvasir_runtime.core.kinds.interface import RequestKind
@@ -19,7 +20,7 @@ KEPT_TENANTS: Final = 1024
 
 
 class FairShares:
-    """level: the counter of the tenant that was chosen last, below which no counter that matters is."""
+    """level: the least counter of those that waited when a tenant came last, below which no counter that matters is."""
 
     __slots__ = ("_counters", "level")
 
@@ -31,19 +32,26 @@ class FairShares:
         """Weighted tokens that a tenant was served; at least the level."""
         return max(self.level, self._counters.get(tenant, 0.0))
 
-    def begin(self) -> None:
-        """A request arrives and none waits: what was served so far kept none waiting, and counts no more."""
-        self._counters.clear()
-        self.level = 0.0
+    def queued(self, kind: RequestKind, waiting: Collection[str], running: Iterable[RequestKind]) -> None:
+        """A request comes to wait. waiting: tenants that do; where none does, what was served so far kept none
+        waiting, and counts no more. running: requests that run.
+        """
+        if not waiting:
+            self._counters.clear()
+            self.level = 0.0
+            return
+        if kind.request.request.tenant in waiting:
+            return
+        self.settle(running)
+        self.level = min(map(self.counter, waiting))
+        if len(self._counters) > KEPT_TENANTS:
+            self._counters = {name: count for name, count in self._counters.items() if count > self.level}
 
     def admitted(self, kind: RequestKind, prompt_tokens: int) -> None:
         """A request got its row. prompt_tokens: to be computed of its prompt, 0 where they were counted before."""
         request = kind.request
-        self.level = self.counter(request.request.tenant)
         self._charge(request.request.tenant, PROMPT_COST * prompt_tokens / request.request.weight)
         request.uncounted = kind.remaining
-        if len(self._counters) > KEPT_TENANTS:
-            self._counters = {name: count for name, count in self._counters.items() if count > self.level}
 
     def settle(self, kinds: Iterable[RequestKind]) -> None:
         """Count what these running requests generated since they were counted last."""

@@ -88,9 +88,7 @@ class Scheduler:
         kind.request.uncached_estimate = request.prompt_tokens - hit * self.limits.block_size
         self._requests[request.request_id] = kind
         kind.request.number = self._counters.arrivals
-        if not len(self._waiting):
-            self._shares.begin()
-        self._waiting.add(kind)
+        self._queue(kind)
         self._counters.arrived(kind.request)
         return None
 
@@ -275,7 +273,7 @@ class Scheduler:
 
     def _admit(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
         """Give rows to waiting requests."""
-        if self._waiting.num_tenants > 1:
+        if len(self._waiting.tenants) > 1:
             self._shares.settle(self._running.values())
         due = self._admission.due(
             builder, prompts, self._rows, now=now, collected=self._collected, token_s=self._budget.token_s
@@ -342,6 +340,11 @@ class Scheduler:
         self._counters.preemptions += 1
         self._publisher.extend_hashes(sequence)
         request.uncached_estimate = uncached_estimate(kind, self._is_cached, self.limits.block_size)
+        self._queue(kind)
+
+    def _queue(self, kind: RequestKind) -> None:
+        """One more that waits, for the first time or after a preemption."""
+        self._shares.queued(kind, self._waiting.tenants, self._running.values())
         self._waiting.add(kind)
 
     def _end(self, kind: RequestKind, now: float, *, aborted: bool, invalid: bool = False) -> None:

@@ -14,7 +14,8 @@ A preempted request returns with the deadline that it had.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -49,10 +50,12 @@ class _Flow:
 class WaitingQueue:
     """Joining and leaving, from the middle included, cost the logarithm of the length; a choice the number of flows."""
 
-    __slots__ = ("_flows", "_length", "uncached_tokens")
+    __slots__ = ("_flows", "_length", "_tenants", "uncached_tokens")
 
     def __init__(self) -> None:
         self._flows: dict[tuple[int, str], _Flow] = {}
+        self._tenants: Counter[str] = Counter()
+        """Flows of each."""
         self._length = 0
         self.uncached_tokens = 0
 
@@ -60,9 +63,9 @@ class WaitingQueue:
         return self._length
 
     @property
-    def num_tenants(self) -> int:
-        """Tenants that wait."""
-        return len({flow.tenant for flow in self._flows.values()})
+    def tenants(self) -> Collection[str]:
+        """Those that wait."""
+        return self._tenants.keys()
 
     def add(self, kind: RequestKind) -> None:
         """An arrival, or a preempted request."""
@@ -71,6 +74,7 @@ class WaitingQueue:
         flow = self._flows.get(key)
         if flow is None:
             flow = self._flows[key] = _Flow(*key)
+            self._tenants[flow.tenant] += 1
         insort(flow.entries, _entry(kind))
         self._length += 1
         self.uncached_tokens += request.uncached_estimate
@@ -84,6 +88,9 @@ class WaitingQueue:
             flow.served_at = admitted_at
         if not flow.entries:
             del self._flows[key]
+            self._tenants[flow.tenant] -= 1
+            if not self._tenants[flow.tenant]:
+                del self._tenants[flow.tenant]
         self._length -= 1
         self.uncached_tokens -= kind.request.uncached_estimate
 

@@ -1,5 +1,6 @@
 """Shares of tenants: what is counted, and how far tenants that always wait can come apart."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,23 +35,50 @@ def test_cached_tokens_and_preemptions_are_free():
     served = serving(runner=FakeRunner(model=NO_EOS), num_blocks=9)
     served.submit(request("a", range(1, 8), max_tokens=20, tenant="a"))
     served.submit(request("b", range(2, 9), max_tokens=20, tenant="b"))
+    served.submit(request("w", [9] * 28, max_tokens=1, tenant="w", priority=9))  # so that one always waits
     served.finish()
     assert served.scheduler._counters.preemptions == 1
     assert spent(served, "a") == spent(served, "b") == 7 + 40
-    served.submit(request("c", range(1, 8), max_tokens=1, tenant="c"))
-    served.finish()
+    for tenant in ("warm", "c"):
+        served.submit(request(tenant, range(1, 8), max_tokens=1, tenant=tenant))
+        served.finish()
     assert spent(served, "c") == 7 - 4 + 2
     assert spent(served, "a") == 0, "while none waits, nothing is held against anyone"
 
 
 def test_a_tenant_that_was_away_has_saved_up_nothing():
     shares, served = FairShares(), endless()
-    served.submit(request("a", [1] * 10, tenant="a"))
-    kind = served.scheduler._requests["a"]
-    shares.admitted(kind, 100)
-    assert (shares.counter("a"), shares.counter("b")) == (100.0, 0.0)
-    shares.admitted(kind, 10)
-    assert shares.counter("b") == 100.0, "the level at which a was chosen"
+    for tenant in "abc":
+        served.submit(request(tenant, [1] * 10, tenant=tenant))
+    a, b, c = (served.scheduler._requests[tenant] for tenant in "abc")
+    shares.admitted(a, 100)
+    shares.admitted(b, 30)
+    assert [shares.counter(tenant) for tenant in "abc"] == [100, 30, 0]
+    shares.queued(c, "ab", ())
+    assert [shares.counter(tenant) for tenant in "abc"] == [100, 30, 30], "b waits, and was served least"
+    shares.queued(c, "a", ())
+    assert [shares.counter(tenant) for tenant in "abc"] == [100, 100, 100], "a has waited alone"
+
+
+def test_a_choice_that_was_not_for_the_least_served_forgives_nothing():
+    shares, served = FairShares(), endless()
+    served.submit(request("a", [1], tenant="a", priority=-1))
+    urgent = served.scheduler._requests["a"]
+    for _ in range(3):
+        shares.queued(urgent, "b", ())
+        shares.admitted(urgent, 100)
+    assert (shares.counter("a"), shares.counter("b")) == (300, 0)
+
+
+def test_what_runs_is_counted_before_a_tenant_comes():
+    """Else what was served while it was away would be held against the others alone."""
+    served = endless()
+    for number in range(5):
+        served.submit(request(f"a{number}", [1], max_tokens=40, tenant="a"))
+    for _ in range(20):
+        served.step()
+    served.submit(request("b", [1], tenant="b"))
+    assert spent(served, "b") == spent(served, "a") > 100
 
 
 def test_counters_that_the_level_has_passed_are_dropped():
@@ -58,12 +86,11 @@ def test_counters_that_the_level_has_passed_are_dropped():
     for number in range(2 * KEPT_TENANTS):
         served.submit(request(str(number), [1], tenant=f"t{number}"))
         shares.admitted(served.scheduler._requests[str(number)], 1)
-    busy = served.scheduler._requests["0"]
     for _ in range(9):
-        shares.admitted(busy, 1)
-    assert len(shares._counters) == 1
-    assert shares.counter("t0") == 10
-    assert shares.counter("t1") == shares.level == 9
+        shares.admitted(served.scheduler._requests["0"], 1)
+    shares.queued(served.scheduler._requests["2"], ["t0", "t1"], ())
+    assert shares._counters == {"t0": 10}
+    assert shares.counter("t1") == shares.level == 1
 
 
 def test_a_flood_does_not_delay_another_tenant():
@@ -98,3 +125,26 @@ def test_tenants_that_always_wait_come_no_further_apart_than_what_is_in_flight(f
         if waiting != {"a", "b"}:
             break
         assert abs(spent(served, "a") - spent(served, "b")) <= bound
+
+
+def cost(served, tenant):
+    """What was computed for a tenant whose prompts have one token, by the answers that it got."""
+    answers = [answer for name, answer in served.answers.items() if name[0] == tenant and answer.tokens]
+    return sum(1 + ANSWER_COST * len(answer.tokens) for answer in answers)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("priority", [-3, -1])
+def test_what_a_tenant_gets_by_priority_counts_against_it(every, priority):
+    """Both always wait; one also sends small requests, which come first. They count, and forgive nothing."""
+    served = endless()
+    for number in range(300):
+        for tenant in "ab":
+            served.submit(request(f"{tenant}{number}", [1], max_tokens=4, tenant=tenant))
+    bound = 2 * ROWS * (1 + ANSWER_COST * 4)
+    for step in range(400):
+        served.step()
+        if step % every == 0:
+            served.submit(request(f"a-{step}", [1], max_tokens=1, tenant="a", priority=priority))
+        assert abs(cost(served, "a") - cost(served, "b")) <= bound
+    assert {flow.tenant for flow in served.scheduler._waiting._flows.values() if not flow.priority} == {"a", "b"}
