@@ -39,6 +39,8 @@ class FairShares:
         if not waiting:
             self._counters.clear()
             self.level = 0.0
+            for other in running:
+                other.request.uncounted = other.remaining
             return
         if kind.request.request.tenant in waiting:
             return

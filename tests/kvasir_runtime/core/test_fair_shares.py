@@ -70,6 +70,27 @@ def test_a_choice_that_was_not_for_the_least_served_forgives_nothing():
     assert (shares.counter("a"), shares.counter("b")) == (300, 0)
 
 
+def test_what_was_served_while_none_waited_is_never_counted():
+    served = endless()
+    served.submit(request("a", [1], max_tokens=40, tenant="a"))
+    for _ in range(20):
+        served.step()
+    for number in range(5):
+        served.submit(request(f"b{number}", [1], max_tokens=4, tenant="b"))
+    assert spent(served, "a") == 0
+    served.step()
+    assert spent(served, "a") == 2
+
+
+def test_a_preemption_while_none_waits_is_no_charge_for_what_ran():
+    served = serving(runner=FakeRunner(model=NO_EOS), num_blocks=9)
+    for name, prompt in (("a", range(1, 8)), ("b", range(2, 9))):
+        served.submit(request(name, prompt, max_tokens=20, tenant="t"))
+    while not served.scheduler._counters.preemptions:
+        served.step()
+    assert spent(served, "t") <= 2
+
+
 def test_what_runs_is_counted_before_a_tenant_comes():
     """Else what was served while it was away would be held against the others alone."""
     served = endless()
