@@ -273,6 +273,8 @@ class Scheduler:
 
     def _admit(self, builder: PlanBuilder, prompts: list[PromptInStep], now: float) -> None:
         """Give rows to waiting requests."""
+        if not (self._rows and builder.budget):
+            return
         if len(self._waiting.tenants) > 1:
             self._shares.settle(self._running.values())
         due = self._admission.due(

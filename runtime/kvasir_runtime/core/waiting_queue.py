@@ -17,6 +17,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final
 
@@ -41,14 +42,19 @@ class _Flow:
     served_at: float = float("-inf")
     entries: list[_Entry] = field(default_factory=list)
 
-    def level(self, entry: _Entry, now: float) -> int:
-        """Its priority less what it has aged."""
-        waited_s = max(0.0, now - max(entry[2].request.arrived_at, self.served_at))
-        return self.priority - int(waited_s / AGEING_S)
+    def rank(self, place: int, shares: FairShares, now: float) -> tuple[int, float, float, int]:
+        """Of one of its requests, the least comes first: its priority less what it has aged, the service of its
+        tenant, its deadline, and its number, which no other has.
+        """
+        due_at, number, kind = self.entries[place]
+        waited_s = max(0.0, now - max(kind.request.arrived_at, self.served_at))
+        return (self.priority - int(waited_s / AGEING_S), shares.counter(self.tenant), due_at, number)
 
 
 class WaitingQueue:
-    """Joining and leaving, from the middle included, cost the logarithm of the length; a choice the number of flows."""
+    """Joining and leaving, from the middle included, cost the logarithm of the length. An order costs the number of
+    flows once, and then the logarithm of it for each request.
+    """
 
     __slots__ = ("_flows", "_length", "_tenants", "uncached_tokens")
 
@@ -96,23 +102,19 @@ class WaitingQueue:
 
     def in_order(self, shares: FairShares, now: float) -> Iterator[RequestKind]:
         """Requests as they should be admitted; the caller removes one before it takes the next, or leaves it."""
-        places = dict.fromkeys(self._flows, 0)
-        while True:
-            best, rank = None, None
-            for key, place in places.items():
-                flow = self._flows.get(key)
-                if flow is None or place >= len(flow.entries):
-                    continue
-                entry = flow.entries[place]
-                its = (flow.level(entry, now), shares.counter(flow.tenant), entry[0], entry[1])
-                if rank is None or its < rank:
-                    best, rank = key, its
-            if best is None:
-                return
-            entries, place = self._flows[best].entries, places[best]
-            entry = entries[place]
+        ranked = [(flow.rank(0, shares, now), flow, 0) for flow in self._flows.values()]
+        heapify(ranked)
+        while ranked:
+            rank, flow, place = heappop(ranked)
+            # An admission moves its tenant's flows back, and no flow forward: a rank that still holds is the least.
+            if (current := flow.rank(place, shares, now)) > rank:
+                heappush(ranked, (current, flow, place))
+                continue
+            entry = flow.entries[place]
             yield entry[2]
-            places[best] += place < len(entries) and entries[place] is entry
+            place += place < len(flow.entries) and flow.entries[place] is entry
+            if place < len(flow.entries):
+                heappush(ranked, (flow.rank(place, shares, now), flow, place))
 
     def refresh(self, is_cached: Callable[[bytes], bool], block_size: int) -> None:
         """Bring the estimates of the next requests up to date. is_cached: whether a block need not be computed now."""

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.serving import request
+from fakes.serving import request, serving
 from kvasir_api.hashes import extend_block_hashes
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.fair_shares import FairShares
@@ -72,6 +72,57 @@ def test_a_flow_that_is_served_does_not_age():
     queue.add(waiting("d", arrived_at=58.0, tenant="other"))
     assert order(queue, 59.0, shares) == "dbc"
     assert order(queue, 61.0, shares) == "bcd", "their flow was not served for AGEING_S"
+
+
+class CountedShares(FairShares):
+    """Counts how often a counter is asked for, once for each request that is ranked."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def counter(self, tenant):
+        self.asked += 1
+        return super().counter(tenant)
+
+
+def test_flows_are_ranked_once_however_many_requests_are_looked_at():
+    """A client chooses its priorities, so it chooses the number of its flows."""
+    names = [chr(1000 + number) for number in range(200)]
+    queue = queue_of(*(waiting(name, 1, priority=number % 100) for number, name in enumerate(names)))
+    shares = CountedShares()
+    assert len(list(queue.in_order(shares, 0.0))) == 200
+    assert shares.asked <= 3 * 200
+
+
+def test_nothing_is_ranked_where_no_row_is_free():
+    served = serving(max_sequences=2)
+    for number in range(2):
+        served.submit(request(f"r{number}", [1], max_tokens=9, ignore_eos=True))
+    served.step()
+    shares = served.scheduler._shares = served.scheduler._admission._shares = CountedShares()
+    for number in range(9):
+        served.submit(request(f"w{number}", [1], tenant=f"t{number % 2}", priority=number))
+    asked = shares.asked
+    served.step()
+    assert shares.asked == asked
+    served.finish()
+    assert shares.asked > asked
+
+
+def test_an_admission_moves_all_flows_of_its_tenant_back():
+    shares = FairShares()
+    first, second, other = waiting("a", tenant="x"), waiting("b", tenant="x", priority=1), waiting("c", tenant="y")
+    queue = queue_of(first, second, other, waiting("d", tenant="y", priority=1))
+    seen = ""
+    for kind in queue.in_order(shares, 0.0):
+        queue.remove(kind, admitted_at=0.0)
+        shares.admitted(kind, {"a": 50, "b": 1, "c": 9, "d": 1}[kind.request.request_id])
+        seen += kind.request.request_id
+    assert seen == "acdb"
+    assert not queue.tenants
 
 
 @given(
