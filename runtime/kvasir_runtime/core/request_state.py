@@ -21,9 +21,9 @@ _INVALID: Final = (
 class RequestState:
     """Mutable; never leaves the core. A sequence refers to the request that it belongs to.
 
-    number: of arrivals before it. due_at: by when its first token should come. seniority: the smaller, the later it is
-    preempted and the sooner its prompt is computed; its arrival, moved by its priority. uncounted: of `remaining`, as
-    tenants' shares were counted last.
+    number: of arrivals before it. queued_at: when it came to wait last, by its arrival or a preemption. due_at: by when
+    its first token should come. seniority: the smaller, the later it is preempted and the sooner its prompt is
+    computed; its arrival, moved by its priority. uncounted: of `remaining`, as tenants' shares were counted last.
     rows: of the runner, held while it runs. cached_tokens: of the prompt, found in the prefix cache at first admission;
     None before. uncached_estimate: tokens that must be computed when it is admitted, as far as is known.
     preemptions: how often it lost its rows. billed_blocks: blocks that it took or revived, its share of the pinned
@@ -35,6 +35,7 @@ class RequestState:
     number: int = 0
     request_id: str = field(init=False)
     arrived_at: float = field(init=False)
+    queued_at: float = field(init=False)
     due_at: float = field(init=False)
     seniority: float = field(init=False)
     uncounted: int = 0
@@ -48,7 +49,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
-        self.arrived_at = self.billed_since
+        self.arrived_at = self.queued_at = self.billed_since
         self.due_at = self.arrived_at + (self.request.ttft_s or DEFAULT_TTFT_S)
         self.seniority = self.arrived_at + AGEING_S * self.request.priority
 

@@ -337,6 +337,7 @@ class Scheduler:
         self._release(kind, now)
         request, sequence = kind.request, kind.sequence
         request.phase = "waiting"
+        request.queued_at = now
         request.preemptions += 1
         sequence.computed = sequence.published = 0
         self._counters.preemptions += 1

@@ -10,7 +10,7 @@ Three rules, from the outside in:
 3. Deadline. Within a flow, and between flows that are equal so far, the earliest deadline for the first token. One
    without an objective has DEFAULT_TTFT_S, so it is not passed by what arrives much later.
 
-A preempted request returns with the deadline that it had.
+A preempted request returns with the deadline that it had, and ages from its preemption on.
 """
 
 from bisect import bisect_left, insort
@@ -47,7 +47,7 @@ class _Flow:
         tenant, its deadline, and its number, which no other has.
         """
         due_at, number, kind = self.entries[place]
-        waited_s = max(0.0, now - max(kind.request.arrived_at, self.served_at))
+        waited_s = max(0.0, now - max(kind.request.queued_at, self.served_at))
         return (self.priority - int(waited_s / AGEING_S), shares.counter(self.tenant), due_at, number)
 
 

@@ -3,6 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.model import FakeModel
+from fakes.runner import FakeRunner
 from fakes.serving import request, serving
 from kvasir_api.hashes import extend_block_hashes
 from kvasir_runtime.core.blocks import BlockPool
@@ -59,6 +61,25 @@ def test_a_lower_priority_comes_first_until_the_other_has_aged():
     batch = waiting("a", priority=2)
     for now, want in ((0.0, "ba"), (19.0, "ba"), (20.0, "ab")):
         assert order(queue_of(batch, waiting("b", arrived_at=now)), now) == want
+
+
+def test_a_request_that_was_preempted_has_not_waited_while_it_ran():
+    """A batch job that ran for long and lost its blocks still comes behind what is more urgent."""
+    served = serving(runner=FakeRunner(model=FakeModel(table=tuple(range(1, 61)))), num_blocks=9, max_sequences=2)
+    served.submit(request("first", range(1, 8), max_tokens=20))
+    served.submit(request("batch", range(2, 9), max_tokens=20, priority=2))
+    scheduler, served.now = served.scheduler, 600.0
+    while not scheduler._counters.preemptions:
+        served.step()
+    assert scheduler._requests["batch"].request.phase == "waiting"
+    served.submit(request("urgent", [1], tenant="other"))
+    for later_s, want in ((0.0, ["urgent", "batch"]), (20.0, ["batch", "urgent"])):
+        now = served.now + later_s
+        if later_s:
+            scheduler.abort("urgent", now)
+            scheduler.submit(request("urgent", [1], tenant="other"), now)
+        kinds = scheduler._waiting.in_order(FairShares(), now)
+        assert [kind.request.request_id for kind in kinds] == want
 
 
 def test_a_flow_that_is_served_does_not_age():
