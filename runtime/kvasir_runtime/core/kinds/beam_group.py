@@ -186,6 +186,8 @@ class BeamGroup:
 
     def _expand(self, children: list[tuple[SequenceState, list[int]]], parents: list[SequenceState]) -> None:
         """New members continue parents with tokens; parents that none continues give up what they hold."""
+        for parent in parents:  # no mask can be late for its last token any more
+            self.pool.release(parent.blocks.drop_unseen(parent.computed))
         fertile = {parent.row for parent, _ in children}
         spare = [row for row in self.request.rows if row not in fertile]
         members, forks = [], []
