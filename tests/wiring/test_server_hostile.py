@@ -146,6 +146,33 @@ BODIES = {
     "tokenize-a-megabyte-of-one-letter": ("/tokenize", raw({}, prompt="a" * 1_000_000), 200),
     "detokenize-a-huge-id": ("/detokenize", raw({}, tokens=[1 << 62]), 400),
 }
+TURN = {"role": "user", "content": "hi"}
+KINDS = {
+    "a-chat's-part": ("/v1/chat/completions", lambda kind: {"messages": [{**TURN, "content": [kind]}]}),
+    "a-chat's-tool": ("/v1/chat/completions", lambda kind: {"messages": [TURN], "tools": [kind]}),
+    "a-chat's-choice": ("/v1/chat/completions", lambda kind: {"messages": [TURN], "tool_choice": kind}),
+    "a-chat's-format": ("/v1/chat/completions", lambda kind: {"messages": [TURN], "response_format": kind}),
+    "a-prompt's-format": ("/v1/completions", lambda kind: {"prompt": "hi", "response_format": kind}),
+    "an-item": ("/v1/responses", lambda kind: {"input": [kind]}),
+    "an-item-with-text": ("/v1/responses", lambda kind: {"input": [{**TURN, **kind, "content": {}}]}),
+    "an-item's-part": ("/v1/responses", lambda kind: {"input": [{**TURN, "content": [kind]}]}),
+    "a-result's-part": (
+        "/v1/responses",
+        lambda kind: {"input": [{"type": "function_call_output", "call_id": "a", "output": [kind]}]},
+    ),
+    "a-response's-tool": ("/v1/responses", lambda kind: {"input": "hi", "tools": [kind]}),
+    "a-response's-choice": ("/v1/responses", lambda kind: {"input": "hi", "tool_choice": kind}),
+    "a-response's-format": ("/v1/responses", lambda kind: {"input": "hi", "text": {"format": kind}}),
+    "counted-input": ("/v1/responses/input_tokens", lambda kind: {"input": [kind]}),
+    "a-message's-block": ("/v1/messages", lambda kind: {"max_tokens": 2, "messages": [{**TURN, "content": [kind]}]}),
+    "a-message's-system": ("/v1/messages", lambda kind: {"max_tokens": 2, "messages": [TURN], "system": [kind]}),
+    "a-message's-tool": ("/v1/messages", lambda kind: {"max_tokens": 2, "messages": [TURN], "tools": [kind]}),
+    "a-message's-choice": ("/v1/messages", lambda kind: {"max_tokens": 2, "messages": [TURN], "tool_choice": kind}),
+    "an-ollama-tool": ("/api/chat", lambda kind: {"messages": [TURN], "tools": [kind]}),
+    "an-ollama-part": ("/api/chat", lambda kind: {"messages": [{**TURN, "content": [kind]}]}),
+    "a-tokenized-part": ("/tokenize", lambda kind: {"messages": [{**TURN, "content": [kind]}]}),
+    "an-embedded-part": ("/v1/embeddings", lambda kind: {"messages": [{**TURN, "content": [kind]}]}),
+}
 
 
 @pytest.mark.parametrize(("path", "body", "status"), BODIES.values(), ids=BODIES)
@@ -156,6 +183,13 @@ def test_a_hostile_body_is_refused_or_served_faithfully(server: ApiProcess, path
         assert len(answer.body) < 4096, "an error repeats no more of a request than it must"
         assert answer.error["type"] == "invalid_request_error"
     assert server.ask("/v1/completions", COMPLETION).status == 200
+
+
+@pytest.mark.parametrize("kind", [[], {}, ["message"], {"a": 1}], ids=str)
+@pytest.mark.parametrize(("path", "body"), KINDS.values(), ids=KINDS)
+def test_a_type_that_is_no_text_is_refused(server: ApiProcess, path, body, kind):
+    answer = server.ask(path, {"model": "tiny", **body({"type": kind, "text": "hi"})})
+    assert answer.status == 400, answer.body[:300]
 
 
 @pytest.mark.parametrize(

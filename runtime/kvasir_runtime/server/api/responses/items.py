@@ -49,7 +49,7 @@ def _text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "refusal":
         return {"type": "output_text", "text": part.get("refusal")}
-    if kind not in {"input_text", "output_text"}:
+    if not isinstance(kind, str) or kind not in {"input_text", "output_text"}:
         raise not_text(part)
     return part
 
@@ -138,7 +138,8 @@ def read(value: Any, info: ValidationInfo) -> list[Item]:
         raise PydanticCustomError("input", "must be a string or a list of items")
     found = []
     for place, item in enumerate(value):
-        if isinstance(item, dict) and item.get("type") in _HOSTED:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if isinstance(kind, str) and kind in _HOSTED:
             ignore(info, f"input[{place}]")
         else:
             found.append(_read(item, place, info))
