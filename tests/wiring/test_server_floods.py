@@ -33,6 +33,7 @@ FLOODS = {
     "tools": {"tools": [{"type": "function", "function": {"name": "f"}}] * (MAX_BRACKETS // 2)},
     "biases": {"logit_bias": {str(number): 1 for number in range(MAX_NAMES)}},
     "digits": {"metadata": [int("9" * 4000)] * 501},
+    "fewer digits": {"metadata": [int("9" * 999)] * 15_000},
 }
 
 pytestmark = pytest.mark.xdist_group("server-floods")
