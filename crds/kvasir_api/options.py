@@ -300,6 +300,13 @@ class ServeOptions(RuntimeOptions):
         pattern=r"^[A-Za-z0-9-]*$",
         max_length=64,
     )
+    most_urgent_priority: int = option(
+        0,
+        "Lowest priority that a request may have where there are several tenants: several keys, or a tenant header. The shares of tenants hold within one priority only, so a lower number lets each of them pass the others.",
+        metavar="N",
+        ge=-100,
+        le=0,
+    )
     cors_origin: tuple[str, ...] = option(
         (), "Origin that browsers may call from; may be repeated, * allows all.", metavar="ORIGIN"
     )

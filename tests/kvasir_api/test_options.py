@@ -42,6 +42,7 @@ CHANGED = {
     "api_key": ("k",),
     "api_key_file": "/keys",
     "tenant_header": "x-tenant",
+    "most_urgent_priority": -3,
     "tenant_weights": "a=2",
     "shared_prefix_cache": True,
     "cors_origin": ("*",),

@@ -65,6 +65,27 @@ def test_one_tenant_is_forgotten_here_and_on_the_host(model, tmp_path):
         assert hits[0] == hits[1] > 100
 
 
+def test_a_key_is_no_more_urgent_than_another_and_is_told_so(model):
+    def told(server, body, **headers):
+        with client_of(server, "key-of-a", **headers) as client:
+            made = client.completions.with_raw_response.create(
+                model="tiny", prompt="hello ", max_tokens=2, extra_body=body
+            )
+        return made.headers.get("x-kvasir-ignored-fields")
+
+    urgent = {"x-kvasir-priority": "-1"}
+    with api_process(model, *KEYS) as server:
+        assert [told(server, {"priority": asked}) for asked in (-1, 0, 1)] == ["priority", None, None]
+        assert told(server, {"priority": -1}, **urgent) == "x-kvasir-priority"
+        assert told(server, {"priority": -1}, **{"x-kvasir-priority": "1"}) is None
+    with api_process(model, *KEYS, "--most-urgent-priority", "-1") as server:
+        assert [told(server, {"priority": asked}) for asked in (-2, -1)] == ["priority", None]
+        assert told(server, {}, **urgent) is None
+    refused = pytest.raises(openai.BadRequestError, match=r"`priority` is at least 0 here")
+    with api_process(model, *KEYS, "--strict-fields") as server, refused:
+        told(server, {"priority": -1})
+
+
 def test_keys_share_where_they_are_told_to(model):
     with api_process(model, *ARGS, *KEYS, "--shared-prefix-cache", command=REAL) as server:
         assert cached(server, "key-of-a") == 0

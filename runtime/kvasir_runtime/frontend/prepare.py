@@ -22,7 +22,7 @@ from kvasir_runtime.frontend.output_format import OutputFormat
 from kvasir_runtime.frontend.protocol import generation
 from kvasir_runtime.frontend.protocol.generation import Body, ChatBody, CompletionBody
 from kvasir_runtime.frontend.protocol.sampling_fields import MAX_LOGPROBS, MAX_STOP_CHARACTERS
-from kvasir_runtime.frontend.protocol.validation import Raw
+from kvasir_runtime.frontend.protocol.validation import Raw, ReceivedBody
 from kvasir_runtime.frontend.structured_outputs.build import check_total
 from kvasir_runtime.frontend.tokenizer import PromptTooLong, Tokenizer
 from kvasir_runtime.frontend.tool_results import ToolResultRenderer
@@ -47,9 +47,10 @@ class Prompt(NamedTuple):
 
 def from_bytes(raw: Raw, profile: ModelProfile, *, chat: bool) -> GenerationRequest:
     """Parse, check, template and tokenize. Raises Refused."""
-    if chat:
-        return from_body(generation.parse_chat(raw), profile, http_apis.CHAT_PREFIX)
-    return from_body(generation.parse_completion(raw), profile, "cmpl-")
+    body = generation.parse_chat(raw) if chat else generation.parse_completion(raw)
+    if isinstance(raw, ReceivedBody) and profile.sender.priority is None and body.priority < profile.sender.most_urgent:
+        raw.ignore("priority", f"`priority` is at least {profile.sender.most_urgent} here.", "unsupported_parameter")
+    return from_body(body, profile, http_apis.CHAT_PREFIX if chat else "cmpl-")
 
 
 def from_body(
@@ -155,7 +156,7 @@ def _requests(
                 route_hashes=routes,
                 packed_prompt=packed,
                 block_hashes=block_hashes,
-                priority=body.priority if sender.priority is None else sender.priority,
+                priority=sender.priority_of(body.priority),
                 ttft_s=sender.ttft_s,
                 tenant=sender.tenant,
                 weight=sender.weight,

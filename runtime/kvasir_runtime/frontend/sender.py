@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Final
 
 from kvasir_api.hashes import OWNER_BYTES
+from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
 
 SALT_BYTES: Final = 32
 
@@ -16,15 +17,21 @@ SALT_BYTES: Final = 32
 class RequestSender:
     """tenant: its name, "" where requests need no key. salt: of what is cached, b"" where that is shared.
 
-    weight: share among tenants that wait. priority: in place of the body's; None where the body decides. ttft_s:
-    objective from the arrival to the first token, 0 for none.
+    weight: share among tenants that wait. priority: in place of the body's; None where the body decides. most_urgent:
+    the lowest priority that counts, whatever is requested. ttft_s: objective from the arrival to the first token, 0
+    for none.
     """
 
     tenant: str = ""
     salt: bytes = field(default=b"", repr=False)
     weight: float = 1.0
     priority: int | None = None
+    most_urgent: int = -MAX_PRIORITY
     ttft_s: float = 0.0
+
+    def priority_of(self, of_body: int) -> int:
+        """The priority that counts. of_body: `priority` of the request."""
+        return max(self.most_urgent, of_body if self.priority is None else self.priority)
 
     def cache_salt(self, of_body: str) -> bytes:
         """What separates the cache of this request from others'; it begins as the tenant's, which marks its blocks.

@@ -52,6 +52,12 @@ class ApiKeys:
             return ""
         return f"there is no key in {self._path or 'the options'}"
 
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one key, so that clients may be strangers to each other."""
+        given, found = self._given, self._found
+        return max(len(given), len(found)) > 1 or bool(given and found and given.keys() != found.keys())
+
     def accepts(self, presented: Iterable[bytes]) -> bool:
         """Whether one of the keys that a request carries is valid.
 

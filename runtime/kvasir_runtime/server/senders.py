@@ -16,10 +16,11 @@ MAX_TTFT_MS: Final = 3_600_000.0
 
 
 class Senders:
-    """keys: of which each is a tenant. options: tenant_header, shared_prefix_cache and tenant_weights."""
+    """keys: of which each is a tenant. options: of tenants, and what they share."""
 
     def __init__(self, options: ServeOptions, keys: ApiKeys) -> None:
         self._keys, self._header = keys, options.tenant_header.lower()
+        self._most_urgent = options.most_urgent_priority
         self._shared = options.shared_prefix_cache
         self._weights: Mapping[str, float] = tenants.weights(options.tenant_weights)
 
@@ -31,6 +32,7 @@ class Senders:
             salt=b"" if self._shared else salt,
             weight=self._weights.get(tenant, 1.0),
             priority=_priority(request),
+            most_urgent=self._most_urgent if self._header or self._keys.several else -MAX_PRIORITY,
             ttft_s=_ttft_s(request),
         )
 

@@ -62,6 +62,32 @@ def test_priority_and_objective_are_read(keys):
     assert (sender(keys).priority, sender(keys).ttft_s) == (None, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("given", "options", "counts"),
+    [
+        ([], {}, -100),
+        (["a"], {}, -100),
+        (["a", "b"], {}, 0),
+        (["a", "b"], {"most_urgent_priority": -7}, -7),
+        (["a"], {"tenant_header": "x-tenant"}, 0),
+        ([], {"tenant_header": "x-tenant", "most_urgent_priority": -100}, -100),
+    ],
+)
+def test_one_of_several_tenants_is_no_more_urgent_than_the_others(given, options, counts):
+    made = sender(ApiKeys(given), "a", {"x-kvasir-priority": "-100"}, **options)
+    assert (made.priority_of(0), made.priority_of(-100)) == (counts, counts)
+    without = sender(ApiKeys(given), "a", **options)
+    assert [without.priority_of(asked) for asked in (-100, 0, 9)] == [counts, 0, 9]
+
+
+def test_a_key_that_is_given_twice_is_one_tenant(tmp_path):
+    (tmp_path / "keys").write_text("a\n")
+    for given, several in ((["a", "a"], False), (["b"], True), ([], False)):
+        made = ApiKeys(given, str(tmp_path))
+        made.load(may_come=False)
+        assert made.several == several
+
+
 def test_blocks_of_a_tenant_are_found_by_its_name_also_after_its_key_is_gone(keys, tmp_path):
     senders = Senders(ServeOptions(model="m", tenant_header="x-tenant"), keys)
     marks = {key: hashes.owner_of_salt(tenants.salt_of_key(key.encode())) for key in ("two", "three", "four")}

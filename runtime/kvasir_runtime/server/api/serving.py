@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvasir_api import names
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.generation_request import GenerationRequest
 from kvasir_runtime.frontend.logprobs import TokenLabels
@@ -134,8 +135,12 @@ async def in_thread(
 ) -> _Prepared:
     """What prepare makes of a body, beside the event loop; a long body waits for its client's turn."""
     size_bytes = size_of(raw.raw)
-    profile = replace(profile, sender=app_state.senders.of(request), ignore=raw.ignore_without_effect)
-    request.scope["state"]["tenant"] = profile.sender.tenant
+    sender = app_state.senders.of(request)
+    if sender.priority is not None and sender.priority < sender.most_urgent:
+        message = f"The header {names.HEADER_PRIORITY} is at least {sender.most_urgent} here."
+        raw.ignore(names.HEADER_PRIORITY, message, "unsupported_parameter")
+    profile = replace(profile, sender=sender, ignore=raw.ignore_without_effect)
+    request.scope["state"]["tenant"] = sender.tenant
     return await app_state.threads.run(prepare, raw, profile, size_bytes=size_bytes, client=client_of(request))
 
 

@@ -36,7 +36,7 @@ class PooledRequest:
             "salt": sender.salt,
             "tenant": sender.tenant,
             "weight": sender.weight,
-            "priority": sender.priority or 0,
+            "priority": sender.priority_of(0),
             "ttft_s": sender.ttft_s,
         }
         return replace(self, requests=tuple(structs.replace(one, **fields) for one in self.requests))
