@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from fakes import checkpoints
-from fakes.api_process import api_process
+from fakes.api_process import JSON, api_process
 from kvasir_api import names
 
 PROMPT = "the operator watches the services and the engine reads a plan and answers with tokens " * 8
@@ -84,6 +84,36 @@ def test_a_key_is_no_more_urgent_than_another_and_is_told_so(model):
     refused = pytest.raises(openai.BadRequestError, match=r"`priority` is at least 0 here")
     with api_process(model, *KEYS, "--strict-fields") as server, refused:
         told(server, {"priority": -1})
+
+
+@pytest.mark.parametrize("options", [(), ("--shared-prefix-cache",)])
+def test_ids_of_another_tenant_are_unknown(model, options):
+    def ask(server, key, path, body=None, method=None):
+        head = {**JSON, "authorization": f"Bearer {key}"}
+        return server.ask(path, body, headers=head, method=method)
+
+    with api_process(model, *KEYS, *options, faults={"step_s": 0.005}) as server, client_of(server, "key-of-a") as of_a:
+        stream = of_a.completions.create(model="tiny", prompt="hello ", max_tokens=3000, stream=True)
+        running = next(stream).id
+        late = of_a.responses.create(model="tiny", input="hi", max_output_tokens=3000, background=True).id
+        made = of_a.responses.create(model="tiny", input="hi", max_output_tokens=2).id
+        for answer_id in (running, late, made):
+            assert ask(server, "key-of-b", "/abort_requests", {"request_ids": [answer_id]}).json == {"num_aborted": 0}
+            assert ask(server, "key-of-b", "/abort_request", {"rid": answer_id}).json == {"num_aborted": 0}
+        for response_id in (late, made):
+            unknown = [
+                ask(server, "key-of-b", f"/v1/responses/{response_id}{rest}", {} if method == "POST" else None, method)
+                for method, rest in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items"))
+            ]
+            assert [one.status for one in unknown] == [404] * 4
+        further = {"model": "tiny", "input": "on", "max_output_tokens": 2, "previous_response_id": made}
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            refused = ask(server, "key-of-b", path, further)
+            assert (refused.status, refused.error["code"]) == (400, "previous_response_not_found")
+        assert ask(server, "key-of-a", "/v1/responses", further).status == 200
+        assert ask(server, "key-of-a", f"/v1/responses/{late}/cancel", {}).json["status"] == "cancelled"
+        assert ask(server, "key-of-a", "/abort_requests", {"request_ids": [running]}).json == {"num_aborted": 1}
+        assert ask(server, "key-of-a", f"/v1/responses/{made}", method="DELETE").json["deleted"]
 
 
 def test_keys_share_where_they_are_told_to(model):

@@ -33,17 +33,18 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingContext:
-    """The parts of the process that answer requests, the same for all of them.
+    """The parts of the process that answer requests, the same for all of them, and whose the request is.
 
-    keep_alive_s: without output, until a stream shows a sign of life. write_timeout_s: for a client that reads nothing.
-    tool_result_timeout_s: how long an answer whose turn has ended waits for the next result of a tool.
-    on_submit is called once for each HTTP request that generates, with its sequences.
+    owner: identity of its tenant. keep_alive_s: without output, until a stream shows a sign of life. write_timeout_s:
+    for a client that reads nothing. tool_result_timeout_s: how long an answer whose turn has ended waits for the
+    next result of a tool. on_submit is called once for each HTTP request that generates, with its sequences.
     """
 
     client: EngineClient
     tokenizer: Tokenizer
     metrics: RequestMetrics
     registry: RequestRegistry = field(default_factory=RequestRegistry)
+    owner: bytes = field(default=b"", repr=False)
     clock: Callable[[], float] = time.monotonic
     keep_alive_s: float = KEEP_ALIVE_S
     write_timeout_s: float = WRITE_TIMEOUT_S

@@ -30,11 +30,16 @@ class Senders:
         return RequestSender(
             tenant=tenant,
             salt=b"" if self._shared else salt,
+            identity=salt,
             weight=self._weights.get(tenant, 1.0),
             priority=_priority(request),
             most_urgent=self._most_urgent if self._header or self._keys.several else -MAX_PRIORITY,
             ttft_s=_ttft_s(request),
         )
+
+    def identity(self, request: Request) -> bytes:
+        """That of the request's sender. Raises Refused for a header that is no name."""
+        return self._tenant(request)[1]
 
     def owners(self, tenant: str) -> list[bytes]:
         """How blocks of a tenant are marked; none for a tenant that is not known, or where tenants share them."""

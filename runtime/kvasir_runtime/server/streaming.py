@@ -57,10 +57,10 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; whatever happens, no sequence of the request runs afterwards."""
-        collector, registry = self.collector, self._context.registry
+        collector, registry, owner = self.collector, self._context.registry, self._context.owner
         scope["state"]["summary"] = collector.trace
         ids = {self._request.answer_id, scope["state"].get("request_id", self._request.answer_id)}
-        registry.add(ids, collector)
+        registry.add(ids, collector, owner)
         watcher = asyncio.create_task(watch_disconnect(receive, collector.queue))
         try:
             collector.submit()
@@ -71,7 +71,7 @@ class GenerationResponse(Response):
             collector.end("abort")
         finally:
             watcher.cancel()
-            registry.remove(ids, collector)
+            registry.remove(ids, collector, owner)
             collector.close()
             self._on_end()
 

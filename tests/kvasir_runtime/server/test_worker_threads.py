@@ -7,11 +7,16 @@ import threading
 import pytest
 from starlette.requests import Request
 
+from kvasir_api import tenants
+from kvasir_api.options import ServeOptions
 from kvasir_runtime.server.api.responses import routes
 from kvasir_runtime.server.api.serving import client_of
 from kvasir_runtime.server.auth import ApiKeys
 from kvasir_runtime.server.middleware import Middleware
+from kvasir_runtime.server.senders import Senders
 from kvasir_runtime.server.worker_threads import LONG_BYTES, LONG_THREADS, Turns, WorkerThreads
+
+KEY = tenants.salt_of_key(b"good").hex()
 
 
 def test_clients_take_turns_and_each_keeps_its_order():
@@ -91,28 +96,34 @@ def test_short_work_passes_long_work():
 
 
 @pytest.mark.parametrize(
-    ("keys", "headers", "want"),
+    ("keys", "headers", "trusted", "want"),
     [
-        (("good",), {"authorization": "Bearer good"}, "good"),
-        (("good",), {"authorization": "Bearer junk 1", "x-api-key": "good"}, "good"),
-        (("good",), {"authorization": "junk 2", "x-api-key": "good"}, "good"),
-        (("good",), {"authorization": "Bearer junk 3"}, None),
-        ((), {"authorization": "Bearer junk 4", "x-api-key": "junk 5"}, "1.2.3.4"),
+        (("good",), {"authorization": "Bearer good"}, "", KEY),
+        (("good",), {"authorization": "Bearer junk 1", "x-api-key": "good"}, "", KEY),
+        (("good",), {"authorization": "junk 2", "x-api-key": "good", "x-tenant": "a"}, "", KEY),
+        (("good",), {"authorization": "Bearer junk 3"}, "", None),
+        ((), {"authorization": "Bearer junk 4", "x-api-key": "junk 5", "x-tenant": "a"}, "", "1.2.3.4"),
+        (("good",), {"authorization": "Bearer good"}, "x-tenant", KEY),
+        (("good",), {"authorization": "Bearer good", "x-tenant": "a"}, "x-tenant", tenants.salt_of_name("a").hex()),
+        ((), {"x-tenant": "b"}, "x-tenant", tenants.salt_of_name("b").hex()),
+        ((), {}, "x-tenant", "1.2.3.4"),
     ],
 )
-def test_a_client_is_the_key_that_opened_or_its_address(keys, headers, want):
+def test_a_client_is_the_tenant_or_its_address(keys, headers, trusted, want):
     """Nobody gets more turns by headers that nothing looks at."""
-    found = []
+    found, accepted = [], ApiKeys(keys)
+    senders = Senders(ServeOptions(model="m", tenant_header=trusted), accepted)
 
     async def app(scope, receive, send):
-        found.append(client_of(Request(scope)))
+        request = Request(scope)
+        found.append(client_of(request, senders.identity(request)))
 
     async def ignored(*_):
         return {}
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "client": ("1.2.3.4", 5)}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
-    middleware = Middleware(app, accepts_key=ApiKeys(keys).accepts, snapshot=ignored, measure=lambda *_: None)
+    middleware = Middleware(app, accepts_key=accepted.accepts, snapshot=ignored, measure=lambda *_: None)
     asyncio.run(middleware(scope, ignored, ignored))
     assert found == ([] if want is None else [want])
 

@@ -42,7 +42,8 @@ def add(app: FastAPI, app_state: AppState) -> None:
             return {"type": "http.request", "body": raw, "more_body": False}
 
         again = Request(request.scope, replayed)
-        fields = await app_state.threads.run(_fields, raw, size_bytes=len(raw), client=client_of(request))
+        client = client_of(request, app_state.senders.identity(request))
+        fields = await app_state.threads.run(_fields, raw, size_bytes=len(raw), client=client)
         if "messages" in fields:
             return await complete(again, app_state, chat=True)
         if "prompt" in fields:

@@ -66,7 +66,7 @@ async def respond(
 
     labels = TokenLabels(served_model.profile.tokenizer, as_ids=prepared.request.as_token_ids)
     serializer = prepared.serializer(prepared.request, int(time.time()), served_model.fingerprint, labels)
-    context = serving_context(app_state, served_model)
+    context = serving_context(request, app_state, served_model)
     return GenerationResponse(prepared.request, serializer, context, arrived=arrived, on_end=ended)
 
 
@@ -141,23 +141,26 @@ async def in_thread(
         raw.ignore(names.HEADER_PRIORITY, message, "unsupported_parameter")
     profile = replace(profile, sender=sender, ignore=raw.ignore_without_effect)
     request.scope["state"]["tenant"] = sender.tenant
-    return await app_state.threads.run(prepare, raw, profile, size_bytes=size_bytes, client=client_of(request))
+    return await app_state.threads.run(
+        prepare, raw, profile, size_bytes=size_bytes, client=client_of(request, sender.identity)
+    )
 
 
-def client_of(request: Request) -> str:
-    """Who sends a request, as far as taking turns goes: the key that was accepted, an address where none is needed."""
+def client_of(request: Request, identity: bytes) -> str:
+    """Who sends a request, as far as taking turns goes: the tenant, or an address where there is none."""
     address = request.client.host if request.client is not None else ""
-    return str(request.scope["state"].get("client", address))
+    return identity.hex() or address
 
 
-def serving_context(app_state: AppState, served_model: ServedModel) -> ServingContext:
-    """What responses need of the process. Prompts are noted only for replicas that may ask for them."""
+def serving_context(request: Request, app_state: AppState, served_model: ServedModel) -> ServingContext:
+    """What the response to a request needs. Prompts are noted only for replicas that may ask for them."""
     noted = app_state.options.prefix_cache and app_state.options.prefix_warmup_seconds > 0
     return ServingContext(
         client=served_model.client,
         tokenizer=served_model.profile.tokenizer,
         metrics=app_state.metrics,
         registry=app_state.registry,
+        owner=app_state.senders.identity(request),
         clock=app_state.clock,
         on_submit=app_state.hot_prefixes.note if noted else lambda _: None,
     )

@@ -59,8 +59,11 @@ def _add_generation(app: FastAPI, app_state: AppState) -> None:
     @app.post("/v1/chat/completions/{answer_id}/tool_results", openapi_extra=body_schema(ToolResultsBody))
     async def tool_results(answer_id: str, request: Request) -> Response:
         raw = await read_body(request, app_state.options.max_body_bytes)
-        body = await app_state.threads.run(results.parse, raw, size_bytes=len(raw), client=client_of(request))
-        answer = next((one for one in app_state.registry.find(answer_id) if isinstance(one, ToolResultCollector)), None)
+        owner = app_state.senders.identity(request)
+        client = client_of(request, owner)
+        body = await app_state.threads.run(results.parse, raw, size_bytes=len(raw), client=client)
+        found = app_state.registry.find(answer_id, owner)
+        answer = next((one for one in found if isinstance(one, ToolResultCollector)), None)
         if answer is None:
             raise Refused(openai_errors.answer_not_running(answer_id))
         accepted = await answer.add_results(body.results)
@@ -76,7 +79,8 @@ def _add_generation(app: FastAPI, app_state: AppState) -> None:
 
     async def _abort(request: Request, ids_of: Callable[[bytes], Sequence[str]]) -> Response:
         raw = await read_body(request, min(MAX_ABORT_BYTES, app_state.options.max_body_bytes))
-        return json_response({"num_aborted": sum(map(app_state.registry.abort, ids_of(raw)))})
+        owner = app_state.senders.identity(request)
+        return json_response({"num_aborted": sum(app_state.registry.abort(one, owner) for one in ids_of(raw))})
 
 
 def _add_tokens(app: FastAPI, app_state: AppState) -> None:

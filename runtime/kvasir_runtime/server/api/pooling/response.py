@@ -66,7 +66,7 @@ class PooledResponse(Response):
         scope["state"]["summary"] = self.trace
         answer_id = self._pooled.answer_id
         ids = {answer_id, scope["state"].get("request_id", answer_id)}
-        self._context.registry.add(ids, self)
+        self._context.registry.add(ids, self, self._context.owner)
         watcher = asyncio.create_task(watch_disconnect(receive, self._queue))
         try:
             document = await self._finish(await self._outputs())
@@ -82,7 +82,7 @@ class PooledResponse(Response):
             self._give_up("abort")
         finally:
             watcher.cancel()
-            self._context.registry.remove(ids, self)
+            self._context.registry.remove(ids, self, self._context.owner)
             self._give_up("abort")
             self._on_end()
 

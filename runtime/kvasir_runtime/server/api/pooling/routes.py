@@ -61,7 +61,7 @@ async def respond(
 
     return PooledResponse(
         pooled,
-        serving.serving_context(app_state, served_model),
+        serving.serving_context(request, app_state, served_model),
         finish,
         model=app_state.names[0],
         window=served_model.max_sequences,

@@ -23,13 +23,17 @@ PREFIX: Final = "resp_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedResponse:
-    """A request for a response that can be served. items: of the whole conversation; size_bytes: of them, roughly."""
+    """A request for a response that can be served. items: of the whole conversation; size_bytes: of them, roughly.
+
+    owner: identity of its tenant.
+    """
 
     body: ResponsesBody
     request: GenerationRequest
     items: list[Item]
     size_bytes: int
     stored: bool
+    owner: bytes
 
 
 def prepared_response(
@@ -39,7 +43,7 @@ def prepared_response(
     body = validation.validated(raw, ResponsesBody, HARMLESS, LABELS)
     stored = body.store is not False and store.keeps
     _check(body, stored=stored, keeps=store.keeps)
-    before, size_bytes = _before(body, store)
+    before, size_bytes = _before(body, store, profile.sender.identity)
     generation_request = _fitting(
         body, [*before, *body.input], lambda kept: _job(body, kept, profile, PREFIX + instance)
     )
@@ -49,13 +53,14 @@ def prepared_response(
         items=[*before, *identified(body.input, generation_request.answer_id.removeprefix(PREFIX))],
         size_bytes=size_bytes + len(raw.raw),
         stored=stored,
+        owner=profile.sender.identity,
     )
 
 
 def counted(raw: ReceivedBody, profile: ModelProfile, store: ResponseStore) -> dict[str, object]:
     """The answer of `/v1/responses/input_tokens`. Raises Refused."""
     body = validation.validated(raw, InputBody, HARMLESS, LABELS)
-    before, _ = _before(body, store)
+    before, _ = _before(body, store, profile.sender.identity)
     chat = translation.chat_body(body.as_chat([*before, *body.input]), NAMES)
     return {"object": "response.input_tokens", "input_tokens": translation.prompt_tokens(chat, profile, NAMES)}
 
@@ -84,12 +89,12 @@ def _refused(message: str, param: str) -> Refused:
     return Refused(openai_errors.invalid(message, param=param, code="unsupported_parameter"))
 
 
-def _before(body: InputBody, store: ResponseStore) -> tuple[list[Item], int]:
+def _before(body: InputBody, store: ResponseStore, owner: bytes) -> tuple[list[Item], int]:
     """The conversation that the body goes on with, and its size."""
     name = body.previous_response_id
     if name is None:
         return [], 0
-    found = store.get(name)
+    found = store.get(name, owner)
     if found is None or found.open:
         why = "not found" if found is None else "not finished"
         message = f"The previous response {openai_errors.quoted(name)} is {why} here."

@@ -58,7 +58,12 @@ class RunningResponse:
         assert self.prepared is not None
         document = self.serializer.document()
         if self.prepared.stored:
-            stored = StoredResponse(document=document, items=self.prepared.items, size_bytes=self.prepared.size_bytes)
+            stored = StoredResponse(
+                document=document,
+                items=self.prepared.items,
+                size_bytes=self.prepared.size_bytes,
+                owner=self.prepared.owner,
+            )
             self._store.put(document["id"], stored)
         return document
 
@@ -93,6 +98,12 @@ def add(app: FastAPI, app_state: AppState) -> None:
     store = ResponseStore(StoreLimits(max_bytes=app_state.options.stored_response_bytes), app_state.clock)
     background: set[asyncio.Task[None]] = set()
 
+    def found(request: Request, response_id: str) -> StoredResponse:
+        stored = store.get(response_id, app_state.senders.identity(request))
+        if stored is None:
+            raise Refused(openai_errors.response_not_found(response_id))
+        return stored
+
     @app.post(http_apis.RESPONSES, openapi_extra=body_schema(ResponsesBody))
     async def create(request: Request) -> Response:
         response = RunningResponse(store, app_state.instance)
@@ -115,20 +126,20 @@ def add(app: FastAPI, app_state: AppState) -> None:
     @app.get(ONE)
     async def retrieve(request: Request, response_id: str) -> Response:
         pagination.check_query(request.query_params.multi_items())
-        return json_response(_found(store, response_id).document)
+        return json_response(found(request, response_id).document)
 
     @app.delete(ONE)
-    async def delete(response_id: str) -> Response:
-        _found(store, response_id)
-        app_state.registry.abort(response_id)
+    async def delete(request: Request, response_id: str) -> Response:
+        stored = found(request, response_id)
+        app_state.registry.abort(response_id, stored.owner)
         store.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(ONE + "/cancel")
-    async def cancel(response_id: str) -> Response:
-        stored = _found(store, response_id)
+    async def cancel(request: Request, response_id: str) -> Response:
+        stored = found(request, response_id)
         if stored.open:
-            app_state.registry.abort(response_id)
+            app_state.registry.abort(response_id, stored.owner)
             await _until_ended(stored)
         elif stored.document["status"] != "cancelled":
             message = f"The response {openai_errors.quoted(response_id)} is {stored.document['status']} already."
@@ -138,14 +149,7 @@ def add(app: FastAPI, app_state: AppState) -> None:
     @app.get(ONE + "/input_items")
     async def input_items(request: Request, response_id: str) -> Response:
         query = request.query_params.multi_items()
-        return json_response(pagination.page(_found(store, response_id).items, query))
-
-
-def _found(store: ResponseStore, response_id: str) -> StoredResponse:
-    stored = store.get(response_id)
-    if stored is None:
-        raise Refused(openai_errors.response_not_found(response_id))
-    return stored
+        return json_response(pagination.page(found(request, response_id).items, query))
 
 
 async def _alone(answer: GenerationResponse) -> None:

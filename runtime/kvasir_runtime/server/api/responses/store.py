@@ -24,7 +24,8 @@ class StoreLimits:
 
 @dataclass(slots=True, kw_only=True)
 class StoredResponse:
-    """One response. items: of the whole conversation up to its request. open: it is still being made.
+    """One response. items: of the whole conversation up to its request. open: it is still being made. owner:
+    identity of the tenant that alone may find it.
 
     document is replaced, never changed.
     """
@@ -33,6 +34,7 @@ class StoredResponse:
     items: list[Item]
     size_bytes: int
     open: bool = True
+    owner: bytes = field(default=b"", repr=False)
     created_s: float = field(default=0.0)
 
     @property
@@ -86,11 +88,13 @@ class ResponseStore:
             self._size += added_bytes
             self._shrink()
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """The response, which is used by that; None when it is not kept."""
+    def get(self, response_id: str, owner: bytes = b"") -> StoredResponse | None:
+        """The response, which is used by that; None when it is not kept, or not the owner's."""
         with self._lock:
             stored = self._kept.get(response_id)
-            if stored is None or self._is_old(stored):
+            if stored is None or stored.owner != owner:
+                return None
+            if self._is_old(stored):
                 self._drop(response_id)
                 return None
             self._kept.move_to_end(response_id)

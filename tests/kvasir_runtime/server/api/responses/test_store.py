@@ -28,6 +28,14 @@ def test_the_least_recently_used_goes_first():
     assert made.size_bytes == 90
 
 
+def test_a_response_of_another_tenant_is_not_found():
+    made, _ = store()
+    made.put("a", stored())
+    made._kept["a"].owner = b"one"
+    assert [made.get("a", owner) is None for owner in (b"one", b"two", b"")] == [False, True, True]
+    assert kept(made) == ["a"]
+
+
 def test_an_end_may_cost_others_their_place():
     made, _ = store()
     for name in "abc":
