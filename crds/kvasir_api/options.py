@@ -158,7 +158,7 @@ class RuntimeOptions(OptionsBase):
     )
     tenant_weights: str = option(
         "",
-        "Shares of tenants that wait, as name=weight with commas between them; the others weigh 1. A tenant is called by the file of its key in the Secret, and by file/line where a file holds several keys.",
+        "Shares of tenants that wait, as name=weight with commas between them; the others weigh 1. A tenant is called by the file of its key in the Secret, and by file/hash where a file holds several keys, with the first 8 digits of the key's SHA-256; a weight of the file holds for each of its keys that has none of its own.",
         metavar="NAME=WEIGHT,...",
         pattern=tenants.WEIGHTS_PATTERN,
         max_length=4096,

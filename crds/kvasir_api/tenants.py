@@ -16,7 +16,7 @@ WEIGHTS_PATTERN: Final = (
 
 
 def salt_of_key(key: bytes) -> bytes:
-    """The salt of the tenant that presents a key. One-way: it reveals nothing of the key."""
+    """The salt of the tenant that presents a key. One-way, but guesses can be checked against it: keys are random."""
     return salt_of_key_digest(sha256(key).digest())
 
 

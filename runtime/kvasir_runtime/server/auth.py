@@ -2,15 +2,16 @@
 
 A directory is what a mounted Secret is: each file holds keys, one per line. The middleware checks each request, and
 the process runs `watch`. Keys are kept as hashes and are never shown: a log line has their number. Each key
-is a tenant with a name.
+is a tenant with a name, which does not depend on the other lines of its file.
 """
 
 import asyncio
 import hashlib
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_api import names
 from kvasir_runtime.errors import ModelError
@@ -21,8 +22,26 @@ MAX_BYTES: Final = 1_048_576
 
 log = logging.getLogger("kvasir.keys")
 
-Digests = dict[bytes, str]
-"""Hashes of keys, each with the name of its tenant."""
+_OF_OPTIONS: Final = re.compile(r"api-key-\d+")
+_HASH_DIGITS: Final = 8
+
+
+class KeyNames(NamedTuple):
+    """Of the tenant that a key is. shown: one of the others. own: of this key alone. file: of all keys of its file."""
+
+    shown: str
+    own: str
+    file: str
+
+    @classmethod
+    def alike(cls, name: str) -> "KeyNames":
+        """Where there is one name."""
+        return cls(name, name, name)
+
+
+Digests = dict[bytes, KeyNames]
+"""Hashes of keys, each with the names of its tenant."""
+_NOBODY: Final = KeyNames.alike("")
 
 
 class ApiKeys:
@@ -33,7 +52,9 @@ class ApiKeys:
 
     def __init__(self, given: Sequence[str], path: str = "") -> None:
         keys = enumerate((key for key in given if key.strip()), 1)
-        self._given: Digests = {_digest(key.encode()): f"api-key-{number}" for number, key in reversed(list(keys))}
+        self._given: Digests = {
+            _digest(key.encode()): KeyNames.alike(f"api-key-{number}") for number, key in reversed(list(keys))
+        }
         self._path, self._open = path, not given and not path
         self._found: Digests = {}
         self._former: Digests = {}
@@ -65,15 +86,15 @@ class ApiKeys:
         """
         return self._open or any(digest in self._given or digest in self._found for digest in map(_digest, presented))
 
-    def tenant(self, key: bytes) -> str:
-        """The name of the tenant whose key this is: a name of the Secret, never a part of the key. "" for no tenant."""
+    def tenant(self, key: bytes) -> KeyNames:
+        """The names of the tenant whose key this is, never a part of the key; all "" for no tenant."""
         digest = _digest(key)
-        return self._given.get(digest) or self._found.get(digest, "")
+        return self._given.get(digest) or self._found.get(digest, _NOBODY)
 
     def digests(self, tenant: str) -> list[bytes]:
-        """SHA-256 of the keys that a tenant has, and of those that it had while this process ran."""
+        """SHA-256 of the keys that have or had this name, their own or that of their file, while this process ran."""
         known = [*self._given.items(), *self._found.items(), *self._former.items()]
-        return list(dict.fromkeys(digest for digest, name in known if name == tenant))
+        return list(dict.fromkeys(digest for digest, named in known if tenant in named))
 
     def load(self, *, may_come: bool) -> None:
         """Load the keys for the first time. may_come: whether keys may be added later.
@@ -130,7 +151,8 @@ def _read(path: str) -> Digests:
     """Keys of a file, or of the files of a directory; none where there is nothing. Raises OSError, and ValueError for
     more than MAX_BYTES.
 
-    A tenant is called by the file of its key, and by the number of the line where the file has several."""
+    A tenant is called by the file of its key, and by a hash of the key too where the file has several: numbers of
+    lines would pass from one key to another when a line is removed."""
     where = Path(path)
     try:
         # A mounted Secret has its files behind links in names that begin with two dots.
@@ -144,9 +166,11 @@ def _read(path: str) -> Digests:
     for file in files:
         content = _content(file, left)
         left -= len(content)
-        lines = [line.strip() for line in content.splitlines() if line.strip()]
-        for number, line in enumerate(lines, 1):
-            found.setdefault(_digest(line), file.name if number == 1 else f"{file.name}/{number}")
+        digests = {_digest(line.strip()) for line in content.splitlines() if line.strip()}
+        shared = f"file/{file.name}" if _OF_OPTIONS.fullmatch(file.name) else file.name
+        for digest in digests:
+            own = f"{shared}/{digest.hex()[:_HASH_DIGITS]}"
+            found.setdefault(digest, KeyNames(shared if len(digests) == 1 else own, own, shared))
     return found
 
 

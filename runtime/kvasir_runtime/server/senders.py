@@ -10,7 +10,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.frontend.protocol.generation import MAX_PRIORITY
 from kvasir_runtime.frontend.sender import RequestSender
-from kvasir_runtime.server.auth import ApiKeys
+from kvasir_runtime.server.auth import ApiKeys, KeyNames
 
 MAX_TTFT_MS: Final = 3_600_000.0
 
@@ -27,11 +27,12 @@ class Senders:
     def of(self, request: Request) -> RequestSender:
         """Raises Refused for a header that is no name or no number."""
         tenant, salt = self._tenant(request)
+        of_file = self._weights.get(tenant.file, 1.0)
         return RequestSender(
-            tenant=tenant,
+            tenant=tenant.shown,
             salt=b"" if self._shared else salt,
             identity=salt,
-            weight=self._weights.get(tenant, 1.0),
+            weight=self._weights.get(tenant.own, of_file),
             priority=_priority(request),
             most_urgent=self._most_urgent if self._header or self._keys.several else -MAX_PRIORITY,
             ttft_s=_ttft_s(request),
@@ -50,15 +51,15 @@ class Senders:
             salts.append(tenants.salt_of_name(tenant))
         return [hashes.owner_of_salt(salt) for salt in salts]
 
-    def _tenant(self, request: Request) -> tuple[str, bytes]:
-        """Name and salt. The header counts where it is trusted and there, else the accepted key."""
+    def _tenant(self, request: Request) -> tuple[KeyNames, bytes]:
+        """Names and salt. The header counts where it is trusted and there, else the accepted key."""
         name = request.headers.get(self._header, "") if self._header else ""
         if name:
             if not tenants.NAME.fullmatch(name):
                 raise _refused(self._header, f"a name that matches {tenants.NAME.pattern}")
-            return name, tenants.salt_of_name(name)
+            return KeyNames.alike(name), tenants.salt_of_name(name)
         key = str(request.scope["state"].get("client", "")).encode("latin-1")
-        return (self._keys.tenant(key), tenants.salt_of_key(key)) if key else ("", b"")
+        return self._keys.tenant(key), tenants.salt_of_key(key) if key else b""
 
 
 def _priority(request: Request) -> int | None:

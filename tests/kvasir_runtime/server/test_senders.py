@@ -1,5 +1,7 @@
 """From a key and headers to a tenant, its weight and its urgency."""
 
+import hashlib
+
 import pytest
 from starlette.requests import Request
 
@@ -9,11 +11,16 @@ from kvasir_runtime.frontend.errors import Refused
 from kvasir_runtime.server.auth import ApiKeys
 from kvasir_runtime.server.senders import Senders
 
+HASHES = {key: hashlib.sha256(key.encode()).hexdigest()[:8] for key in ("one", "two", "three")}
+TWO = f"team/{HASHES['two']}"
+
 
 @pytest.fixture
 def keys(tmp_path):
     (tmp_path / "team").write_text("one\n\ntwo\n")
     (tmp_path / "other").write_text("three\none\n")
+    (tmp_path / "single").write_text("alone\nalone\n")
+    (tmp_path / "api-key-1").write_text("clash\n")
     made = ApiKeys(["given", "more", "given"], str(tmp_path))
     made.load(may_come=False)
     return made
@@ -30,9 +37,11 @@ def sender(keys, key="", headers=(), **options):
     [
         ("given", "api-key-1"),
         ("more", "api-key-2"),
-        ("three", "other"),
-        ("one", "other/2"),
-        ("two", "team/2"),
+        ("one", f"other/{HASHES['one']}"),
+        ("three", f"other/{HASHES['three']}"),
+        ("two", TWO),
+        ("alone", "single"),
+        ("clash", "file/api-key-1"),
         ("", ""),
     ],
 )
@@ -41,17 +50,32 @@ def test_a_tenant_is_called_by_the_place_of_its_key(keys, key, tenant):
 
 
 def test_each_key_has_a_salt_and_a_weight(keys):
-    weights = {"tenant_weights": "other=2.5,api-key-1=4"}
-    assert [sender(keys, key, **weights).weight for key in ("given", "three", "two", "")] == [4.0, 2.5, 1.0, 1.0]
+    weights = {"tenant_weights": f"other=2.5,other/{HASHES['one']}=3,api-key-1=4"}
+    of_keys = {key: sender(keys, key, **weights).weight for key in ("given", "clash", "three", "one", "two", "")}
+    assert of_keys == {"given": 4.0, "clash": 1.0, "three": 2.5, "one": 3.0, "two": 1.0, "": 1.0}
     assert sender(keys, "two").salt == tenants.salt_of_key(b"two")
     assert sender(keys).salt == sender(keys, "two", shared_prefix_cache=True).salt == b""
+
+
+def test_a_tenant_keeps_its_names_when_another_line_of_its_file_goes(tmp_path):
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    keys = ApiKeys([], str(tmp_path))
+    keys.load(may_come=False)
+    weights = f"keys/{HASHES['one']}=9,keys/{HASHES['two']}=2"
+    assert sender(keys, "two", tenant_weights=weights).weight == 2.0
+    (tmp_path / "keys").write_text("two\n")
+    assert [keys.reload(), keys.reload()] == [False, True]
+    made = sender(keys, "two", tenant_weights=weights)
+    assert (made.tenant, made.weight) == ("keys", 2.0)
+    senders = Senders(ServeOptions(model="m"), keys)
+    assert senders.owners(f"keys/{HASHES['two']}") == [hashes.owner_of_salt(made.salt)]
 
 
 def test_the_header_of_a_trusted_proxy_comes_first(keys):
     headers = {"x-tenant": "a@b"}
     made = sender(keys, "two", headers, tenant_header="X-Tenant", tenant_weights="a@b=7")
     assert (made.tenant, made.salt, made.weight) == ("a@b", tenants.salt_of_name("a@b"), 7.0)
-    assert sender(keys, "two", headers).tenant == sender(keys, "two", tenant_header="x-tenant").tenant == "team/2"
+    assert sender(keys, "two", headers).tenant == sender(keys, "two", tenant_header="x-tenant").tenant == TWO
     with pytest.raises(Refused, match="x-tenant takes a name"):
         sender(keys, "two", {"x-tenant": "\t" * 3}, tenant_header="x-tenant")
 
@@ -90,12 +114,14 @@ def test_a_key_that_is_given_twice_is_one_tenant(tmp_path):
 
 def test_blocks_of_a_tenant_are_found_by_its_name_also_after_its_key_is_gone(keys, tmp_path):
     senders = Senders(ServeOptions(model="m", tenant_header="x-tenant"), keys)
-    marks = {key: hashes.owner_of_salt(tenants.salt_of_key(key.encode())) for key in ("two", "three", "four")}
+    marks = {key: hashes.owner_of_salt(tenants.salt_of_key(key.encode())) for key in ("one", "two", "three", "four")}
+    by_own_header = hashes.owner_of_salt(tenants.salt_of_name(f"other/{HASHES['three']}"))
     by_header = hashes.owner_of_salt(tenants.salt_of_name("other"))
-    assert senders.owners("other") == [marks["three"], by_header]
+    assert sorted(senders.owners("other")) == sorted([marks["one"], marks["three"], by_header])
+    assert senders.owners(f"other/{HASHES['three']}") == [marks["three"], by_own_header]
     (tmp_path / "other").write_text("four\n")
     assert [keys.reload(), keys.reload()] == [False, True]
-    assert senders.owners("other") == [marks["four"], marks["three"], by_header]
+    assert set(senders.owners("other")) == {marks["four"], marks["one"], marks["three"], by_header}
     without = Senders(ServeOptions(model="m"), keys)
-    assert (without.owners("team/2"), without.owners("nobody")) == ([marks["two"]], [])
-    assert Senders(ServeOptions(model="m", shared_prefix_cache=True), keys).owners("team/2") == []
+    assert (without.owners(TWO), without.owners("nobody")) == ([marks["two"]], [])
+    assert Senders(ServeOptions(model="m", shared_prefix_cache=True), keys).owners(TWO) == []
