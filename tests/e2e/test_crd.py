@@ -86,7 +86,7 @@ def test_a_service_of_three_lines_stays_one_of_three_lines(kubectl: Kubectl) -> 
         ),
         ({**MODEL, "rollout": {"promote": "a", "abort": "a"}}, "promote and rollout.abort name the same revision"),
         ({**MODEL, "pod": {"labels": {"a/b": "x"}}}, "spec.pod.labels"),
-        ({**MODEL, "autoscaling": {"minReplicas": 0}}, "should be greater than or equal to 1"),
+        ({**MODEL, "autoscaling": {"minReplicas": -1}}, "should be greater than or equal to 0"),
         ({**MODEL, "runtime": {"maxBatchTokens": 8}}, "maxBatchTokens must be 0 or at least runtime.blockSize"),
         ({**MODEL, "runtime": {"blockSize": 17}}, "Unsupported value: 17"),
         ({**MODEL, "resources": {"memory": "lots"}}, "spec.resources.memory"),
