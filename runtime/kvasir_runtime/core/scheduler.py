@@ -150,9 +150,6 @@ class Scheduler:
                 continue
             if sequence.active:
                 self._publisher.publish(sequence, chunk)
-                # A sample that brings no token is taken again, which computes the last known token again.
-                if (earliest := min(chunk.end, len(sequence.tokens) - 1)) >= sequence.blocks.leaves_at:
-                    self._drop_unseen(sequence, earliest, now)
             kind = self._requests[sequence.request.request_id]
             given = kind.accept(chunk, token, logprobs, vector, now)
             if given:
@@ -161,6 +158,10 @@ class Scheduler:
                 if given[-1].finish_reason is not None:
                     outputs[-1] = msgspec.structs.replace(given[-1], preemptions=kind.request.preemptions)
                     self._end(kind, now, aborted=False, invalid=given[-1].code == MODEL_OUTPUT_INVALID)
+            # A sample that brought no token is taken again, which computes the last known token again.
+            earliest = min(chunk.end, len(sequence.tokens) - 1)
+            if sequence.active and earliest >= sequence.blocks.leaves_at:
+                self._drop_unseen(sequence, earliest, now)
         self.pool.settle(plan.step)
         if results.transfers is not None:
             self._host.settle(results.transfers)
