@@ -17,6 +17,8 @@ TYPE_UNAVAILABLE: Final = "service_unavailable_error"
 TYPE_SERVER: Final = "server_error"
 MODEL_OUTPUT_INVALID: Final = "model_output_invalid"
 """The code of an answer that the model's own numbers, NaN or infinity, made impossible."""
+DRAINING: Final = "draining"
+"""The code of a request that a replica gives back because it ends: another replica may have it, and no byte was sent."""
 MAX_QUOTED: Final = 100
 CODE_CONTEXT_LENGTH: Final = "context_length_exceeded"
 

@@ -128,6 +128,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     made by `hashes.prompt_block_hashes` from the salt of Ready and of the request; empty where the engine hashes.
     priority: lower is more urgent. ttft_s: objective in seconds from the arrival to the first token, 0 for none.
     tenant: name of who pays for it; weight: its share among tenants that wait, above 0.
+    generated: ids of the answer that another engine has drawn and reported. The next one is drawn behind them, as after
+    a preemption; they count against max_tokens and are not reported again. Neither beams nor prompt_logprobs beside it.
     """
 
     request_id: str
@@ -144,6 +146,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ttft_s: float = 0.0
     tenant: str = ""
     weight: float = 1.0
+    generated: tuple[int, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -184,36 +187,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     model: str
     options: dict[str, Any]
-
-
-class AccuracyJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measurement of accuracy is told on its standard input.
-
-    model: an existing directory or file. options: fields of ServeOptions for all runs. texts: token ids. variants: a
-    name and the options that it changes; the base changes none.
-    """
-
-    model: str
-    options: dict[str, Any]
-    base_name: str
-    texts: list[list[int]]
-    variants: list[tuple[str, dict[str, str]]]
-
-
-class Deviation(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a variant's next-token distributions are from the base's, over all positions of the texts.
-
-    mean_kl, max_kl: KL(base || variant) in nats. top1_agreement_fraction: positions with the same likeliest token.
-    """
-
-    name: str
-    tokens: int
-    top1_agreement_fraction: float
-    mean_kl: float
-    max_kl: float
-    base_perplexity: float
-    perplexity: float
-    weights_bytes: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -263,11 +236,15 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """The pod is leaving: report phase draining from now on. Running and waiting requests are finished."""
 
 
+class HandBack(msgspec.Struct, frozen=True, tag="hand_back"):
+    """End every request that was not admitted yet: finish_reason "abort", code "draining". Another may have it."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop the engine process now."""
 
 
-ToEngine = Hello | Submit | Abort | Inject | Forget | Drain | Shutdown
+ToEngine = Hello | Submit | Abort | Inject | Forget | Drain | HandBack | Shutdown
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,7 +260,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     -inf where its grammar has fewer answers, so that there is none.
     pooled: the vector of a request with pooling, little-endian float32, on its one output; finish_reason is "stop".
     injected: how many ids of Inject messages stand before token_ids.
-    message explains finish_reason "error"; code is its code in an API's error, "" for the usual one.
+    message explains finish_reason "error" and "abort"; code is its code in an API's error, "" for the usual one.
     """
 
     request_id: str

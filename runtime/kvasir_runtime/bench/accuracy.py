@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from kvasir_runtime import gguf, source
+from kvasir_runtime.accuracy_messages import AccuracyJob, Deviation
 from kvasir_runtime.bench.sample_text import TEXT
 from kvasir_runtime.errors import ModelError
 from kvasir_runtime.frontend import tokenizer
-from kvasir_runtime.wire import AccuracyJob, Deviation
 
 COMMAND: Final = (sys.executable, "-m", "kvasir_runtime.runner.accuracy")
 BASE: Final = {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "auto"}

@@ -58,6 +58,11 @@ class RequestState:
         """Length of the prompt alone."""
         return self.request.prompt_tokens
 
+    @property
+    def given_tokens(self) -> int:
+        """Length of the prompt and of what another engine generated behind it."""
+        return self.request.prompt_tokens + len(self.request.generated)
+
     def invalid_output(self, answer_id: str = "") -> EngineOutput:
         """The last output where the model's output is not finite. answer_id: by default that of the request."""
         return self.failed_output(_INVALID, answer_id, code=MODEL_OUTPUT_INVALID)

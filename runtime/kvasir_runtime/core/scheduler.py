@@ -85,7 +85,7 @@ class Scheduler:
         kind = new_kind(request, limits=self.limits, pool=self.pool, now=now)
         self._publisher.extend_hashes(kind.sequence)
         hit = self._host.reach(kind.sequence.hashes, kind.reusable // self.limits.block_size, self._budget.token_s)
-        kind.request.uncached_estimate = request.prompt_tokens - hit * self.limits.block_size
+        kind.request.uncached_estimate = len(kind.sequence.tokens) - hit * self.limits.block_size
         self._requests[request.request_id] = kind
         kind.request.number = self._counters.arrivals
         self._queue(kind)

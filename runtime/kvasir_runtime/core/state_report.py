@@ -73,6 +73,6 @@ def _expected_tokens(totals: RequestTotals, waiting: WaitingQueue, running: Coll
     ended = totals.completions + totals.aborts
     if not ended:
         return sum(kind.remaining for kind in running)
-    given = totals.generation_tokens - sum(len(kind.sequence.tokens) - kind.request.prompt_tokens for kind in running)
+    given = totals.generation_tokens - sum(len(kind.sequence.tokens) - kind.request.given_tokens for kind in running)
     mean = max(1, -(-given // ended))
     return sum(min(kind.remaining, mean) for kind in running) + mean * len(waiting)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from kvasir_api.openai_errors import DRAINING
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.plan import StepPlan, StepResults
 from kvasir_runtime.core.scheduler import Scheduler
@@ -35,6 +36,7 @@ from kvasir_runtime.wire import (
     EngineOutput,
     EngineRequest,
     Forget,
+    HandBack,
     Hello,
     Inject,
     Ready,
@@ -191,6 +193,8 @@ class Engine:
                     self._runner.forget_host()
             case Drain():
                 self._state = msgspec.structs.replace(self._state, phase="draining")
+            case HandBack():
+                self._hand_back()
             case Shutdown():
                 self.stop()
 
@@ -243,6 +247,15 @@ class Engine:
         self._trace.add(MessageRecord(now, message))
         self._scheduler.abort(message.request_id, now, success=message.reason == "stop")
         self._close(message.request_id)
+
+    def _hand_back(self) -> None:
+        """End the requests that no plan has admitted yet."""
+        waiting = {opened.request.request_id: opened for opened in self._requests.values() if opened.queue_s < 0}
+        for request_id, opened in waiting.items():
+            self._outbox[opened.client] += [
+                EngineOutput(request_id=answer, finish_reason="abort", code=DRAINING) for answer in opened.answers
+            ]
+            self._abort(Abort(request_id))
 
     def _close(self, request_id: str) -> None:
         """An answer ended or is not wanted any more; with a request, all its answers."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kvasir_api.options import ServeOptions
+from kvasir_runtime.accuracy_messages import AccuracyJob, Deviation
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.runner.startup.build import build
-from kvasir_runtime.wire import AccuracyJob, Deviation
 
 ROWS = 64
 """Distributions compared at a time: in float64 they are large."""

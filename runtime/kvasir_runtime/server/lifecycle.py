@@ -111,6 +111,6 @@ class Lifecycle:
             )
         if self._drained_at is not None and not self.straggling_s():
             return openai_errors.unavailable(
-                "This replica is shutting down.", retry_after_s=RETRY_DRAINING_S, code="draining"
+                "This replica is shutting down.", retry_after_s=RETRY_DRAINING_S, code=openai_errors.DRAINING
             )
         return None

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvasir_runtime.accuracy_messages import Deviation
 from kvasir_runtime.bench import accuracy
 from kvasir_runtime.commands.bench import bench
-from kvasir_runtime.wire import Deviation
 
 MODEL = Path(__file__).parents[3] / "operator/kvasir_local/demo/model"
 

@@ -93,21 +93,22 @@ def alone(made, longest, marks=()):
 
     marks: for each id that is handed in, how many tokens of the answer stand before it.
     """
-    tokens, sampling = list(made.prompt), made.sampling
+    tokens, sampling = [*made.prompt, *made.generated], made.sampling
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (0,))}
-    limit = min(longest, len(tokens) + sampling.max_tokens)
-    answer, marks = [], list(marks)
+    limit = min(longest, len(made.prompt) + sampling.max_tokens)
+    known = len(made.generated)
+    answer, marks = list(made.generated), [known + mark for mark in marks]
     while True:
         while marks and marks[0] == len(answer):
             tokens.append(INJECTED)
             limit = min(longest, limit + 1)
             marks.pop(0)
         if len(tokens) >= limit:
-            return answer, "length"
+            return answer[known:], "length"
         early = len(answer) < sampling.min_tokens
         token = MODEL.next_token(tokens, sampling.seed, {0, *sampling.stop_token_ids} if early else ())
         if token in stops and not early:
-            return answer, "stop"
+            return answer[known:], "stop"
         tokens.append(token)
         answer.append(token)
         if sampling.grammar is None:
@@ -117,7 +118,7 @@ def alone(made, longest, marks=()):
         tokens += forced.tokens[:room]
         answer += forced.tokens[:room]
         if len(forced.tokens) <= room and (forced.error or forced.ended):
-            return answer, "error" if forced.error else "stop"
+            return answer[known:], "error" if forced.error else "stop"
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -134,6 +135,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, prompt, sampling):
         made = request(f"r{len(self.requests)}", prompt, **sampling)
         self.requests[made.request_id] = made
+        self.served.submit(made)
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING, cut=st.integers(1, 20))
+    def resume(self, prompt, sampling, cut):
+        """Another engine generated the beginning of the answer."""
+        made = request(f"r{len(self.requests)}", prompt or [1], **{**sampling, "grammar": None})
+        whole, _ = alone(made, self.served.scheduler.limits.max_sequence_tokens)
+        self.requests[made.request_id] = made = msgspec.structs.replace(made, generated=tuple(whole[:-1][:cut]))
         self.served.submit(made)
 
     @rule(prompt=PROMPTS, kind=st.sampled_from(["last", "mean"]))

@@ -15,7 +15,7 @@ from kvasir_runtime.core.scheduler import Scheduler
 from kvasir_runtime.engine.loop import Engine, EngineFatalError
 from kvasir_runtime.engine.replay import replay
 from kvasir_runtime.engine.trace import TraceRecord
-from kvasir_runtime.wire import Abort, BeamSearchConfig, Drain, Hello, Ready, Shutdown, Submit
+from kvasir_runtime.wire import Abort, BeamSearchConfig, Drain, HandBack, Hello, Ready, Shutdown, Submit
 
 ENDLESS = FakeModel(table=tuple(range(1, 61)))
 OTHER = b"api-1"
@@ -238,3 +238,18 @@ def test_the_first_event_says_how_long_a_request_waited_and_steps_what_they_comp
     assert 0 < waits["r0"][0] < waits["r1"][0], "one row: the second waits for the first to end"
     assert waits["r0"][1:] == waits["r1"][1:] == [-1.0]
     assert sum(step.computed_tokens for step in clients.steps()) in {2 * 9, 2 * 9 - 4}, "with or without shared blocks"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_requests_that_wait_are_handed_back_and_those_that_run_go_on(depth):
+    beam = BeamSearchConfig(width=2, answers=("d", "d/1"))
+    waiting = [submit("c", max_tokens=3), submit("d", max_tokens=3, beam=beam)]
+    clients = FakeClients(
+        [[Hello(), submit("a", max_tokens=9), submit("b", max_tokens=9)], [], [], [*waiting, HandBack()], [HandBack()]]
+    )
+    made = engine(clients, depth=depth, max_sequences=2)
+    made.run()
+    ended = {event.request_id: (event.finish_reason, event.code) for event in clients.events() if event.finish_reason}
+    assert ended == {"a": ("length", ""), "b": ("length", "")} | dict.fromkeys(("c", "d", "d/1"), ("abort", "draining"))
+    assert sum(event.request_id == "d" for event in clients.events()) == 1
+    assert made.num_open == 0

@@ -9,8 +9,8 @@ import torch
 from fakes import checkpoints
 from fakes.by_hand import runner_of
 from fakes.oracle import Oracle
+from kvasir_runtime.accuracy_messages import AccuracyJob
 from kvasir_runtime.runner.accuracy import deviation, deviations
-from kvasir_runtime.wire import AccuracyJob
 
 
 def logits(*rows: tuple[float, ...]) -> torch.Tensor:

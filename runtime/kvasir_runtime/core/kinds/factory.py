@@ -28,6 +28,8 @@ def refusal(request: EngineRequest, limits: Limits, num_rows: int) -> str:
     """Why a request can never run, as a sentence; empty when it can. num_rows: sequences that can run at a time."""
     if request.beam is not None and (why := beam_group.refusal(request.beam, num_rows)):
         return why
+    if request.generated and (request.beam or request.pooling or request.sampling.prompt_logprobs >= 0):
+        return "only a sampled answer without prompt_logprobs can go on behind tokens that were generated elsewhere"
     if not request.prompt_tokens:
         return "the prompt is empty"
     if request.pooling is not None:
@@ -39,6 +41,7 @@ def new_kind(request: EngineRequest, *, limits: Limits, pool: BlockPool, now: fl
     """A request that just arrived, and that is not refused."""
     state = RequestState(request, billed_since=now)
     sequence = SequenceState(state, block_root(salt=request.salt, secret=limits.hash_salt), request.prompt_ids())
+    sequence.tokens.extend(request.generated)
     hashes = split_block_hashes(request.block_hashes) if limits.prefix_cache else []
     if len(hashes) == request.prompt_tokens // limits.block_size:
         sequence.hashes = hashes

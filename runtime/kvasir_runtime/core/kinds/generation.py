@@ -203,4 +203,6 @@ def refusal(request: EngineRequest, longest: int) -> str:
         return f"max_tokens is {request.sampling.max_tokens}, expected at least 1"
     if request.prompt_tokens >= longest:
         return f"the prompt has {request.prompt_tokens} tokens, and prompt and answer together may have {longest} here"
+    if len(request.generated) >= min(request.sampling.max_tokens, longest - request.prompt_tokens):
+        return f"the answer has {len(request.generated)} tokens already, and may have no more"
     return ""
