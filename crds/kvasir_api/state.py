@@ -106,11 +106,37 @@ class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True):
     """Measured speed; 0 until something was measured.
 
     prefill_tokens_per_s: exponential mean over steps that were bound by prompt chunks.
-    decode_step_s: exponential mean of the seconds of a step that computed only single tokens.
+    decode_step_s: exponential mean of the seconds of a step that computed only single tokens. decode_slope_s: seconds by
+    which one more sequence makes such a step longer; 0 until steps of different sizes were measured.
+    stall_fraction: of the time of steps that computed prompts beside single tokens, the share that the single tokens
+    would not have taken alone, 0..1.
     """
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    decode_slope_s: float = 0.0
+    stall_fraction: float = 0.0
+
+
+class TtftForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a first token takes, how true such predictions were, and what was refused because of them.
+
+    queue_s: predicted seconds to the first token of a request that arrives now behind all that wait and has nothing to
+    compute; -1 where it is not known. ratios: actual by predicted seconds of the last requests that had to wait, oldest
+    first, at most 200. low_ratio, high_ratio: their 0.1 and 0.9 quantiles, 0 without any. calibrated: there are enough,
+    and they are close enough to one another, for a request to be refused by its prediction.
+    refused: requests whose objective could not be met, since the process started. rechecked: of these, those whose
+    deadline has passed since. wrongly_refused: of these, those that could have been served in time, as is known by then.
+    """
+
+    queue_s: float = -1.0
+    ratios: tuple[float, ...] = ()
+    low_ratio: float = 0.0
+    high_ratio: float = 0.0
+    calibrated: bool = False
+    refused: Count = 0
+    rechecked: Count = 0
+    wrongly_refused: Count = 0
 
 
 class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +194,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     start: StartupSeconds = StartupSeconds()
     rates: MeasuredRates = MeasuredRates()
     decoded: DecodeTotals = DecodeTotals()
+    ttft: TtftForecast = TtftForecast()
     prefix_digest: tuple[str, ...] = ()
     device: str = ""
     kernels: str = ""

@@ -10,6 +10,8 @@ from kvasir_runtime.core.plan import StepPlan
 
 MEMORY_S = 10.0
 """Busy seconds after which a measurement weighs 1/e: several autoscaler ticks, shorter than any of its windows."""
+LEAST_VARIANCE = 0.05
+"""Of the numbers of sequences in steps, below which one outlier would make the slope."""
 
 
 @dataclass(slots=True)
@@ -30,14 +32,52 @@ class DecayingMean:
         return self.amount / self.weight if self.weight > 0 else 0.0
 
 
-class Throughput:
-    """Tokens per second of steps bound by prompts, seconds per step of pure decode, and all such steps together."""
+@dataclass(slots=True)
+class DecayingLine:
+    """A line by least squares through points that fade as new ones come."""
 
-    __slots__ = ("_decode", "_kv_tokens", "_prefill", "_rows", "_seconds", "_steps")
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float, keep: float) -> None:
+        """keep: share of the past that stays, 0..1."""
+        self.weight = self.weight * keep + 1.0
+        self.x = self.x * keep + x
+        self.y = self.y * keep + y
+        self.xx = self.xx * keep + x * x
+        self.xy = self.xy * keep + x * y
+
+    @property
+    def slope(self) -> float:
+        """At least 0; 0 while the points hardly differ in x."""
+        if not self.weight:
+            return 0.0
+        mean = self.x / self.weight
+        variance = self.xx / self.weight - mean * mean
+        if variance < LEAST_VARIANCE:
+            return 0.0
+        return max(0.0, (self.xy - mean * self.y) / self.weight / variance)
+
+    def at(self, x: float) -> float:
+        """Its y, at least 0; 0 without a point."""
+        return max(0.0, (self.y + self.slope * (x * self.weight - self.x)) / self.weight) if self.weight else 0.0
+
+
+class Throughput:
+    """Tokens per second of steps bound by prompts, seconds per step of pure decode and what a sequence adds to them,
+    what prompts add to steps that decode too, and all steps of pure decode together.
+    """
+
+    __slots__ = ("_decode", "_kv_tokens", "_line", "_prefill", "_rows", "_seconds", "_stall", "_steps")
 
     def __init__(self) -> None:
         self._prefill = DecayingMean()
         self._decode = DecayingMean()
+        self._line = DecayingLine()
+        self._stall = DecayingMean()
         self._steps = self._rows = self._kv_tokens = 0
         self._seconds = 0.0
 
@@ -46,20 +86,30 @@ class Throughput:
         if elapsed_s <= 0 or not plan.chunks:
             return
         keep = 1.0 / (1.0 + elapsed_s / MEMORY_S)
-        prompt_tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
-        if not prompt_tokens:
+        prompts = [chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1]
+        prompt_tokens, num_rows = sum(prompts), len(plan.chunks) - len(prompts)
+        if not prompts:
             self._decode.add(elapsed_s, 1.0, keep)
+            self._line.add(num_rows, elapsed_s, keep)
             self._steps += 1
             self._seconds += elapsed_s
-            self._rows += len(plan.chunks)
-            self._kv_tokens += sum([chunk.start for chunk in plan.chunks]) + len(plan.chunks)
-        elif 2 * prompt_tokens >= plan.num_tokens:
+            self._rows += num_rows
+            self._kv_tokens += sum([chunk.start for chunk in plan.chunks]) + num_rows
+            return
+        if num_rows and self._line.weight:
+            self._stall.add(max(0.0, elapsed_s - self._line.at(num_rows)), elapsed_s, keep)
+        if 2 * prompt_tokens >= plan.num_tokens:
             self._prefill.add(plan.num_tokens, elapsed_s, keep)
 
     @property
     def rates(self) -> MeasuredRates:
         """What `/state` reports."""
-        return MeasuredRates(prefill_tokens_per_s=self._prefill.value, decode_step_s=self._decode.value)
+        return MeasuredRates(
+            prefill_tokens_per_s=self._prefill.value,
+            decode_step_s=self._decode.value,
+            decode_slope_s=self._line.slope,
+            stall_fraction=self._stall.value,
+        )
 
     @property
     def decoded(self) -> DecodeTotals:

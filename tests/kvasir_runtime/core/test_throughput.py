@@ -55,3 +55,36 @@ def test_steps_that_decode_are_summed_with_what_they_read():
     speed.observe(plan(100, 1), 2.0)
     speed.observe(plan(), 2.0)
     assert speed.decoded == DecodeTotals(steps=2, seconds=0.75, rows=3, kv_tokens=120)
+
+
+def test_the_slope_is_what_one_more_sequence_adds():
+    speed = Throughput()
+    for rows in (1, 4, 9, 4, 2):
+        speed.observe(plan(*[1] * rows), 0.010 + 0.002 * rows)
+    assert speed.rates.decode_slope_s == pytest.approx(0.002)
+
+
+def test_there_is_no_slope_of_steps_that_are_alike():
+    speed = Throughput()
+    for elapsed_s in (0.01, 0.02, 0.03):
+        speed.observe(plan(1, 1), elapsed_s)
+    assert speed.rates.decode_slope_s == 0.0
+
+
+def test_a_slope_is_never_negative():
+    speed = Throughput()
+    for rows in (1, 4, 9):
+        speed.observe(plan(*[1] * rows), 0.1 - 0.01 * rows)
+    assert speed.rates.decode_slope_s == 0.0
+
+
+def test_the_stall_is_what_prompts_add_to_steps_that_decode():
+    """Two sequences take 14 ms alone. A step with a prompt takes 56 ms: three quarters of it are the prompt's."""
+    speed = Throughput()
+    speed.observe(plan(100, 1), 1.0)  # nothing is known yet of decoding alone
+    assert speed.rates.stall_fraction == 0.0
+    for rows in (1, 4, 9):
+        speed.observe(plan(*[1] * rows), 0.010 + 0.002 * rows)
+    speed.observe(plan(100), 5.0)  # stalls nothing
+    speed.observe(plan(100, 1, 1), 0.056)
+    assert speed.rates.stall_fraction == pytest.approx(0.75)
