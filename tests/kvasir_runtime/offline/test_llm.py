@@ -179,9 +179,10 @@ def test_wrong_calls_say_what_is_right(llm):
 
 def test_the_checkpoints_defaults_hold_for_what_params_do_not_set(tmp_path, path):
     folder = checkpoints.write(tmp_path / "endless")
-    (folder / "generation_config.json").write_text('{"max_new_tokens": 3, "temperature": 0.5, "eos_token_id": 0}')
+    config = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 1, "eos_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(config))
     with LLM(str(folder), kv_cache_tokens=4096, engine_command=FAKE) as made:
-        assert made.get_default_sampling_params() == SamplingParams(max_tokens=3, temperature=0.5)
+        assert made.get_default_sampling_params() == SamplingParams(max_tokens=3, temperature=0.5, top_k=1)
         lengths = [len(made.chat(QUESTION, p)[0].outputs[0].token_ids) for p in (None, SamplingParams(max_tokens=5))]
     assert lengths == [3, 5]
     with LLM(str(folder), kv_cache_tokens=4096, engine_command=FAKE, generation_config="none") as made:
