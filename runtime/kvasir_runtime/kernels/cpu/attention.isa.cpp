@@ -243,10 +243,12 @@ KVASIR_INLINE void few(const AttentionArgs& a, const Plan& plan, const Tile& t, 
 #endif
 }
 
+#if defined(__AVX512BF16__)
 // By the rows of its own sequence, so that the others of a batch change nothing.
 KVASIR_INLINE bool takes_amx(const AttentionArgs& a, const Item& item) {
-  return a.amx && a.sequences->query_lens[item.sequence] * (a.heads / a.kv_heads) >= 16;
+  return a.amx && a.sequences->query_lens[item.sequence] * (a.heads / a.kv_heads) >= AMX_ROWS;
 }
+#endif
 
 template <class Kind, class Query, class From>
 void run_all(int tid, int nth, const AttentionArgs& a) {

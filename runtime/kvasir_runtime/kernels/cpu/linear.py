@@ -167,7 +167,7 @@ class Slab:
         self._left: list[Tensor] = []
 
     def room(self, num_bytes: int) -> Tensor:
-        """As `storage` gives it, but that large ones begin at a cache line."""
+        """As `host_memory.allocate` gives it, but that large ones begin at a cache line."""
         if not self._left:
             each = -(-num_bytes // 64) * 64
             self._left = list(host_memory.allocate(self._weights * each).split(each))[::-1]

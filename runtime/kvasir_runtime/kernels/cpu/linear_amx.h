@@ -74,7 +74,7 @@ inline void rows_amx(const Linear& w, const Product& p, int64_t begin, int64_t e
 // Where the panel of a tile lies, in lines of 64 bytes of `per_line` values of k.
 struct Panel {
   int64_t width, inside;
-  const uint8_t *base, *next;
+  const uint8_t* base;
   Ahead ahead;
 };
 
@@ -83,7 +83,7 @@ inline Panel panel_of(const Linear& w, int64_t tile, int64_t per_line, int64_t r
   const uint8_t *base = w.weight + panel * PANEL_TILES * lines * 64, *end = w.weight + w.tiles * lines * 64;
   const uint8_t* next = base + lines * width * 64;
   const int64_t strips = ceil_div(rows, 2 * AMX_ROWS);
-  return {width, tile - panel * PANEL_TILES, base, next, {next, next + least(lines * 256, end - next), width, strips, false}};
+  return {width, tile - panel * PANEL_TILES, base, {next, next + least(lines * 256, end - next), width, strips, false}};
 }
 
 inline void task_amx(const Linear& w, const Product& p, int64_t begin, int64_t end, int64_t tile, int64_t tiles) {
