@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir_api.cache_groups import CacheGroup
-from kvasir_api.hf_config import count
+from kvasir_api.hf_config import count, count_or_zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def _latents(config: Mapping[str, Any], layers: int) -> CompressedAttention:
     hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     rank, key, value = (count(config, name) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
     turned = count(config, "qk_rope_head_dim", 64)
-    query_rank = count(config, "q_lora_rank") if config.get("q_lora_rank") else 0
+    query_rank = count_or_zero(config, "q_lora_rank")
     query = heads * (key + turned)
     first = hidden * query_rank + query_rank * query if query_rank else hidden * query
     return CompressedAttention(

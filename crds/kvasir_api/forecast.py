@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from kvasir_api import cache_groups, compressed_attention, layer_types, weight_offload
 from kvasir_api.cache_groups import FULL, LayerAttention
-from kvasir_api.hf_config import count, flattened, sequence_limits
+from kvasir_api.hf_config import count, count_or_zero, flattened, sequence_limits
 
 GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration")
 """Endings of architectures with a head over the vocabulary."""
@@ -251,21 +251,16 @@ def _experts(config: Mapping[str, Any], layers: int) -> _Experts:
         return _Experts()
     number, chosen = count(config, field), count(config, "num_experts_per_tok")
     step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    first = _count_or_zero(config, "first_k_dense_replace")
+    first = count_or_zero(config, "first_k_dense_replace")
     sizes = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     return _Experts(
         layers=sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers)),
         number=number,
         chosen=min(chosen, number),
         size=count(config, sizes),
-        shared=_count_or_zero(config, "shared_expert_intermediate_size")
-        or _count_or_zero(config, "n_shared_experts") * count(config, sizes),
+        shared=count_or_zero(config, "shared_expert_intermediate_size")
+        or count_or_zero(config, "n_shared_experts") * count(config, sizes),
     )
-
-
-def _count_or_zero(config: Mapping[str, Any], field: str) -> int:
-    """Of a field that not every config has."""
-    return count(config, field) if config.get(field) else 0
 
 
 def _cache_groups(config: Mapping[str, Any], layers: int) -> tuple[cache_groups.CacheGroup, ...]:

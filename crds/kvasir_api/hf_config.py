@@ -97,6 +97,11 @@ def count(config: Mapping[str, Any], field: str, default: int | None = None) -> 
     return value
 
 
+def count_or_zero(document: Mapping[str, Any], field: str) -> int:
+    """The same of a field that not every config has: 0 where it is absent, null or 0."""
+    return count(document, field) if document.get(field) else 0
+
+
 def sequence_limits(document: Mapping[str, Any]) -> SequenceLimits:
     """Of a flattened config. Raises ValueError where max_position_embeddings is no count.
 

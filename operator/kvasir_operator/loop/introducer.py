@@ -1,5 +1,6 @@
 """Names to a replica that starts the peers of its service that serve, so that it computes what they are asked most
-before it is ready. Each tick says who there is. A process that does not confirm is told again while it starts.
+before it is ready. Each tick gives the replicas that there are; a process that does not confirm gets its peers again
+while it starts.
 """
 
 import asyncio
@@ -7,12 +8,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kvasir_api import names
 from kvasir_kube.state_reader import StateReader
 from kvasir_operator.observed.replica import Replica
 
 LOG: Final = logging.getLogger(__name__)
-MOST_PEERS: Final = 3
-"""So many take part; a runtime refuses more."""
 
 
 def introductions(replicas: Iterable[Replica]) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -20,13 +20,13 @@ def introductions(replicas: Iterable[Replica]) -> dict[str, tuple[str, tuple[str
     found = [r for r in replicas if r.live and r.ops_url and r.reading is not None]
     ready = [r for r in found if r.phase == "ready"]
     ready.sort(key=lambda r: (-r.reading.reused_tokens if r.reading else 0, r.name))
-    peers = tuple(r.ops_url for r in ready[:MOST_PEERS])
+    peers = tuple(r.ops_url for r in ready[: names.MOST_PEERS])
     starting = [r for r in found if r.phase in ("starting", "loading")] if peers else []
     return {r.reading.instance: (r.ops_url, peers) for r in starting if r.reading and r.reading.instance}
 
 
 class Introducer:
-    """Tells each process once, in a task of its own: no tick waits for a process that does not answer."""
+    """Sends each process its peers once, in a task of its own: no tick waits for a process that does not answer."""
 
     def __init__(self, reader: StateReader) -> None:
         self._reader = reader

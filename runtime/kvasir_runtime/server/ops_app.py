@@ -111,7 +111,7 @@ def _add_prefixes(app: FastAPI, app_state: AppState) -> None:
 
     @app.post(names.PATH_PEERS)
     async def peers(
-        address: Annotated[list[str], Query(min_length=1, max_length=prefix_warmup.MOST_PEERS)],
+        address: Annotated[list[str], Query(min_length=1, max_length=names.MOST_PEERS)],
     ) -> Response:
         """Ops ports of replicas that serve already, to be asked before this one is ready."""
         if not all(map(prefix_warmup.is_address, address)):

@@ -23,7 +23,6 @@ from kvasir_runtime.frontend.tokenizer import Tokenizer
 from kvasir_runtime.wire import EngineFacts, EngineRequest, SamplingConfig, packed_ids
 
 PIECE_TOKENS: Final = 64
-MOST_PEERS: Final = 3
 MOST_PREFIXES: Final = 64
 MOST_TOKENS: Final = 256 * 1024
 """Of one answer: 2 MB of JSON, more than half of most caches hold."""
@@ -109,7 +108,7 @@ async def warm(
 ) -> WarmedPrefixes:
     """Fetch and compute, for at most limit_s seconds. Never raises for what peers do."""
     began = time.monotonic()
-    answers = await _fetch(peers[:MOST_PEERS], min(MOST_ASK_S, limit_s / 4))
+    answers = await _fetch(peers[: names.MOST_PEERS], min(MOST_ASK_S, limit_s / 4))
     digest = tokenizer_digest(tokenizer)
     usable = [answer for answer in answers if answer is not None and answer.tokenizer == digest]
     prompts = chosen([p for answer in usable for p in offered(answer.prefixes, facts)], facts)
