@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,13 @@ from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
+from kvasir_runtime.runner.launched_step import LaunchedStep
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import assemble
 from kvasir_runtime.runner.state.device_stream import DeviceStream
 from kvasir_runtime.weights import quant_formats as weight_formats
 from kvasir_runtime.weights.loader import load
-from kvasir_runtime.wire import EngineFacts, SamplingConfig
+from kvasir_runtime.wire import EngineFacts, EngineOutput, EngineRequest, SamplingConfig
 
 CPU_DEVICE = torch.device("cpu")
 GREEDY = SamplingConfig(temperature=0.0, max_tokens=1)
@@ -104,6 +106,29 @@ def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True)
             attentions=facts.attentions,
         )
     )
+
+
+def last_outputs(
+    runner: ModelRunner, requests: Sequence[EngineRequest], *, budget: int, depth: int = 1
+) -> tuple[dict[str, EngineOutput], int]:
+    """The last output of each answer by id, and how many joins there were. depth: plans in flight."""
+    scheduler = scheduler_of(runner, budget=budget)
+    ended: dict[str, EngineOutput] = {}
+    flying: deque[LaunchedStep] = deque()
+    joins = 0
+    for request in requests:
+        assert scheduler.submit(request, 0.0) is None
+    for now in range(5_000):
+        while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:
+            joins += len(plan.joins)
+            flying.append(runner.launch(plan))
+        if not flying:
+            break
+        for output in scheduler.commit(runner.collect(flying.popleft()), float(now)):
+            ended |= {output.request_id: output} if output.finish_reason else {}
+    assert not scheduler.has_work
+    assert scheduler.pool.num_pinned == 0
+    return ended, joins
 
 
 @dataclass(slots=True, kw_only=True)

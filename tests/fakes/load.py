@@ -3,7 +3,9 @@
 from typing import Any
 
 from kvasir_operator.scaling.capacity import ReplicaCapacity
+from kvasir_operator.scaling.decide import ScalingDecision, ScalingState, decide
 from kvasir_operator.scaling.load_counts import LoadCounts
+from kvasir_operator.scaling.policy import ScalingPolicy
 from kvasir_operator.scaling.window import LoadGauges, LoadSample, LoadWindow
 
 NOW = 1000.0
@@ -40,3 +42,10 @@ def steady(
         for i in range(seconds // 2 + 1)
     ]
     return LoadWindow(samples=tuple(samples))
+
+
+def decided() -> ScalingDecision:
+    """A decision under a steady load, of a service with 2 replicas, 1 to 8 of them allowed."""
+    policy = ScalingPolicy(min_replicas=1, max_replicas=8)
+    state = ScalingState(wanted=2, since=0.0)
+    return decide(policy, steady(pinned_tokens=2_000), unplaced_s=0.0, state=state, now=NOW)[0]

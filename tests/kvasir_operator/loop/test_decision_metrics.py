@@ -2,23 +2,16 @@
 
 from typing import get_args, get_type_hints
 
-from fakes.load import NOW, steady
+from fakes.load import decided
 from kvasir_api.control_plane_metrics import OPERATOR
 from kvasir_api.status import ScalingChange
 from kvasir_operator.loop.decision_metrics import OF_A_DECISION, DecisionMetrics
 from kvasir_operator.loop.telemetry import Telemetry
-from kvasir_operator.scaling.decide import LIMITS, ScalingState, decide
+from kvasir_operator.scaling.decide import LIMITS
 from kvasir_operator.scaling.demand import SIGNALS
 from kvasir_operator.scaling.idle import ReplicaFloor
-from kvasir_operator.scaling.policy import ScalingPolicy
 
 SERVICE = ("models", "tiny")
-
-
-def decided():
-    state = ScalingState(wanted=2, since=0.0)
-    policy = ScalingPolicy(min_replicas=1, max_replicas=8)
-    return decide(policy, steady(pinned_tokens=2_000), unplaced_s=0.0, state=state, now=NOW)[0]
 
 
 def test_every_input_and_bound_of_a_decision_is_a_metric():

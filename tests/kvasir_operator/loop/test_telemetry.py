@@ -1,17 +1,9 @@
 """The operator's metrics: nothing stays of a service that is gone."""
 
-from fakes.load import NOW, steady
+from fakes.load import decided
 from kvasir_operator.loop.telemetry import Telemetry
-from kvasir_operator.scaling.decide import ScalingState, decide
-from kvasir_operator.scaling.policy import ScalingPolicy
 
 SERVICE = ("models", "tiny")
-
-
-def decided():
-    state = ScalingState(wanted=2, since=0.0)
-    policy = ScalingPolicy(min_replicas=1, max_replicas=8)
-    return decide(policy, steady(pinned_tokens=2_000), unplaced_s=0.0, state=state, now=NOW)[0]
 
 
 def test_nothing_stays_of_a_service_that_is_gone():

@@ -1,7 +1,6 @@
 """Beam search of scheduler and runner is that of transformers, token for token, however it is cut into steps."""
 
 import random
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of, scheduler_of
+from fakes.by_hand import last_outputs, runner_of
 from fakes.checkpoints import Shape
 from fakes.oracle import oracle_of
 from kvasir_runtime.runner.runner import ModelRunner
@@ -51,22 +50,7 @@ def run(
     runner: ModelRunner, requests: list[EngineRequest], *, budget: int = 256, depth: int = 1
 ) -> tuple[dict[str, EngineOutput], int]:
     """The last events by id, and how many joins there were."""
-    scheduler = scheduler_of(runner, budget=budget)
-    ended: dict[str, EngineOutput] = {}
-    flying, joins = deque(), 0
-    for request in requests:
-        assert scheduler.submit(request, 0.0) is None
-    for now in range(5_000):
-        while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:
-            joins += len(plan.joins)
-            flying.append(runner.launch(plan))
-        if not flying:
-            break
-        for event in scheduler.commit(runner.collect(flying.popleft()), float(now)):
-            ended |= {event.request_id: event} if event.finish_reason else {}
-    assert not scheduler.has_work
-    assert scheduler.pool.num_pinned == 0
-    return ended, joins
+    return last_outputs(runner, requests, budget=budget, depth=depth)
 
 
 def answers(ended: dict[str, EngineOutput], request: EngineRequest) -> list[tuple[int, ...]]:

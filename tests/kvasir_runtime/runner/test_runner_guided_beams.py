@@ -1,7 +1,6 @@
 """Beams that follow grammars: every answer is one of its grammar's, and they are those of a constrained search."""
 
 import json
-from collections import deque
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of, scheduler_of
+from fakes.by_hand import last_outputs, runner_of
 from fakes.checkpoints import EOS_TOKEN_ID, Shape
 from fakes.grammars import CHECKED, of_schema
 from fakes.oracle import oracle_of
@@ -86,19 +85,7 @@ def run(
     runner: ModelRunner, requests: list[EngineRequest], *, depth: int = 1, budget: int = 64
 ) -> dict[str, EngineOutput]:
     """The last outputs by id."""
-    scheduler, ended, flying = scheduler_of(runner, budget=budget), {}, deque()
-    for request in requests:
-        assert scheduler.submit(request, 0.0) is None
-    for now in range(5000):
-        while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:
-            flying.append(runner.launch(plan))
-        if not flying:
-            break
-        for output in scheduler.commit(runner.collect(flying.popleft()), float(now)):
-            ended |= {output.request_id: output} if output.finish_reason else {}
-    assert not scheduler.has_work
-    assert scheduler.pool.num_pinned == 0
-    return ended
+    return last_outputs(runner, requests, budget=budget, depth=depth)[0]
 
 
 def found(ended: dict[str, EngineOutput], request: EngineRequest) -> list[tuple[tuple[int, ...], float]]:
