@@ -109,7 +109,7 @@ SPOILED = "spoiled"
 
 
 async def spoiled(rig):
-    """Children that somebody changes while there is no operator."""
+    """Children that are changed from outside while there is no operator."""
     for kind in CHILDREN:
         mark = f"{names.LABEL_INSTANCE}={SPOILED}"
         kubectl(rig.control, "label", kind.plural, "--all", mark, "--overwrite", f"--namespace={rig.namespace}")

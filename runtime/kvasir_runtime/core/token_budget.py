@@ -12,7 +12,7 @@ from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.throughput import DecayingMean
 
 BOUND_BY_COPIES: Final = 1.2
-"""Of the time of its copies, up to which a step tells nothing of the cost of a token."""
+"""Of the time of its copies, up to which a step gives no measure of the cost of a token."""
 MEMORY_S: Final = 2.0
 """Busy seconds after which a measurement weighs 1/e: tokens of a long prompt cost more towards its end."""
 

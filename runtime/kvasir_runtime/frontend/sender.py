@@ -17,9 +17,9 @@ SALT_BYTES: Final = 32
 class RequestSender:
     """tenant: its name, "" where requests need no key. salt: of what is cached, b"" where that is shared.
 
-    identity: what tells its requests and responses from those of other tenants, b"" where there is one tenant. weight:
-    share among tenants that wait. priority: in place of the body's; None where the body decides. most_urgent: the
-    lowest priority that counts, whatever is requested. ttft_s: objective from the arrival to the first token, 0 for
+    identity: what its requests and responses are known by among those of other tenants, b"" where there is one tenant.
+    weight: share among tenants that wait. priority: in place of the body's; None where the body decides. most_urgent:
+    the lowest priority that counts, whatever is requested. ttft_s: objective from the arrival to the first token, 0 for
     none.
     """
 

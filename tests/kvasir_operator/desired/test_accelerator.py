@@ -136,7 +136,7 @@ def standing(
         (standing(reclass="Always"), "l4"),
         (standing(accelerator={"classes": ["l4", "h100"]}), "h100"),
         (standing(pod_hash=""), "h100"),  # written by an operator that had no hash
-        # the spec asks for other pods, none runs, or the class is gone or suits no longer
+        # the spec describes other pods, none runs, or the class is gone or no longer suits
         (standing(pod_hash="other"), "l4"),
         (standing(replicas=0), "l4"),
         (standing(assigned=False), "l4"),

@@ -64,7 +64,7 @@ KILLED = {"refusal": "", "out_of_memory": True}
         (world(failed(), ready(name="q")), ()),
         (world(failed(), Replica(name="q", revision="r", phase="loading")), ()),
         (world(failed(revision="old")), ()),
-        # Other pods begin anew; what the spec lists no more is given back.
+        # Other pods start without reductions; one that the spec no longer lists is taken back.
         (world(taken=["FewerSequences"]), ("FewerSequences",)),
         (world(taken=["FewerSequences"], hash_="other"), ()),
         (world(taken=["FewerSequences", "Int8KvCache"], rungs=["Int8KvCache"]), ("Int8KvCache",)),

@@ -1,4 +1,4 @@
-"""Who is told of whom, and how often."""
+"""Which replicas get the addresses of which peers, and how often."""
 
 import asyncio
 from contextlib import asynccontextmanager

@@ -92,7 +92,7 @@ async def test_what_another_owns_is_read_again_and_never_changed(bench):
     await bench.reconciled()
     assert bench.reason() == "Progressing"
     assert await bench.reconciled(10) == {"read": 10}
-    assert KEY in bench.operator.scaler.attention, "it is no object of ours, so no watch tells when it goes"
+    assert KEY in bench.operator.scaler.attention, "it is no object of ours, so no watch reports when it goes"
     assert (bench.cluster.stored(SERVICE, *KEY), DEPLOYMENT.plural in bench.cluster.objects) == (before, False)
     await bench.cluster.drop(SERVICE, *KEY)
     await bench.reconciled()

@@ -96,7 +96,7 @@ def test_a_line_with_which_an_operator_begins_forgets_those_before():
     lines = [{"at": at, "spec": {"maxReplicas": 8}, "pods": [POD], "wanted": 4, "since": 0} for at in (0, 400, 800)]
     decided = [json.loads(line)["limitedBy"] for line in replayed(json.dumps(line).encode() for line in lines)]
     assert decided == ["window", "rate", "rate"]
-    # Its clock may begin anew as well.
+    # Its clock may start again from zero as well.
     lines[2] |= {"at": 1, "since": 1, "begins": True}
     decided = [json.loads(line)["limitedBy"] for line in replayed(json.dumps(line).encode() for line in lines)]
     assert decided == ["window", "rate", "window"]

@@ -94,7 +94,7 @@ def test_forgetting_one_tenant_keeps_what_is_loaded_for_another():
         assert host.load(builders[-1], chain_of(owner))
     pool.forget(MINE)
     host.forget(MINE)
-    assert not host.is_loading(chain_of(MINE)), "nobody waits for what will not be found"
+    assert not host.is_loading(chain_of(MINE)), "no request waits for what will not be found"
     assert host.is_loading(chain_of(OTHERS))
     blocks = [[load.block for load in builder.loads] for builder in builders]
     host.settle(TransferResults(through=1, loaded=(*blocks[0], *blocks[1])))

@@ -123,5 +123,5 @@ def test_blocks_of_a_tenant_are_found_by_its_name_also_after_its_key_is_gone(key
     assert [keys.reload(), keys.reload()] == [False, True]
     assert set(senders.owners("other")) == {marks["four"], marks["one"], marks["three"], by_header}
     without = Senders(ServeOptions(model="m"), keys)
-    assert (without.owners(TWO), without.owners("nobody")) == ([marks["two"]], [])
+    assert (without.owners(TWO), without.owners("unknown")) == ([marks["two"]], [])
     assert Senders(ServeOptions(model="m", shared_prefix_cache=True), keys).owners(TWO) == []
