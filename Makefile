@@ -123,7 +123,7 @@ bench-scaling: setup  ## Measure 1 to 32 streams against what memory and process
 bench-host-tier: setup  ## Measure the follow-up of a 32k prompt from the second tier against computing it, and write docs/benchmarks/host-tier.md (BENCH_ARGS="--dir /dev/shm")
 	@PYTHONPATH=tests $(BIN)/python -m bench.host_tier --write $(BENCH_ARGS)
 
-bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 50 --write")
+bench-operator: setup  ## Measure the operator with 500 services on stub nodes (BENCH_ARGS="--services 500 1000 --write")
 	@PYTHONPATH=tests $(BIN)/python -m bench.operator_scale $(BENCH_ARGS)
 
 bench-autoscaling: setup  ## Simulate the autoscaler beside rules of its peers, and write docs/benchmarks/autoscaling.*

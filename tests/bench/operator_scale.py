@@ -1,4 +1,5 @@
-"""What many services cost the operator: `make bench-operator` (BENCH_ARGS="--services 500 --write" keeps the figures).
+"""What many services cost the operator: `make bench-operator` (BENCH_ARGS="--services 500 1000 --write" keeps the
+figures).
 
 The operator is the real one, as a process under its own service account, before a real API server, scheduler and
 controllers; nodes and pods are stubs that answer at their ops ports. Times are those of the client that creates the
@@ -12,11 +13,12 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +28,7 @@ from fakes.kubelet import FakeKubelet
 from fakes.operator_rig import USER, Rig, install, standing
 from kvasir_api import names
 from kvasir_kube.informer import Informer
-from kvasir_kube.kinds import INFERENCE_SERVICE, POD, Json, Key
+from kvasir_kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Json, Key
 from kvasir_local import audit, binaries
 from kvasir_local.control_plane import ControlPlane
 from kvasir_local.progress import SilentProgress
@@ -38,6 +40,9 @@ AT_ONCE: Final = 16
 SPEC: Final[Json] = {"resources": {"cpu": "10m", "memory": "16Mi"}}
 STARTED_S: Final = 60.0
 PER_SERVICE_S: Final = 2.0
+INTERVAL_S: Final = 2.0
+LATER_S: Final = 1.0
+TICK_SERVICES, TICK_PODS = 1000, 4000
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -54,22 +59,35 @@ class Phase:
     peak: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """All that is measured. to_pod, to_ready: seconds from each service's creation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Seconds from the creation of each service to its Deployment, its first pod, and Ready."""
 
-    services: int
+    to_deployment: list[float] = field(default_factory=list)
     to_pod: list[float] = field(default_factory=list)
     to_ready: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """All that is measured. at_once: of services that were created together. later: of those that were created one
+    after the other beside them."""
+
+    services: int
+    at_once: Times = field(default_factory=Times)
+    later: Times = field(default_factory=Times)
     phases: list[Phase] = field(default_factory=list)
 
 
 class Seen:
-    """When the first pod of each service and the service's first Ready were seen by a client that watches."""
+    """When the Deployment and the first pod of each service, and the service's first Ready, were seen by a client that
+    watches."""
 
     def __init__(self, rig: Rig) -> None:
+        self.deployments: dict[str, float] = {}
         self.pods: dict[str, float] = {}
         self.ready: dict[str, float] = {}
+        self._deployments = Informer(rig.client, DEPLOYMENT, namespace=rig.namespace, on_change=self._deployment)
         self._pods = Informer(rig.client, POD, namespace=rig.namespace, on_change=self._pod)
         self._services = Informer(rig.client, INFERENCE_SERVICE, namespace=rig.namespace, on_change=self._service)
 
@@ -81,13 +99,20 @@ class Seen:
     async def run(self) -> None:
         """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._deployments.run())
             group.create_task(self._pods.run())
             group.create_task(self._services.run())
 
+    def _deployment(self, key: Key) -> None:
+        self._first(self.deployments, self._deployments.objects.get(key))
+
     def _pod(self, key: Key) -> None:
-        pod = self._pods.objects.get(key)
-        if pod is not None:
-            self.pods.setdefault(pod["metadata"]["labels"][names.LABEL_SERVICE], time.monotonic())
+        self._first(self.pods, self._pods.objects.get(key))
+
+    @staticmethod
+    def _first(times: dict[str, float], child: Json | None) -> None:
+        if child is not None:
+            times.setdefault(child["metadata"]["labels"][names.LABEL_SERVICE], time.monotonic())
 
     def _service(self, key: Key) -> None:
         conditions = ((self._services.objects.get(key) or {}).get("status") or {}).get("conditions") or ()
@@ -95,28 +120,59 @@ class Seen:
             self.ready.setdefault(key[1], time.monotonic())
 
 
-async def measure(control: ControlPlane, *, services: int, idle_s: float, tmp: Path, say: Any = print) -> Run:
-    """Create that many services, let them be, restart the operator beside them, delete them."""
+class Made:
+    """Services of one phase, and when each was created."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+
+    async def create(self, rig: Rig, number: int) -> None:
+        """As soon as the API server takes it."""
+        name = f"s{number:04d}"
+        self._began[name] = time.monotonic()
+        await rig.apply(name, **SPEC)
+
+    def times(self, seen: Seen) -> Times:
+        """When all are ready."""
+        each = [
+            [at[name] - began for name, began in self._began.items()]
+            for at in (seen.deployments, seen.pods, seen.ready)
+        ]
+        return Times(to_deployment=each[0], to_pod=each[1], to_ready=each[2])
+
+
+async def measure(
+    control: ControlPlane, *, services: int, idle_s: float, later: int, tmp: Path, say: Any = print
+) -> Run:
+    """Create that many services, let them be, create a few more, restart the operator beside them, delete them."""
     run = Run(services=services)
-    async with fleet(control, services, tmp) as rig, watching(rig) as seen:
-        rig.start("--allow-model-dir=/srv", "--interval=2")
-        made: dict[str, float] = {}
+    async with fleet(control, services + later, tmp) as rig, watching(rig) as seen:
+        rig.start("--allow-model-dir=/srv", f"--interval={INTERVAL_S:g}")
         deadline_s = STARTED_S + services * PER_SERVICE_S
+        made = Made()
         with phase(run, rig, "create"):
-            await create(rig, services, made)
+            await each(services, lambda number: made.create(rig, number))
             await rig.until(lambda: reached(seen.ready, services), lambda: f"{len(seen.ready)} ready", s=deadline_s)
-        run.to_pod = [seen.pods[name] - began for name, began in made.items()]
-        run.to_ready = [seen.ready[name] - began for name, began in made.items()]
+        run.at_once = made.times(seen)
         say(f"{services} services ready after {run.phases[-1].seconds:.1f} s")
         with phase(run, rig, "idle"):
             await pause(idle_s)
+        made = Made()
+        with phase(run, rig, "later"):
+            for number in range(services, services + later):
+                await made.create(rig, number)
+                await pause(LATER_S)
+            await rig.until(
+                lambda: reached(seen.ready, services + later), lambda: f"{len(seen.ready)} ready", s=deadline_s
+            )
+        run.later = made.times(seen)
         rig.stop()
-        rig.start("--allow-model-dir=/srv", "--interval=2")
+        rig.start("--allow-model-dir=/srv", f"--interval={INTERVAL_S:g}")
         with phase(run, rig, "restart"):
             await rig.until(lambda: listens(rig), lambda: "the new operator reads its pods", s=deadline_s)
             await pause(idle_s / 2)
         with phase(run, rig, "delete"):
-            await each(services, lambda number: rig.delete(f"s{number:04d}"))
+            await each(services + later, lambda number: rig.delete(f"s{number:04d}"))
             await rig.until(lambda: nothing(seen), lambda: f"{seen.left} left", s=deadline_s)
         say("deleted")
     return run
@@ -153,17 +209,6 @@ def phase(run: Run, rig: Rig, name: str) -> Iterator[None]:
     rss, peak = memory(rig.pid)
     requests = dict(Counter(request.verb for request in found))
     run.phases.append(Phase(name=name, seconds=seconds, requests=requests, cpu_s=cpu_s, rss=rss, peak=peak))
-
-
-async def create(rig: Rig, services: int, made: dict[str, float]) -> None:
-    """All of them, as fast as the API server takes them."""
-
-    async def one(number: int) -> None:
-        name = f"s{number:04d}"
-        made[name] = time.monotonic()
-        await rig.apply(name, **SPEC)
-
-    await each(services, one)
 
 
 async def each(count: int, act: Any) -> None:
@@ -212,8 +257,11 @@ def memory(pid: int) -> tuple[int, int]:
 def table(run: Run) -> str:
     """Markdown of a run."""
     lines = ["| from creating a service to | p50 | p99 | longest |", "|---|---|---|---|"]
-    for what, times in (("its first pod", run.to_pod), ("Ready", run.to_ready)):
-        lines.append(f"| {what} | {at(times, 50):.2f} s | {at(times, 99):.2f} s | {max(times):.2f} s |")
+    for how, times in ((f"all {run.services} at once", run.at_once), ("one after the other beside them", run.later)):
+        stages = (("its Deployment", times.to_deployment), ("its first pod", times.to_pod), ("Ready", times.to_ready))
+        for what, seconds in stages if times.to_pod else ():
+            row = f"{at(seconds, 50):.2f} s | {at(seconds, 99):.2f} s | {max(seconds):.2f} s"
+            lines.append(f"| {what}, {how} | {row} |")
     verbs = sorted({verb for found in run.phases for verb in found.requests})
     lines += ["", "| phase | seconds | requests a second | " + " | ".join(verbs) + " | processor | memory (peak) |"]
     lines.append("|---|" + "---|" * (len(verbs) + 4))
@@ -222,7 +270,7 @@ def table(run: Run) -> str:
         rate = sum(found.requests.values()) / found.seconds
         share = 100 * found.cpu_s / found.seconds
         lines.append(
-            f"| {found.name} | {found.seconds:.1f} | {rate:.1f} | {counts} | {found.cpu_s:.1f} s, {share:.0f} % | "
+            f"| {found.name} | {found.seconds:.1f} | {rate:.1f} | {counts} | {found.cpu_s:.1f} s, {share:.1f} % | "
             f"{found.rss >> 20} MiB ({found.peak >> 20}) |"
         )
     return "\n".join(lines)
@@ -233,19 +281,20 @@ def at(times: list[float], percent: int) -> float:
     return times[0] if len(times) == 1 else statistics.quantiles(times, n=100, method="inclusive")[percent - 1]
 
 
-def write(page: Path, run: Run, command: str) -> None:
-    """Replace the figures of the page. Raises ValueError when it lacks the marks."""
+def write(page: Path, runs: Sequence[Run], tick: str, command: str) -> None:
+    """Replace the figures of the page. tick: a sentence about one tick. Raises ValueError when it lacks the marks."""
     text = page.read_text()
     if any(text.count(mark) != 1 for mark in MARKS):
         raise ValueError(f"{page} must hold {MARKS[0]!r} and {MARKS[1]!r} once each")
     before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
     load = os.getloadavg()[2]
     said = (
-        f"{run.services} services, measured {datetime.now(UTC):%Y-%m-%d} by `{command}` on {processor()}, "
+        f"Measured {datetime.now(UTC):%Y-%m-%d} by `{command}` on {processor()}, "
         f"{os.cpu_count()} threads for operator, API server, controllers and stubs together; the machine's load of the "
         f"last 15 minutes was {load:.1f}."
     )
-    page.write_text(f"{before}{MARKS[0]}\n{said}\n\n{table(run)}\n{MARKS[1]}{after}")
+    tables = [f"### {run.services} services\n\n{table(run)}" for run in runs]
+    page.write_text("\n\n".join([f"{before}{MARKS[0]}\n{said}", tick, *tables]) + f"\n{MARKS[1]}{after}")
 
 
 def processor() -> str:
@@ -254,22 +303,39 @@ def processor() -> str:
     return lines[0].partition(":")[2].strip() if lines else platform.processor()
 
 
-def main() -> int:
-    """Measure on a control plane of its own; print, and keep if asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--services", type=int, default=500)
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds of the idle phase")
-    parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/operator.md")
-    given = parser.parse_args()
+def measured(services: int, given: argparse.Namespace) -> Run:
+    """One run on a control plane of its own."""
     with tempfile.TemporaryDirectory() as tmp:
         where = Path(tmp)
         with ControlPlane(state_dir=where / "control", binaries=binaries.provide(progress=SilentProgress())) as control:
             install(control)
-            run = asyncio.run(measure(control, services=given.services, idle_s=given.idle, tmp=where))
-    print(table(run))
+            run = asyncio.run(measure(control, services=services, idle_s=given.idle, later=given.later, tmp=where))
+    print(table(run), flush=True)
+    return run
+
+
+def tick(services: int, pods: int) -> str:
+    """What one tick costs, measured in a process of its own, whose memory is nothing else's."""
+    command = [sys.executable, "-m", "bench.operator_tick", f"--services={services}", f"--pods={pods}"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    print(said, flush=True)
+    return said
+
+
+def main() -> int:
+    """Measure; print, and keep if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--services", type=int, nargs="+", default=[500])
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds of the idle phase")
+    parser.add_argument("--later", type=int, default=30, help="services that are created afterwards, one a second")
+    parser.add_argument("--write", action="store_true", help="keep the figures in docs/benchmarks/operator.md")
+    given = parser.parse_args()
+    said = tick(TICK_SERVICES, TICK_PODS)
+    runs = [measured(services, given) for services in given.services]
     if given.write:
-        arguments = [f"--services {given.services}", f"--idle {given.idle:g}"]
-        write(PAGE, run, f'make bench-operator BENCH_ARGS="{" ".join(arguments)} --write"')
+        numbers = " ".join(map(str, given.services))
+        arguments = f"--services {numbers} --idle {given.idle:g} --later {given.later} --write"
+        write(PAGE, runs, said, f'make bench-operator BENCH_ARGS="{arguments}"')
     return 0
 
 
