@@ -152,19 +152,38 @@ class DecodeTotals(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: Count = 0
 
 
+class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which prefixes are in the KV cache, as a set of route hashes (`hashes.route_hashes`).
+
+    sequence: changes of the set since the process started, one for each hash that came or went. entries, checksum: size
+    of the set now, and the exclusive or of its hashes in hexadecimal. added, removed: hashes, one behind the other, by
+    which the set differs from what it was at the change with the number `after`; of the whole set where that is -1.
+    A document lists them for a reader that names `after`, else it is `sequence` and both are empty.
+    """
+
+    sequence: Count = 0
+    entries: Count = 0
+    checksum: str = "0" * 16
+    after: Count = 0
+    added: bytes = b""
+    removed: bytes = b""
+
+
 class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot of one runtime pod.
 
-    step: number of the last engine step. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
+    step: number of the last engine step. sequence_number: of the engine's snapshot; of two documents of one instance the
+    one with the larger number is newer. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
     waiting_uncached_tokens: prompt tokens of waiting requests that are neither in the prefix cache nor on the host.
     remaining_tokens: tokens that running sequences may still generate, by their bounds. expected_tokens: what running and
     waiting requests will probably still generate, a drain estimate. reused_tokens: resident tokens that prefix hits have
     found, which would have to be computed again elsewhere: what the cache is worth.
-    prefix_digest: hex route hashes of resident prefixes, most recently used first, bounded.
+    prefixes: what prefix hits may find on the device.
     device, kernels: what really serves, for example cpu and reference. fallback: why slower kernels serve than the device
     has, empty when they are its own. message: why the phase is what it is. locked: why no client is let in whatever the
     phase is, empty when some are.
-    instance: names this process among all, also after a restart; ids of what only it holds begin with it.
+    instance: names this process among all, also after a restart; ids of what only it holds begin with it. All counters,
+    and all numbers of documents and changes, begin again with another instance.
     """
 
     schema: Count = SCHEMA
@@ -178,6 +197,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     locked: str = ""
     step: Count = 0
+    sequence_number: Count = 0
     heartbeat_age_s: float = 0.0
     kv: KvState = KvState()
     kv_host: KvHostState = KvHostState()
@@ -195,7 +215,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     rates: MeasuredRates = MeasuredRates()
     decoded: DecodeTotals = DecodeTotals()
     ttft: TtftForecast = TtftForecast()
-    prefix_digest: tuple[str, ...] = ()
+    prefixes: PrefixDigest = PrefixDigest()
     device: str = ""
     kernels: str = ""
     fallback: str = ""
@@ -223,6 +243,15 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     schema: Count = SCHEMA
     role: Literal["gateway"] = "gateway"
     services: tuple[ServiceDemand, ...] = ()
+
+
+def restarted(before: RuntimeState, after: RuntimeState) -> bool:
+    """Whether the process that wrote a document is another one than that of the document before, so that its counters
+    began again. Pods of releases that name no instance are told by counters that decrease."""
+    if before.instance and after.instance:
+        return before.instance != after.instance
+    old, new = before.totals, after.totals
+    return new.arrivals < old.arrivals or new.completions < old.completions
 
 
 def encode(state: RuntimeState | GatewayState) -> bytes:

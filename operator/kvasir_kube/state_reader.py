@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from kvasir_api import names, state
+from kvasir_api.prefix_digest import FollowedPrefixes
 from kvasir_kube.http_connections import Exchange, HttpAnswer, HttpConnections
 
 MAX_BYTES: Final = 1024 * 1024
@@ -43,13 +44,28 @@ class StateReader:
     ) -> None:
         self._connections.close()
 
-    async def states(self, targets: Mapping[Id, str], *, deadline_s: float) -> dict[Id, state.RuntimeState]:
-        """Documents of runtime pods. targets: base URL of each ops port, for example http://10.1.2.3:8001."""
-        return await self._read(targets, deadline_s, state.decode)
+    async def states(
+        self,
+        targets: Mapping[Id, str],
+        *,
+        deadline_s: float,
+        prefixes: Mapping[Id, FollowedPrefixes] | None = None,
+    ) -> dict[Id, state.RuntimeState]:
+        """Documents of runtime pods. targets: base URL of each ops port, for example http://10.1.2.3:8001.
+
+        prefixes: sets that follow those of pods. What a pod's document cannot prove complete is empty afterwards, and
+        read as a whole the next time; the set of a pod that did not answer stays as it was.
+        """
+        followed = prefixes or {}
+        queries = {id_: _query(mine) for id_, mine in followed.items()}
+        found = await self._read(targets, deadline_s, state.decode, queries)
+        for id_ in followed.keys() & found.keys():
+            followed[id_].take(found[id_].instance, found[id_].prefixes)
+        return found
 
     async def gateway_states(self, targets: Mapping[Id, str], *, deadline_s: float) -> dict[Id, state.GatewayState]:
         """Documents of gateway pods."""
-        return await self._read(targets, deadline_s, state.decode_gateway)
+        return await self._read(targets, deadline_s, state.decode_gateway, {})
 
     async def drain(self, base: str, *, on: bool, deadline_s: float = 2.0) -> bool:
         """Make a runtime drain, or take requests again. False when it did not confirm within the deadline."""
@@ -78,7 +94,11 @@ class StateReader:
             exchange.cancel()
 
     async def _read(
-        self, targets: Mapping[Id, str], deadline_s: float, decode: Callable[[bytes], Document]
+        self,
+        targets: Mapping[Id, str],
+        deadline_s: float,
+        decode: Callable[[bytes], Document],
+        queries: Mapping[Id, str],
     ) -> dict[Id, Document]:
         found: dict[Id, Document] = {}
         left, complete = len(targets), asyncio.Event()
@@ -96,7 +116,7 @@ class StateReader:
         try:
             async with asyncio.timeout(deadline_s):
                 for name, base in targets.items():
-                    exchanges.append(_reading(base, name, take))
+                    exchanges.append(_reading(base, queries.get(name, ""), name, take))
                     self._connections.send(exchanges[-1])
                     if len(exchanges) % REQUESTS_AT_A_TIME == 0:
                         await asyncio.sleep(0)
@@ -111,8 +131,12 @@ class StateReader:
         return found
 
 
-def _reading(base: str, name: Id, take: Callable[[Id, HttpAnswer | None], None]) -> Exchange:
-    return Exchange(base, "GET", names.PATH_STATE, most_bytes=MAX_BYTES, done=lambda answer: take(name, answer))
+def _query(followed: FollowedPrefixes) -> str:
+    return "?" + urlencode({"prefixes_after": followed.after, "instance": followed.instance})
+
+
+def _reading(base: str, query: str, name: Id, take: Callable[[Id, HttpAnswer | None], None]) -> Exchange:
+    return Exchange(base, "GET", names.PATH_STATE + query, most_bytes=MAX_BYTES, done=lambda answer: take(name, answer))
 
 
 def _decoded(answer: HttpAnswer | None, decode: Callable[[bytes], Document]) -> Document | None:

@@ -279,15 +279,29 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
 
 
+class PrefixChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """How the set of prefixes changed, or all of it. sequence: changes since the start, these among them.
+
+    hashes: route hashes, one behind the other; each is from now on a member where it was none, and none where it was
+    one. whole: they are the whole set.
+    """
+
+    sequence: int
+    hashes: bytes
+    whole: bool = False
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     """What one step did for one client's requests; sent with no outputs as a heartbeat when idle (about 1 s).
 
-    computed_tokens: of all requests in this step, 0 where nothing was computed.
+    computed_tokens: of all requests in this step, 0 where nothing was computed. prefixes: None where none changed; the
+    first that a client gets are whole.
     """
 
     outputs: tuple[EngineOutput, ...]
     state: RuntimeState
     computed_tokens: int = 0
+    prefixes: PrefixChanges | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

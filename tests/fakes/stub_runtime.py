@@ -22,8 +22,8 @@ class StubRuntime:
     state: what /state returns; `set_state` changes fields of it. silent: /state fails. raw_state: bytes that /state
     returns instead. hold_state: /state waits for it. tokens: pieces of each stream. failure: status and body instead of
     a stream. hold_headers, hold_tokens: requests that begin while one is set wait for it, before the headers or after a
-    piece. drains: methods of the drain calls so far. Streams of /v1/slow wait after their first piece until /release of
-    the ops port is read.
+    piece. drains: methods of the drain calls so far. state_queries: of the reads of /state. Streams of /v1/slow wait
+    after their first piece until /release of the ops port is read.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,13 +38,18 @@ class StubRuntime:
         self.hold_state: asyncio.Event | None = None
         self.drains: list[str] = []
         self.on_drain: Callable[[], None] = lambda: None
-        self.state_reads = 0
+        self.state_queries: list[str] = []
         self.seen: list[web.Request] = []
         self.open = 0
         self.aborted = 0
         self.http_port = self.ops_port = 0
         self._released = asyncio.Event()
         self._runners: list[web.AppRunner] = []
+
+    @property
+    def state_reads(self) -> int:
+        """How often /state was read."""
+        return len(self.state_queries)
 
     def set_state(self, **fields: Any) -> None:
         """Change fields of /state; kv_pinned is a short form for a cache of 1000 tokens."""
@@ -109,8 +114,8 @@ class StubRuntime:
             for site in list(runner.sites):
                 await site.stop()
 
-    async def _state(self, _request: web.Request) -> web.Response:
-        self.state_reads += 1
+    async def _state(self, request: web.Request) -> web.Response:
+        self.state_queries.append(request.query_string)
         if self.hold_state:
             await self.hold_state.wait()
         if self.silent:

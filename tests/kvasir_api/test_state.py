@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvasir_api import state
-from kvasir_api.state import GatewayState, KvState, RuntimeState, ServiceDemand
+from kvasir_api.state import GatewayState, KvState, PrefixDigest, RequestTotals, RuntimeState, ServiceDemand
 
 
 def test_round_trip() -> None:
@@ -14,7 +14,7 @@ def test_round_trip() -> None:
         model="m",
         phase="ready",
         kv=KvState(capacity_tokens=64, pinned_tokens=16, cached_tokens=16, free_tokens=32),
-        prefix_digest=("ab",),
+        prefixes=PrefixDigest(sequence=4, entries=1, after=3, added=b"\xab" * 8),
     )
     assert state.decode(state.encode(document)) == document
     gateway = GatewayState(services=(ServiceDemand(namespace="n", name="s", inflight=3),))
@@ -58,3 +58,18 @@ def test_every_count_declares_its_bound(kind: type[msgspec.Struct]) -> None:
 
 def test_every_field_is_written() -> None:
     assert set(json.loads(state.encode(RuntimeState()))) == set(RuntimeState.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "restarted"),
+    [
+        (("a", 5), ("a", 6), False),
+        (("a", 5), ("b", 6), True),
+        (("", 5), ("b", 6), False),
+        (("", 5), ("", 4), True),
+        (("a", 5), ("a", 5), False),
+    ],
+)
+def test_a_restart_is_another_instance_or_fewer_requests(before, after, restarted) -> None:
+    old, new = (RuntimeState(instance=name, totals=RequestTotals(arrivals=count)) for name, count in (before, after))
+    assert state.restarted(old, new) is restarted

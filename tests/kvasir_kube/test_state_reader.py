@@ -6,6 +6,8 @@ import time
 import pytest
 
 from fakes.stub_runtime import StubRuntime
+from kvasir_api.prefix_digest import WHOLE, FollowedPrefixes, PrefixSet
+from kvasir_api.state import PrefixDigest
 from kvasir_kube.state_reader import MAX_BYTES, StateReader, url
 
 
@@ -72,6 +74,28 @@ async def test_a_drain_does_not_wait_for_a_reading_of_the_same_pod(pods):
         assert await reader.drain(base(pods["slow"]), on=True, deadline_s=10.0)
         pods["slow"].hold_state.set()
         assert (await reading)["slow"].phase == "draining"
+
+
+async def test_sets_of_prefixes_are_followed_and_read_as_a_whole_where_they_cannot_be(pods):
+    """The stub returns what it was set to whatever is read, as a pod of another past would."""
+    good, followed = pods["good"], {"good": FollowedPrefixes(), "refused": FollowedPrefixes()}
+    targets = {"good": base(good), "refused": "http://127.0.0.1:1"}
+    one, two = b"1" * 8, b"2" * 8
+    both = PrefixDigest(sequence=2, entries=2, checksum=PrefixSet([one, two]).checksum, after=WHOLE, added=one + two)
+    gone = PrefixDigest(sequence=3, entries=1, checksum=PrefixSet([two]).checksum, after=2, removed=one)
+    async with StateReader() as reader:
+        seen = []
+        for digest in (both, gone, gone):
+            good.set_state(instance="0123abcd", prefixes=digest)
+            readings = await reader.states(targets, deadline_s=5.0, prefixes=followed)
+            assert readings["good"].prefixes == digest
+            seen.append((followed["good"].after, set(followed["good"].hashes)))
+    assert seen == [(2, {one, two}), (3, {two}), (WHOLE, set())]
+    assert good.state_queries == [
+        "prefixes_after=-1&instance=",
+        "prefixes_after=2&instance=0123abcd",
+        "prefixes_after=3&instance=0123abcd",
+    ]
 
 
 def test_addresses_of_version_6_get_brackets():

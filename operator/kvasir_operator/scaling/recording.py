@@ -13,7 +13,7 @@ import msgspec
 from pydantic import ValidationError
 
 from kvasir_api.autoscaling import Autoscaling
-from kvasir_api.state import RuntimeState, ServiceDemand
+from kvasir_api.state import PrefixDigest, RuntimeState, ServiceDemand
 from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity
 from kvasir_operator.scaling.decide import ScalingState
 from kvasir_operator.scaling.tick import TickInputs, as_json, tick
@@ -85,7 +85,7 @@ def encoded(
     pods = tuple(
         RecordedPod(
             **_flags(pod),
-            state=msgspec.structs.replace(pod.reading, prefix_digest=()) if pod.reading else None,
+            state=msgspec.structs.replace(pod.reading, prefixes=PrefixDigest()) if pod.reading else None,
         )
         for pod in inputs.pods
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
-from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand
+from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand, restarted
 from kvasir_operator.scaling import last_known
 from kvasir_operator.scaling.balance import imbalance
 from kvasir_operator.scaling.capacity import UNKNOWN, ReplicaCapacity, capacity_of, of_next
@@ -256,9 +256,7 @@ def _counts(
 
 def _difference(before: RuntimeState, after: RuntimeState) -> LoadCounts:
     """What was counted between two readings; all of it when the process restarted."""
-    old, new = before.totals, after.totals
-    if new.arrivals < old.arrivals or new.completions < old.completions:
-        old = RequestTotals()
+    old, new = RequestTotals() if restarted(before, after) else before.totals, after.totals
     return LoadCounts(
         arrivals=new.arrivals - old.arrivals,
         ended=new.completions - old.completions + max(0, new.aborts - old.aborts),
@@ -278,6 +276,8 @@ def _step(window: LoadWindow, fresh: Mapping[str, RuntimeState], span_s: float, 
     for uid, reading in fresh.items():
         known = window.records.get(uid)
         if known is None or not known.read or known.reading.decoded == reading.decoded:
+            continue
+        if restarted(known.reading, reading):
             continue
         old, new, gap_s = known.reading.decoded, reading.decoded, now - known.at
         steps, seconds = new.steps - old.steps, max(0.0, new.seconds - old.seconds)

@@ -14,6 +14,7 @@ import zmq
 from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
+from kvasir_runtime.client.prefix_log import PrefixLog
 
 RECONNECT_MS = 20
 
@@ -24,6 +25,7 @@ class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
     outputs: tuple[wire.EngineOutput, ...]
     state: msgspec.Raw
     computed_tokens: int = 0
+    prefixes: wire.PrefixChanges | None = None
 
 
 class EngineDeadError(Exception):
@@ -39,7 +41,7 @@ class EngineClient:
 
     address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
     on_step with the tokens that each step of the engine computed.
-    ready is None until the engine takes requests, hash_salt empty; state is its last snapshot.
+    ready is None until the engine takes requests, hash_salt empty; state is its last snapshot, prefixes what is cached.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class EngineClient:
         self._decode_state = msgspec.msgpack.Decoder(RuntimeState).decode
         self._packed_state: msgspec.Raw | None = None
         self._state = RuntimeState()
+        self.prefixes = PrefixLog()
         self._outcome: asyncio.Future[wire.EngineFacts] = self._loop.create_future()
         self.ready: wire.EngineFacts | None = None
         self.hash_salt = b""
@@ -188,8 +191,10 @@ class EngineClient:
     def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.EngineFailed) -> None:
         self.last_message_at = self._clock()
         match message:
-            case _StepMessage(outputs, state, computed_tokens):
+            case _StepMessage(outputs, state, computed_tokens, prefixes):
                 self._packed_state = state
+                if prefixes is not None:
+                    self.prefixes.take(prefixes)
                 if computed_tokens:
                     self._on_step(computed_tokens)
                 for output in outputs:

@@ -29,7 +29,7 @@ class BlockPool:
         "_leaving",
         "_refs",
         "_reused",
-        "evictions",
+        "lost",
         "num_blocks",
         "num_leaving",
         "num_reused",
@@ -40,10 +40,11 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}, expected at least 1")
         self.num_blocks = num_blocks
-        self.evictions = 0
         self.num_leaving = 0
         self.num_reused = 0
         """Blocks that prefix hits may find and that one has found already."""
+        self.lost: list[bytes] = []
+        """Hashes under which a cache group has no block any more, for `PrefixDigest`, which empties the list."""
         self._refs = [0] * num_blocks
         self._reused = [False] * num_blocks
         self._key_of: list[tuple[int, bytes] | None] = [None] * num_blocks  # group and hash
@@ -143,10 +144,7 @@ class BlockPool:
         """Let no later request find these pinned blocks; they become free when they are released."""
         for block in blocks:
             if (key := self._key_of[block]) is not None:
-                self._index.remove(*key)
-                self._key_of[block] = None
-                self.num_reused -= self._reused[block]
-                self._reused[block] = False
+                self._unpublish(block, key)
 
     def release(self, blocks: Sequence[int], step: int | None = None) -> None:
         """Give up one reference to each block of a sequence, in the order of its table.
@@ -175,9 +173,10 @@ class BlockPool:
             self._forget_owner(owner)
             return
         for block in self._index.clear():
-            self._key_of[block] = None
+            key, self._key_of[block] = self._key_of[block], None
+            if key is not None:
+                self.lost.append(key[1])
             self._reused[block] = False
-            self.evictions += 1
         self.num_reused = 0
         self._free += self._cached
         self._cached.clear()
@@ -186,11 +185,7 @@ class BlockPool:
         for block, key in enumerate(self._key_of):
             if key is None or owner_of_block(key[1]) != owner:
                 continue
-            self._index.remove(*key)
-            self._key_of[block] = None
-            self.num_reused -= self._reused[block]
-            self._reused[block] = False
-            self.evictions += 1
+            self._unpublish(block, key)
             if not self._refs[block]:
                 del self._cached[block]
                 self._free.append(block)
@@ -215,10 +210,14 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        key, self._key_of[block] = self._key_of[block], None
-        if key is not None:
-            self._index.remove(*key)
+        if (key := self._key_of[block]) is not None:
+            self._unpublish(block, key)
+        return block
+
+    def _unpublish(self, block: int, key: tuple[int, bytes]) -> None:
+        """Its group and hash lead to a block no longer."""
+        self._index.remove(*key)
+        self._key_of[block] = None
         self.num_reused -= self._reused[block]
         self._reused[block] = False
-        self.evictions += 1
-        return block
+        self.lost.append(key[1])

@@ -10,24 +10,19 @@ from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.pending_prefixes import PendingPrefixes
 from kvasir_runtime.core.plan_builder import LaunchedChunk
-from kvasir_runtime.core.prefix_digest import PrefixDigest
+from kvasir_runtime.core.resident_prefixes import ResidentPrefixes
 from kvasir_runtime.core.sequence import SequenceState
 
 
 class PrefixPublisher:
-    """pending: blocks that are about to be published."""
+    """pending: blocks that are about to be published. digest: route hashes of resident prefixes."""
 
-    __slots__ = ("_digest", "_host", "_limits", "_pool", "pending")
+    __slots__ = ("_host", "_limits", "_pool", "digest", "pending")
 
     def __init__(self, limits: Limits, pool: BlockPool, host: HostTier) -> None:
         self._limits, self._pool, self._host = limits, pool, host
-        self._digest = PrefixDigest()
+        self.digest = ResidentPrefixes(pool)
         self.pending = PendingPrefixes()
-
-    @property
-    def digest(self) -> tuple[str, ...]:
-        """Route hashes of resident prefixes."""
-        return self._digest.published(self._pool)
 
     def extend_hashes(self, sequence: SequenceState) -> None:
         """Hash the full blocks of a sequence that have no hash yet."""
@@ -59,4 +54,4 @@ class PrefixPublisher:
         prompt_tokens = sequence.request.prompt_tokens
         if chunk.start < prompt_tokens <= chunk.end:
             prompt_blocks = prompt_tokens // limits.block_size
-            self._digest.note(sequence.request.request.route_hashes, sequence.hashes[:prompt_blocks])
+            self.digest.note(sequence.request.request.route_hashes, sequence.hashes[:prompt_blocks])

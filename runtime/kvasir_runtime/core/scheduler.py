@@ -26,6 +26,7 @@ from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import HostChanges, Join, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
+from kvasir_runtime.core.resident_prefixes import ResidentPrefixes
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.state_report import filled
 from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts, expected_shares, lacking, prompt_in_step
@@ -63,7 +64,7 @@ class Scheduler:
             min_tokens=limits.min_step_tokens,
             least_s=limits.min_step_s,
         )
-        self._step = self._collected = 0
+        self._step = self._collected = self._reports = 0
 
     @property
     def has_work(self) -> bool:
@@ -187,18 +188,24 @@ class Scheduler:
     def report(self, state: RuntimeState) -> RuntimeState:
         """The given document with everything filled in that the scheduler knows. Cost does not grow with the queue."""
         self._waiting.refresh(self._is_cached, self.limits.block_size)
+        self._reports += 1
         return filled(
             state,
             step=self._step,
+            sequence_number=self._reports,
             limits=self.limits,
             pool=self.pool,
             waiting=self._waiting,
             running=self._running.values(),
             totals=self._counters.totals,
             throughput=self.throughput,
-            prefix_digest=self._publisher.digest,
             kv_host=self._host.state,
         )
+
+    @property
+    def prefixes(self) -> ResidentPrefixes:
+        """What prefix hits may find, for gateways."""
+        return self._publisher.digest
 
     def host_changed(self, changes: HostChanges) -> None:
         """The host holds other blocks than before; its own copies are among the changes."""

@@ -16,19 +16,20 @@ def filled(
     state: RuntimeState,
     *,
     step: int,
+    sequence_number: int,
     limits: Limits,
     pool: BlockPool,
     waiting: WaitingQueue,
     running: Collection[RequestKind],
     totals: RequestTotals,
     throughput: Throughput,
-    prefix_digest: tuple[str, ...],
     kv_host: KvHostState,
 ) -> RuntimeState:
-    """state with the cache, the queue, the counters and the digest filled in; its other fields stay as given."""
+    """state with the cache, the queue and the counters filled in; its other fields stay as given."""
     return msgspec.structs.replace(
         state,
         step=step,
+        sequence_number=sequence_number,
         kv=_kv_state(limits, pool),
         kv_host=kv_host,
         running=sum(kind.num_rows for kind in running),
@@ -42,7 +43,6 @@ def filled(
         totals=totals,
         rates=throughput.rates,
         decoded=throughput.decoded,
-        prefix_digest=prefix_digest,
     )
 
 

@@ -102,7 +102,8 @@ class Engine:
         self._trace = NoTrace() if trace is None else trace
         self._profiler = StepProfiler() if profiler is None else profiler
         self._in_flight: deque[tuple[StepPlan, Any, float]] = deque()
-        self._present: dict[bytes, None] = {}
+        self._present: dict[bytes, bool] = {}
+        """Clients, and whether the set of prefixes was sent to them."""
         self._requests: dict[str, _OpenRequest] = {}
         """By each id that an output may go under."""
         self._compiling: list[_OpenRequest] = []
@@ -132,7 +133,7 @@ class Engine:
 
     def greet(self, client: bytes) -> None:
         """A client that introduced itself gets Ready, and from now on every step."""
-        self._present[client] = None
+        self._present[client] = False
         self._send(client, Ready(self._runner.facts, self._runner.hash_salt))
         self._sent_at = 0.0
 
@@ -359,11 +360,16 @@ class Engine:
 
     def _send_outputs(self) -> None:
         """One message to every client: its outputs and the state after the step."""
-        state = self._scheduler.report(self._state)
+        state, changes = self._scheduler.report(self._state), self._scheduler.prefixes.changes()
         outbox, self._outbox = self._outbox, defaultdict(list)
         for client in {**self._present, **dict.fromkeys(outbox)}:
-            outputs = tuple(outbox.get(client, ()))
-            self._send(client, StepOutputs(outputs=outputs, state=state, computed_tokens=self._computed_tokens))
+            outputs, prefixes = tuple(outbox.get(client, ())), changes
+            if self._present.get(client) is False:
+                self._present[client], prefixes = True, self._scheduler.prefixes.whole()
+            self._send(
+                client,
+                StepOutputs(outputs=outputs, state=state, computed_tokens=self._computed_tokens, prefixes=prefixes),
+            )
         self._computed_tokens = 0
         self._sent_at = self._clock()
 

@@ -15,7 +15,7 @@ import msgspec
 from kvasir_api import openai_errors
 from kvasir_api.http_apis import INSTANCE_CHARACTERS
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import RuntimeState, StartupSeconds
+from kvasir_api.state import PrefixDigest, RuntimeState, StartupSeconds
 from kvasir_runtime.client.engine_client import EngineClient
 from kvasir_runtime.client.hot_prefixes import HotPrefixes
 from kvasir_runtime.frontend.errors import Refused
@@ -109,8 +109,11 @@ class AppState:
             raise Refused(openai_errors.internal())
         return self.served_model
 
-    def snapshot(self) -> RuntimeState:
-        """The engine's last state, and the fields that only this process has."""
+    def snapshot(self, prefixes_after: int | None = None) -> RuntimeState:
+        """The engine's last state, and the fields that only this process has.
+
+        prefixes_after: the last change of the set of prefixes that the reader has, as `PrefixLog.digest` takes it.
+        """
         lifecycle, served_model = self.lifecycle, self.served_model
         state = served_model.client.state if served_model is not None else RuntimeState()
         age_s = self.clock() - served_model.client.last_message_at if served_model is not None else 0.0
@@ -121,6 +124,9 @@ class AppState:
             instance=self.instance,
             served=self.metrics.served,
             start=served_model.start if served_model is not None else StartupSeconds(),
+            prefixes=served_model.client.prefixes.digest(prefixes_after)
+            if served_model is not None
+            else PrefixDigest(),
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from kvasir_api import names, state
+from kvasir_api.prefix_digest import WHOLE
 from kvasir_runtime.server import prefix_warmup
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import json_response
@@ -62,8 +63,15 @@ def _add_probes(app: FastAPI, app_state: AppState) -> None:
         return json_response(document, status=200 if lifecycle.was_ready else 503)
 
     @app.get(names.PATH_STATE)
-    async def state_document() -> Response:
-        return Response(state.encode(app_state.snapshot()), media_type="application/json")
+    async def state_document(
+        prefixes_after: Annotated[int | None, Query(ge=WHOLE)] = None,
+        instance: Annotated[str, Query(max_length=64)] = "",
+    ) -> Response:
+        """prefixes_after: list the prefixes that came and went behind a change of an instance; all where it is not this
+        process, where the change is too old, and for -1."""
+        if prefixes_after is not None and instance != app_state.instance:
+            prefixes_after = WHOLE
+        return Response(state.encode(app_state.snapshot(prefixes_after)), media_type="application/json")
 
 
 def _add_drain(app: FastAPI, app_state: AppState) -> None:

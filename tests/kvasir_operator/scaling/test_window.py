@@ -34,6 +34,20 @@ def test_a_restarted_pod_counts_from_zero():
     assert window.samples[-1].counts.arrivals == 4
 
 
+def test_a_pod_that_restarted_and_was_busy_since_counts_from_zero():
+    readings = [
+        RuntimeState(
+            instance=name,
+            totals=RequestTotals(arrivals=count, completions=count),
+            decoded=DecodeTotals(steps=count, seconds=0.01 * count, rows=count),
+        )
+        for name, count in (("one", 4), ("two", 9))
+    ]
+    window = run(*[[ScaledReplica(uid="a", name="a", reading=reading)] for reading in readings])
+    assert window.samples[-1].counts.arrivals == 9
+    assert window.step.weight == 0
+
+
 def test_a_pod_that_left_counts_no_more():
     window = run([member("a", pinned=500), member("b", pinned=300)], [member("a", pinned=500)])
     assert (window.samples[-1].gauges.pinned_tokens, window.samples[-1].missing, set(window.records)) == (

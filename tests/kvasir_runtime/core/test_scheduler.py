@@ -311,18 +311,21 @@ def test_a_speculating_runner_may_give_several_tokens():
 
 def test_the_report_counts_tokens_requests_and_time():
     served = endless(num_blocks=16, max_batch_tokens=8)
-    served.submit(request("a", range(1, 9), max_tokens=4, route_hashes=(b"\x01", b"\x02")))
+    served.submit(request("a", range(1, 9), max_tokens=4, route_hashes=(b"\x01" * 8, b"\x02" * 8)))
     served.submit(request("b", range(1, 13)))
     served.step()
     state = served.scheduler.report(RuntimeState(model="m", phase="ready"))
-    assert (state.model, state.phase, state.step) == ("m", "ready", 1)
+    assert (state.model, state.phase, state.step, state.sequence_number) == ("m", "ready", 1, 1)
     assert (state.running, state.waiting, state.waiting_uncached_tokens, state.remaining_tokens) == (1, 1, 4, 3)
     assert (state.expected_tokens, state.reused_tokens) == (3, 0)
     kv = state.kv
     assert (kv.pinned_tokens, kv.cached_tokens, kv.free_tokens, kv.capacity_tokens) == (8, 0, 56, 64)
-    assert state.prefix_digest == ("01", "02")
+    changes = served.scheduler.prefixes.changes()
+    assert changes is not None
+    assert (changes.sequence, changes.hashes) == (2, b"\x02" * 8 + b"\x01" * 8)
     served.finish()
     state = served.scheduler.report(RuntimeState())
+    assert state.sequence_number == 2
     assert (state.kv.pinned_tokens, state.kv.cached_tokens) == (0, 16)
     totals = state.totals
     assert (totals.arrivals, totals.completions, totals.generation_tokens) == (2, 2, 12)

@@ -9,6 +9,7 @@ from fakes.clients import CLIENT, FakeClients
 from fakes.model import FakeModel
 from fakes.runner import FakeRunner
 from fakes.serving import request, serving
+from kvasir_api.prefix_digest import split
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.scheduler import Scheduler
@@ -70,6 +71,27 @@ def test_a_request_is_answered_step_by_step(depth):
     assert [event.finish_reason for event in clients.events()] == [None, None, "length"]
     last = clients.steps()[-1].state
     assert (last.model, last.phase, last.running, last.totals.completions) == ("m", "ready", 0, 1)
+
+
+def test_a_client_gets_the_whole_set_of_prefixes_and_then_its_changes():
+    routes = [bytes([number]) * 8 for number in range(3)]
+    clients = FakeClients(
+        [
+            [Hello()],
+            [Submit(request("a", range(1, 9), max_tokens=2, route_hashes=tuple(routes[:2])))],
+            [],
+            [],
+            [(OTHER, Hello())],
+            [Submit(request("b", range(11, 19), max_tokens=2, route_hashes=tuple(routes[2:])))],
+        ]
+    )
+    engine(clients).run()
+    first, other = (
+        [(found.sequence, sorted(split(found.hashes)), found.whole) for step in steps if (found := step.prefixes)]
+        for steps in (clients.steps(), clients.steps(OTHER))
+    )
+    assert first == [(0, [], True), (2, routes[:2], False), (3, routes[2:], False)]
+    assert other == [(2, routes[:2], True), (3, routes[2:], False)]
 
 
 def test_both_depths_give_the_same_answers():

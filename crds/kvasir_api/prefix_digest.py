@@ -1,0 +1,84 @@
+"""The set of prefixes that a runtime pod holds, as its writer keeps it and as a reader follows it.
+
+The members are route hashes (`hashes.route_hashes`). Each hash that comes or goes is a change with a number, counted
+from the start of the process; a reader names the last one that it has, and gets those behind it. The size and the
+exclusive or of all members prove that nothing was lost: they are over the whole set, not over what was sent.
+Pure; `state.PrefixDigest` is the document.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from kvasir_api.hashes import ROUTE_HASH_BYTES
+from kvasir_api.state import PrefixDigest
+
+MOST_ENTRIES: Final = 65_536
+"""Members of a set: 16 MiB of prompt text. A document of all of them is 700 KB."""
+WHOLE: Final = -1
+"""In place of a number: the whole set, not the changes behind one."""
+
+
+def split(joined: bytes) -> list[bytes]:
+    """The hashes of a document, one by one."""
+    return [joined[start : start + ROUTE_HASH_BYTES] for start in range(0, len(joined), ROUTE_HASH_BYTES)]
+
+
+class PrefixSet:
+    """Route hashes and their exclusive or."""
+
+    __slots__ = ("_xor", "hashes")
+
+    def __init__(self, hashes: Iterable[bytes] = ()) -> None:
+        self.hashes: set[bytes] = set()
+        self._xor = 0
+        for route_hash in hashes:
+            self.toggle(route_hash)
+
+    def toggle(self, route_hash: bytes) -> None:
+        """Add a hash that is not there, remove one that is."""
+        if route_hash in self.hashes:
+            self.hashes.remove(route_hash)
+        else:
+            self.hashes.add(route_hash)
+        self._xor ^= int.from_bytes(route_hash)
+
+    @property
+    def checksum(self) -> str:
+        """The exclusive or of all members, in hexadecimal."""
+        return self._xor.to_bytes(ROUTE_HASH_BYTES).hex()
+
+
+class FollowedPrefixes:
+    """The set of one pod as a reader has it. instance, after: of the process that it is of and of its last change,
+    which the reader names in its next request; WHOLE while nothing is known."""
+
+    __slots__ = ("_set", "after", "instance")
+
+    def __init__(self) -> None:
+        self._set, self.instance, self.after = PrefixSet(), "", WHOLE
+
+    @property
+    def hashes(self) -> set[bytes]:
+        """The members, empty while nothing is known."""
+        return self._set.hashes
+
+    def take(self, instance: str, digest: PrefixDigest) -> bool:
+        """Follow to the number of a document. False where that cannot be proved complete: a change is missing, or the
+        pod has restarted. Then nothing is known any more, and the next document has to be of the whole set.
+        """
+        if digest.after == WHOLE:
+            self._set = PrefixSet(split(digest.added))
+        elif (instance, digest.after) == (self.instance, self.after):
+            for route_hash in (*split(digest.added), *split(digest.removed)):
+                self._set.toggle(route_hash)
+        else:
+            self._forget()
+            return False
+        self.instance, self.after = instance, digest.sequence
+        if (len(self._set.hashes), self._set.checksum) != (digest.entries, digest.checksum):
+            self._forget()
+            return False
+        return True
+
+    def _forget(self) -> None:
+        self._set, self.instance, self.after = PrefixSet(), "", WHOLE

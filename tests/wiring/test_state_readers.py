@@ -1,0 +1,85 @@
+"""Readers of a real server's /state: the set of prefixes that they follow is that of the engine's cache."""
+
+import sys
+
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import HERE, api_process
+from kvasir_api import hashes
+from kvasir_api.prefix_digest import WHOLE, FollowedPrefixes
+from kvasir_kube.state_reader import StateReader
+
+FAKE = (sys.executable, str(HERE / "serve_fake.py"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return checkpoints.write(tmp_path_factory.mktemp("model") / "endless")
+
+
+def prompt(number):
+    return f"{number:03} " + "the engine reads a plan and answers with tokens " * 12
+
+
+def routes(number):
+    return set(hashes.route_hashes(prompt(number), model="endless"))
+
+
+def complete(server, number):
+    body = {"model": "endless", "prompt": prompt(number), "max_tokens": 2}
+    answer = server.ask("/v1/completions", body)
+    assert answer.status == 200, answer.body
+
+
+async def read(server, followed):
+    """One reading of a pod that answers."""
+    base = f"http://{server.ops[0]}:{server.ops[1]}"
+    async with StateReader() as reader:
+        return (await reader.states({"pod": base}, deadline_s=30.0, prefixes={"pod": followed}))["pod"]
+
+
+async def settled(server, followed):
+    """The reading after everything that was answered so far is known to the API process."""
+    server.until("nothing runs", lambda: server.state()["running"] == 0)
+    return await read(server, followed)
+
+
+async def test_a_reader_knows_what_a_small_cache_still_holds(model):
+    args = ("--kv-cache-tokens", "2048", "--max-model-len", "1024")
+    with api_process(model, *args, command=FAKE) as server:
+        often, seldom = FollowedPrefixes(), FollowedPrefixes()
+        first = await read(server, seldom)
+        assert (first.prefixes.after, first.prefixes.entries, seldom.hashes) == (WHOLE, 0, set())
+        for number in range(12):
+            complete(server, number)
+            reading = await settled(server, often)
+            assert routes(number) <= often.hashes
+            assert reading.prefixes.entries == len(often.hashes)
+        last = await settled(server, seldom)
+        assert seldom.hashes == often.hashes
+        assert (last.instance, last.prefixes.sequence) == (seldom.instance, seldom.after)
+        assert not routes(0) & often.hashes, "a prompt that was evicted is no member"
+        assert routes(11) <= seldom.hashes
+        plain = server.state()["prefixes"]
+        assert (plain["after"], plain["added"], plain["removed"]) == (plain["sequence"], "", "")
+        assert last.sequence_number > first.sequence_number
+    with api_process(model, *args, command=FAKE) as server:
+        complete(server, 5)
+        again = await settled(server, often)
+        assert again.instance != last.instance
+        assert often.hashes == routes(5)
+
+
+async def test_what_is_forgotten_leaves_the_set_and_a_number_that_is_none_is_refused(model):
+    with api_process(model, "--kv-cache-tokens", "4096", "--max-model-len", "1024", command=FAKE) as server:
+        followed = FollowedPrefixes()
+        complete(server, 1)
+        await settled(server, followed)
+        assert followed.hashes == routes(1)
+        assert server.ask("/reset_prefix_cache", {}, ops=True).status == 200
+        server.until("it is forgotten", lambda: server.state()["prefixes"]["entries"] == 0)
+        await read(server, followed)
+        assert followed.hashes == set()
+        for query in ("prefixes_after=x", "prefixes_after=-2", f"prefixes_after=1&instance={'a' * 99}"):
+            assert server.ask(f"/state?{query}", ops=True).status == 422
