@@ -5,14 +5,16 @@ prefix that is being computed or copied, is passed by those behind it that leave
 is not, so that small requests do not keep a large one waiting.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from kvasir_runtime.core.answer_lengths import AnswerLengths
 from kvasir_runtime.core.block_tables import BlockTables
 from kvasir_runtime.core.blocks import BlockPool
 from kvasir_runtime.core.fair_shares import FairShares
 from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.interface import RequestKind
+from kvasir_runtime.core.kv_peak import KvPeak
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.pending_prefixes import PendingPrefixes
 from kvasir_runtime.core.plan_builder import PlanBuilder
@@ -22,12 +24,17 @@ from kvasir_runtime.core.waiting_queue import WaitingQueue
 
 LOOKAHEAD: Final = 16
 """Waiting requests that may be passed in a step, so that a long queue does not make planning long."""
+FORECAST: Final = 32
+"""Running requests whose end is forecast per step: once the peak was too high it is computed again so many steps later
+as there are this many of them, so that planning costs the same however many run."""
 
 
 class Admission:
-    """waiting: the queue. pending: blocks that running requests are about to publish."""
+    """waiting: the queue. pending: blocks that running requests will publish. lengths: of answers that ended."""
 
-    __slots__ = ("_host", "_limits", "_pending", "_pool", "_shares", "_waiting")
+    __slots__ = (
+        "_host", "_limits", "_pending", "_pool", "_refused", "_running", "_shares", "_waiting", "lengths",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -37,9 +44,13 @@ class Admission:
         shares: FairShares,
         host: HostTier,
         pending: PendingPrefixes,
+        running: Mapping[str, RequestKind],
     ) -> None:
         self._limits, self._pool, self._waiting, self._shares = limits, pool, waiting, shares
-        self._host, self._pending = host, pending
+        self._host, self._pending, self._running = host, pending, running
+        self.lengths = AnswerLengths()
+        self._refused = ("", 0)
+        """The request with which the peak was too high, and the step before which that is not computed again."""
 
     def due(
         self,
@@ -58,6 +69,7 @@ class Admission:
         """
         head: RequestKind | None = None
         num_passed = 0
+        peak = KvPeak(self._limits, self._pool, self.lengths, self._running)
         for kind in self._waiting.in_order(self._shares, now):
             if not builder.budget or not rows or num_passed == LOOKAHEAD:
                 return
@@ -69,6 +81,8 @@ class Admission:
                 continue
             tables = BlockTables(self._limits.attentions, self._limits.block_size, hits)
             if not self._has_room(kind, tables, head, len(rows)):
+                return
+            if not self._stays_in_cache(peak, kind, tables, builder.step, len(rows)):
                 return
             if self._load(builder, kind, len(hits[0]), token_s):
                 head, num_passed = head or kind, num_passed + 1
@@ -104,6 +118,19 @@ class Admission:
         spare = (self._limits.num_rows - num_free) * len(self._limits.attentions)
         count = kind.prepare() - len(tables.held) + spare + blocks_before
         return self._pool.can_take(count, tables.held)
+
+    def _stays_in_cache(self, peak: KvPeak, kind: RequestKind, tables: BlockTables, step: int, num_free: int) -> bool:
+        """Whether all that run will probably fit to their ends beside a request, so that none is preempted."""
+        held = kind.prepare() - sum([self._pool.references(block) > 0 for block in tables.held])
+        if peak.is_far(kind, held, self._limits.num_rows - num_free):
+            return True
+        request_id, until = self._refused
+        if request_id == kind.request.request_id and step < until:
+            return False
+        if peak.fits(kind, held):
+            return True
+        self._refused = (kind.request.request_id, step + max(1, len(self._running) // FORECAST))
+        return False
 
     def _load(self, builder: PlanBuilder, kind: RequestKind, num_hits: int, token_s: float) -> bool:
         """Begin to copy what the host holds behind the prefix hit of a request, if that is quicker than computing."""

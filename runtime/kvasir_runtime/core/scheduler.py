@@ -53,8 +53,9 @@ class Scheduler:
         self._shares = FairShares()
         self._host = HostTier(self.pool, limits)
         self._publisher = PrefixPublisher(limits, self.pool, self._host)
-        self._admission = Admission(limits, self.pool, self._waiting, self._shares, self._host, self._publisher.pending)
         self._running: dict[str, RequestKind] = {}
+        pending = self._publisher.pending
+        self._admission = Admission(limits, self.pool, self._waiting, self._shares, self._host, pending, self._running)
         self._rows = list(range(limits.num_rows - 1, -1, -1))
         self._leaves: list[int] = []
         self._launched: deque[tuple[StepPlan, list[LaunchedChunk]]] = deque()
@@ -368,6 +369,8 @@ class Scheduler:
             self._waiting.remove(kind)
         request.phase = "ended"
         del self._requests[request.request_id]
+        if (num_tokens := len(kind.sequence.tokens) - request.prompt_tokens) and not invalid:
+            self._admission.lengths.add(num_tokens)
         self._counters.ended(request, aborted=aborted, limits=self.limits)
 
     def _release(self, kind: RequestKind, now: float, *, retract: bool = False) -> None:
