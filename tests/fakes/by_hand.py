@@ -23,6 +23,8 @@ from kvasir_runtime.models.config import read_config
 from kvasir_runtime.models.end_tokens import read_eos_token_ids
 from kvasir_runtime.models.registry import family_of
 from kvasir_runtime.runner.graphs.capture import GraphCapturer
+from kvasir_runtime.runner.kv_offload.file_store import FileStore, open_store
+from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
 from kvasir_runtime.runner.launched_step import LaunchedStep
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.runner.startup.build import assemble
@@ -91,6 +93,20 @@ def runner_of(
     return assemble(model, ops, facts, device, cache_dtype or dtype, grammars, device_stream, new_capturer)
 
 
+def use_host_file(
+    runner: ModelRunner,
+    folder: Path,
+    num_bytes: int,
+    *,
+    name: str = "0f" * 16,
+    new_store: Callable[[Path, str, int, int], FileStore] = open_store,
+) -> None:
+    """Give a runner on the CPU a second tier: a file in a folder, which others with the same name share."""
+    blocks = runner.blocks
+    store = new_store(folder, name, blocks[:, 0].numel(), num_bytes)
+    runner.use_host_tier(TransferThread(store, blocks.numpy()))
+
+
 def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True) -> Scheduler:
     """For all that a runner has, with at most budget tokens a step."""
     facts = runner.facts
@@ -104,6 +120,8 @@ def scheduler_of(runner: ModelRunner, *, budget: int, prefix_cache: bool = True)
             eos_token_ids=facts.eos_token_ids,
             prefix_cache=prefix_cache,
             attentions=facts.attentions,
+            host_blocks=facts.host_blocks,
+            hash_salt=runner.hash_salt,
         )
     )
 

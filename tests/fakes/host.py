@@ -1,4 +1,4 @@
-"""A second tier without bytes: it remembers which tokens a block held, is slow, and loses what it likes.
+"""A second tier without bytes: it remembers which tokens a block or a state held, is slow, and loses what it likes.
 
 What a plan copies is read and written when the copy ends, steps later, so that a block that changes hands meanwhile
 changes an answer or fails at once.
@@ -6,8 +6,19 @@ changes an answer or fails at once.
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvasir_runtime.core.plan import HostChanges, StepPlan, TransferResults
+
+
+class Blocks(Protocol):
+    """The memory of the device."""
+
+    def read_block(self, block: int, group: int) -> tuple[int, ...] | None:
+        """Its tokens, or those that went into the state which it holds; None where one is missing."""
+
+    def write_block(self, block: int, group: int, content: tuple[int, ...] | None) -> None:
+        """None for a block of undefined content."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,19 +38,18 @@ class FakeHost:
     _through: int = -1
     _erased: bool = False
 
-    def submit(self, plan: StepPlan, cache: dict[int, int], block_size: int) -> None:
+    def submit(self, plan: StepPlan, blocks: Blocks) -> None:
         """Takes a plan's copies; a block that is stored must be whole now and stay as it is."""
         for store in plan.stores:
-            assert -1 not in self._content(cache, store.block, block_size), "a block is stored before it is computed"
-        targets = [load.block for load in plan.loads]
-        assert not self.touched & set(targets), "a block is loaded while it is copied"
-        for block in targets:
-            for offset in range(block_size):
-                cache[block * block_size + offset] = -1
+            content = blocks.read_block(store.block, _group(store.key))
+            assert content is not None, "a block is stored before it is computed"
+        for load in plan.loads:
+            assert load.block not in self.touched, "a block is loaded while it is copied"
+            blocks.write_block(load.block, _group(load.key), None)
         self.queue.append((self._collected, plan))
         self._touch()
 
-    def completed(self, cache: dict[int, int], block_size: int) -> TransferResults:
+    def completed(self, blocks: Blocks) -> TransferResults:
         """What has ended by now."""
         self._collected += 1
         loaded, num_stored = [], 0
@@ -50,7 +60,9 @@ class FakeHost:
                 self.kept.pop(key, None)
             for store in plan.stores:
                 num_stored += store.key not in self.kept
-                self.kept[store.key] = self._content(cache, store.block, block_size)
+                content = blocks.read_block(store.block, _group(store.key))
+                assert content is not None, "a block is overwritten while it is copied"
+                self.kept[store.key] = content
                 self.kept.move_to_end(store.key)
                 while len(self.kept) > self.num_slots:
                     self.kept.popitem(last=False)
@@ -60,8 +72,7 @@ class FakeHost:
                     self.kept.pop(load.key, None)
                     continue
                 loaded.append(load.block)
-                for offset, token in enumerate(content):
-                    cache[load.block * block_size + offset] = token
+                blocks.write_block(load.block, _group(load.key), content)
         self.num_loaded += len(loaded)
         self._touch()
         return TransferResults(through=self._through, loaded=tuple(loaded), num_stored=num_stored, load_s=0.001)
@@ -86,5 +97,6 @@ class FakeHost:
         self.touched = {store.block for _, plan in self.queue for store in plan.stores}
         self.touched |= {load.block for _, plan in self.queue for load in plan.loads}
 
-    def _content(self, cache: dict[int, int], block: int, block_size: int) -> tuple[int, ...]:
-        return tuple(cache.get(block * block_size + offset, -1) for offset in range(block_size))
+
+def _group(key: bytes) -> int:
+    return key[-1]

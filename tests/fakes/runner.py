@@ -92,6 +92,24 @@ class FakeRunner:
     def host_changes(self) -> HostChanges | None:
         return None if self.host is None else self.host.changes()
 
+    def read_block(self, block: int, group: int) -> tuple[int, ...] | None:
+        """What a copy to the host reads."""
+        if self.attentions[group].kind == "state":
+            return self.states.get(block)
+        slots = range(block * self.block_size, (block + 1) * self.block_size)
+        content = tuple(self.cache.get(slot, -1) for slot in slots)
+        return None if -1 in content else content
+
+    def write_block(self, block: int, group: int, content: tuple[int, ...] | None) -> None:
+        """What a copy from the host writes; before it, nothing that may be read is there."""
+        if self.attentions[group].kind != "state":
+            first = block * self.block_size
+            self.cache.update(enumerate(content or (-1,) * self.block_size, first))
+        elif content is not None:
+            self.states[block] = content
+        else:
+            self.states.pop(block, None)
+
     def forget_host(self) -> None:
         if self.host is not None:
             self.host.forget()
@@ -100,7 +118,7 @@ class FakeRunner:
         """Applies the plan in its order; the handle is the result itself."""
         assert plan.num_tokens <= self.max_batch_tokens
         if self.host is not None:
-            self.host.submit(plan, self.cache, self.block_size)
+            self.host.submit(plan, self)
         elif plan.stores or plan.loads or plan.drops:
             raise AssertionError("blocks are copied to or from a host that keeps none")
         assert len(plan.chunks) == len({chunk.row for chunk in plan.chunks})
@@ -154,7 +172,7 @@ class FakeRunner:
         assert handle.step == self.launched[-self.in_flight].step
         self.in_flight -= 1
         if self.host is not None:
-            handle = msgspec.structs.replace(handle, transfers=self.host.completed(self.cache, self.block_size))
+            handle = msgspec.structs.replace(handle, transfers=self.host.completed(self))
         if handle.step in self.fail_steps:
             raise RuntimeError(self.fail_words or f"step {handle.step} was told to fail")
         sampled = list(handle.sampled)

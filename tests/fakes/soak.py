@@ -6,19 +6,20 @@ Each has a cache that is too small for its requests, so that they are preempted,
 import os
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fakes.by_hand import runner_of
+from fakes.by_hand import runner_of, use_host_file
+from fakes.serving import request
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.limits import Limits
 from kvasir_runtime.core.plan import StepPlan
 from kvasir_runtime.core.scheduler import Scheduler
-from kvasir_runtime.runner.kv_offload.file_store import SUFFIX, open_store
-from kvasir_runtime.runner.kv_offload.transfer_thread import TransferThread
+from kvasir_runtime.runner.kv_offload.file_store import SUFFIX, FileStore, open_store
 from kvasir_runtime.runner.runner import ModelRunner
 from kvasir_runtime.wire import EngineRequest
 
@@ -28,7 +29,9 @@ BLOCK_SIZE = 8
 
 @dataclass(slots=True)
 class SoakEngine:
-    """A scheduler and a real runner, driven as the loop does it. host_bytes: 0 for no second tier."""
+    """A scheduler and a real runner, driven as the loop does it. host_bytes: 0 for no second tier. step_s: what every
+    step seems to take; with a large one, copying is always the quicker way.
+    """
 
     model: Path
     folder: Path
@@ -37,9 +40,12 @@ class SoakEngine:
     host_bytes: int = 0
     depth: int = 1
     prefix_cache: bool = True
+    step_s: float = 0.01
+    new_store: Callable[[Path, str, int, int], FileStore] = open_store
     now: float = 0.0
     answers: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
     runner: ModelRunner = field(init=False)
     scheduler: Scheduler = field(init=False)
     flight: deque[tuple[StepPlan, Any]] = field(default_factory=deque)
@@ -50,9 +56,7 @@ class SoakEngine:
             self.model, num_blocks=self.num_blocks, block_size=BLOCK_SIZE, max_sequences=self.max_sequences
         )
         if self.host_bytes:
-            blocks = self.runner.blocks
-            store = open_store(self.folder, NAME, blocks[:, 0].numel(), self.host_bytes)
-            self.runner.use_host_tier(TransferThread(store, blocks.numpy()))
+            use_host_file(self.runner, self.folder, self.host_bytes, name=NAME, new_store=self.new_store)
         facts = self.runner.facts
         limits = Limits(
             num_blocks=facts.num_blocks,
@@ -62,6 +66,7 @@ class SoakEngine:
             max_model_len=facts.max_model_len,
             prefix_cache=self.prefix_cache,
             eos_token_ids=facts.eos_token_ids,
+            attentions=facts.attentions,
             host_blocks=facts.host_blocks,
             hash_salt=self.runner.hash_salt,
         )
@@ -77,9 +82,17 @@ class SoakEngine:
         self.answers[request.request_id] = []
         assert self.scheduler.submit(request, self.now) is None
 
+    def answer(self, name: str, prompt: list[int], num_tokens: int = 20) -> list[int]:
+        """Of one greedy request; at its end nothing is left to do, copies included."""
+        self.submit(request(name, prompt, max_tokens=num_tokens, ignore_eos=True))
+        while self.step():
+            pass
+        assert self.ended[name] == "length"
+        return self.answers[name]
+
     def step(self) -> bool:
         """As the loop of the engine; False when there was nothing to do."""
-        self.now += 0.01
+        self.now += self.step_s
         while len(self.flight) < self.depth:
             changes = self.runner.host_changes()
             if changes is not None:
@@ -94,6 +107,7 @@ class SoakEngine:
             return False
         for event in self.scheduler.commit(self.runner.collect(self.flight.popleft()[1]), self.now):
             self.answers[event.request_id] += event.token_ids
+            self.cached[event.request_id] = event.cached_tokens
             if event.finish_reason is not None:
                 self.ended[event.request_id] = event.finish_reason
         kv, host = self.state.kv, self.state.kv_host

@@ -99,6 +99,10 @@ class BlockPool:
         """Columns of the longest hit, were those blocks here too that are elsewhere, by cache group and hash."""
         return self._index.reach(hashes, limit, elsewhere)
 
+    def branch(self, hashes: Sequence[bytes], limit: int) -> int:
+        """Columns that sequences have in common up to now, as `PrefixIndex.branch` has it."""
+        return self._index.branch(hashes, limit)
+
     def needed(self, hashes: Sequence[bytes]) -> Iterator[tuple[int, bytes, int | None]]:
         """Group, hash and block, None where there is none, of everything that a hit on a whole chain needs."""
         return self._index.needed(hashes)

@@ -67,6 +67,16 @@ class PrefixIndex:
                     count = self._fitting(attention, there, hashes, count)
         return count
 
+    def branch(self, hashes: Sequence[bytes], limit: int) -> int:
+        """Columns, at most limit, that every group that keeps everything has: others computed them too, whatever is
+        left of the other groups. 0 where no group keeps everything.
+        """
+        kept = [known for attention, known in zip(self._attentions, self._known, strict=True) if attention.keeps_all]
+        count = min(limit, len(hashes)) if kept else 0
+        for known in kept:
+            count = next((column for column in range(count) if hashes[column] not in known), count)
+        return count
+
     def longest(self, hashes: Sequence[bytes], limit: int) -> list[list[int]]:
         """The tables of the longest hit on a chain of hashes, of at most limit columns; ABSENT where none is needed."""
         count, tables = self.reach(hashes, limit), []

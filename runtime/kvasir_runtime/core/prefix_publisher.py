@@ -30,12 +30,24 @@ class PrefixPublisher:
         if limits.prefix_cache:
             extend_block_hashes(sequence.hashes, sequence.tokens, root=sequence.root, block_size=limits.block_size)
 
+    def branch(self, sequence: SequenceState) -> int:
+        """Where the sequence leaves what others have computed, in tokens; 0 where no layer has a state.
+
+        A state is kept as of the ends of chunks. Other sequences begin alike, so this place is where one is of use, and
+        most likely none ended a chunk there. After the checkpoints of Pan et al. 2024 (Marconi).
+        """
+        limits = self._limits
+        if not (limits.has_states and limits.prefix_cache):
+            return 0
+        return self._pool.branch(sequence.hashes, len(sequence.tokens) // limits.block_size) * limits.block_size
+
     def publish(self, sequence: SequenceState, chunk: LaunchedChunk) -> None:
         """Offer the blocks that this chunk filled; only computed and collected ones come here."""
-        # A sample that a grammar defers has the last known token computed again, and what follows it is of no use then.
-        is_guided = sequence.request.request.sampling.grammar is not None
-        known = len(sequence.tokens) - 1 if is_guided else len(sequence.tokens)
         limits = self._limits
+        # A sample that a grammar defers has the last known token computed again, and what follows it is of no use then.
+        # Where a layer has a state no sample is deferred, and the state of this chunk's end is not there later.
+        defers = sequence.request.request.sampling.grammar is not None and not limits.has_states
+        known = len(sequence.tokens) - 1 if defers else len(sequence.tokens)
         full = min(chunk.end, known) // limits.block_size
         if not limits.prefix_cache or full <= sequence.published:
             return
@@ -44,7 +56,7 @@ class PrefixPublisher:
         for group, table in enumerate(sequence.blocks.by_group):
             # A state is one of the end of the chunk, and of no other place.
             is_state = limits.attentions[group].kind == "state"
-            first = full - (chunk.end % limits.block_size == 0) if is_state else sequence.published
+            first = full - (chunk.end == full * limits.block_size) if is_state else sequence.published
             for column in range(first, full):
                 if table[column] != ABSENT:
                     self._pool.publish(table[column], sequence.hashes[column], group)

@@ -299,6 +299,7 @@ class Scheduler:
         request, sequence = kind.request, kind.sequence
         sequence.blocks, sequence.computed = tables, tables.covered
         sequence.published = tables.covered // self.limits.block_size
+        sequence.branch = self._publisher.branch(sequence)
         end = len(sequence.tokens)
         # What a window leaves is taken again for what comes next, so a chunk ahead is enough.
         near = min(end, sequence.computed + self.limits.max_batch_tokens)

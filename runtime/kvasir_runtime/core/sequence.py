@@ -19,7 +19,8 @@ class SequenceState:
 
     tokens: prompt and collected answer; an array where the prompt came as one. root, hashes: identity of the full
     blocks of tokens, as far as it was needed. active: it holds a row and blocks; results for one that does not are
-    discarded. in_flight: samples that are launched and not collected. computed: positions whose KV exists once
+    discarded. branch: tokens that others have begun with too, where a layer has a state that none of them has kept.
+    in_flight: samples that are launched and not collected. computed: positions whose KV exists once
     every launched plan is collected. published: full blocks that were offered to the prefix index. last_step: of
     the last plan that names its blocks.
     """
@@ -33,6 +34,7 @@ class SequenceState:
     blocks: BlockTables = field(default_factory=BlockTables)
     in_flight: int = 0
     computed: int = 0
+    branch: int = 0
     published: int = 0
     last_step: int = -1
 

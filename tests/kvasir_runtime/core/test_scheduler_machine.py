@@ -69,8 +69,7 @@ LIMITS = st.fixed_dictionaries(
         "eos_token_ids": st.just((0,)),
         "host_blocks": st.sampled_from([0, 3, 40]),
     }
-).filter(lambda limits: not (limits["host_blocks"] and LayerAttention("state") in limits["attentions"]))
-"""The fake host copies tokens, not states."""
+)
 
 
 def served_with(limits, depth):

@@ -1,6 +1,7 @@
 """The real scheduler drives the real runner: answers stay the oracle's through hits, preemptions and two in flight."""
 
 import random
+import shutil
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import checkpoints
-from fakes.by_hand import runner_of, scheduler_of
+from fakes.by_hand import runner_of, scheduler_of, use_host_file
 from fakes.checkpoints import Shape
 from fakes.oracle import Oracle, oracle_of
 from fakes.overlapping import Overlapping
@@ -54,7 +55,10 @@ def answers(
     ended, flying, joins = set(), deque(), 0
     for request in requests:
         assert scheduler.submit(request, 0.0) is None
-    for now in range(20_000):
+    for now in range(200_000):  # many of which wait a moment for copies
+        changes = runner.host_changes()
+        if changes is not None:
+            scheduler.host_changed(changes)
         if now == 6 and handed:
             scheduler.inject(requests[0].request_id, handed)
         while len(flying) < depth and (plan := scheduler.plan(float(now))) is not None:
@@ -76,7 +80,7 @@ def requests_of(prompts: list[tuple[int, ...]], num_tokens: int) -> list[EngineR
     return [EngineRequest(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
 
 
-STATE = LayerAttention("state")
+STATE, LATENT = LayerAttention("state"), LayerAttention("latent")
 MIXES = st.lists(
     st.one_of(
         st.just(FULL),
@@ -86,7 +90,7 @@ MIXES = st.lists(
     ),
     min_size=1,
     max_size=5,
-).map(tuple)
+).map(tuple) | st.integers(1, 3).map(lambda count: (LATENT,) * count)
 WAYS = st.fixed_dictionaries(
     {
         "num_blocks": st.sampled_from([24, 60, 200]),
@@ -95,28 +99,32 @@ WAYS = st.fixed_dictionaries(
         "prefix_cache": st.booleans(),
         "in_cpp": st.booleans(),
         "device_rows": st.booleans(),
+        "host_tier": st.booleans(),
     }
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(mix=MIXES, ways=st.lists(WAYS, min_size=2, max_size=3), seed=st.integers(0, 99))
 def test_any_mix_of_layers_gives_the_oracles_answers_however_they_are_served(
     root: Path, mix: tuple[LayerAttention, ...], ways: list[dict[str, Any]], seed: int
 ) -> None:
-    """Whole and in chunks, alone and in a batch, behind cached prefixes, preempted, with one plan in flight and two."""
+    """Whole and in chunks, alone and in a batch, behind cached prefixes, preempted, with one plan in flight and two,
+    with blocks that a replica before has left on the host.
+    """
     types = ["linear_attention" if attention == STATE else "full_attention" for attention in mix]
-    folder = root / " ".join(["mix of", *types])
+    folder = root / " ".join(["mix of", *(["latent"] * len(mix) if LATENT in mix else types)])
     if not folder.exists():
-        family = "qwen3_next" if STATE in mix else "qwen3"
+        family = "qwen3_next" if STATE in mix else "deepseek_v2" if LATENT in mix else "qwen3"
         extra = {"layer_types": types} if STATE in mix else {}
         checkpoints.write(folder, Shape(family=family, num_layers=len(mix), std=0.2, extra=extra))
-    oracle, chooser = Oracle(folder, mix), random.Random(seed)
+    oracle, chooser = Oracle(folder, () if LATENT in mix else mix), random.Random(seed)
     common = tuple(chooser.choices(range(3, 320), k=64))
     prompts = [
         common[: chooser.choice((0, 16, 40, 64))] + tuple(chooser.choices(range(3, 320), k=n)) for n in (1, 9, 30, 5, 2)
     ]
-    for way in ways:
+    host, replicas = root / "kv", [(number, way) for way in ways for number in range(1 + way["host_tier"])]
+    for number, way in replicas:
         runner = runner_of(
             folder,
             num_blocks=way["num_blocks"],
@@ -125,6 +133,10 @@ def test_any_mix_of_layers_gives_the_oracles_answers_however_they_are_served(
             ops=cpu_ops() if way["in_cpp"] else CPU,
             device_stream=Overlapping() if way["device_rows"] else None,
         )
+        if way["host_tier"]:
+            if not number:
+                shutil.rmtree(host, ignore_errors=True)
+            use_host_file(runner, host, 8 << 20)
         found, _ = answers(
             runner, requests_of(prompts, 20), budget=way["budget"], depth=way["depth"], prefix_cache=way["prefix_cache"]
         )

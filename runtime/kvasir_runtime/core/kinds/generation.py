@@ -137,8 +137,11 @@ class Generation:
 
     def _chunk_end(self, end: int) -> int:
         """Where the next chunk ends that may go up to end."""
+        sequence = self.sequence
         border = end // self._border * self._border
-        return border if border > self.sequence.computed else end
+        if sequence.computed < sequence.branch < border:
+            return sequence.branch
+        return border if border > sequence.computed else end
 
     def _insert(self) -> None:
         """Append what was injected, if nothing is in flight.
