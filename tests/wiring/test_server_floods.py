@@ -34,6 +34,7 @@ FLOODS = {
     "biases": {"logit_bias": {str(number): 1 for number in range(MAX_NAMES)}},
     "digits": {"metadata": [int("9" * 4000)] * 501},
     "fewer digits": {"metadata": [int("9" * 999)] * 15_000},
+    "numbers of 25 digits": {"metadata": [int("9" * 25)] * 500_000},
 }
 
 pytestmark = pytest.mark.xdist_group("server-floods")

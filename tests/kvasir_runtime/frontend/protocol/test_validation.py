@@ -93,21 +93,29 @@ def test_fields_named_like_kinds_of_a_union_are_told_from_them():
     ]
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"[" + b"1," * (MAX_COMMAS + 1) + b"1]",
-        b"[" * (MAX_BRACKETS + 1),
-        b"{" + b'"a":1,' * MAX_NAMES + b'"a":1}',
-        b"{" + b'"a" \t\r\n :1,' * MAX_NAMES + b'"a":1}',
-        b"[" + b"9" * 100 + (b"," + b"9" * 100) * MAX_LONG_NUMBERS + b"]",
-        b"[" + b"9" * 999 + (b"," + b"9" * 999) * (MAX_LONG_NUMBERS // 9) + b"]",
-    ],
-)
+LONG_TO_DECODE = {
+    "values": b"[" + b"1," * (MAX_COMMAS + 1) + b"1]",
+    "lists": b"[" * (MAX_BRACKETS + 1),
+    "names": b"{" + b'"a":1,' * MAX_NAMES + b'"a":1}',
+    "names before blanks": b"{" + b'"a" \t\r\n :1,' * MAX_NAMES + b'"a":1}',
+    "100 digits": b"[" + b"9" * 100 + (b"," + b"9" * 100) * MAX_LONG_NUMBERS + b"]",
+    "999 digits": b"[" + b"9" * 999 + (b"," + b"9" * 999) * (MAX_LONG_NUMBERS // 9) + b"]",
+    "25 digits": b'{"metadata":[' + b"9" * 25 + (b"," + b"9" * 25) * (MAX_COMMAS // 2 + 100) + b"]}",
+    "98 digits": b'{"metadata":[' + b"9" * 98 + (b"," + b"9" * 98) * (MAX_COMMAS // 4 + 1) + b"]}",
+}
+
+
+@pytest.mark.parametrize("raw", LONG_TO_DECODE.values(), ids=LONG_TO_DECODE)
 def test_a_body_whose_decoding_would_take_long_is_not_decoded(raw):
     with pytest.raises(Refused) as caught:
         generation.parse_chat(raw)
     assert caught.value.error.code == "too_many_values"
+
+
+@pytest.mark.parametrize("number", [b"123456", b"123456789012345678", b"0.12345678901234567"])
+def test_as_many_numbers_as_a_body_may_have_are_taken_where_they_fit_into_64_bits(number):
+    raw = b'{"metadata":[' + number + (b"," + number) * (MAX_COMMAS - 2) + b'],"prompt":"x"}'
+    assert generation.parse_completion(raw).prompt == ["x"]
 
 
 @pytest.mark.parametrize("text", [":" * 200_000, "12:34:56 done, " * 20_000, "3" * 400_000, "1 " * 400_000])
