@@ -1,13 +1,16 @@
-"""The page for those who come from vLLM names options, fields and paths that exist, and every field that differs."""
+"""The page for those who come from vLLM names options, fields and paths that exist, and every field that differs.
+
+tests/wiring/test_from_vllm.py tries what it says.
+"""
 
 import re
 from pathlib import Path
 
+from fakes.from_vllm_page import options, rows, section
 from kvasir_api.options import ServeOptions, flag
 from kvasir_runtime.frontend.protocol import generation, ignored_fields
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "from-vllm.md").read_text()
 FIELDS = {
     *generation.CompletionBody.model_fields,
     *generation.ChatBody.model_fields,
@@ -17,31 +20,18 @@ FIELDS = {
 }
 
 
-def section(title):
-    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
-
-
-def rows(title):
-    lines = [line for line in section(title).splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def names(cell):
-    return re.findall(r"`(--[a-z-]+)", cell)
-
-
 def test_every_option_of_ours_exists():
     flags = {one for name in ServeOptions.model_fields for one in re.findall(r"--[a-z-]+", flag(name))}
     flags |= {"--no-prefix-cache", "--no-cuda-graphs"}
-    mapped = {option for _, ours, _ in rows("Starting a server") for option in names(ours)}
+    mapped = {option for _, ours, _ in rows("Starting a server") for option in options(ours)}
     assert len(mapped) > 15
     text = section("Starting a server").split("What vLLM has no option for")[1]
-    assert (mapped | set(names(text))) - flags == set()
+    assert (mapped | set(options(text))) - flags == set()
 
 
 def test_every_option_of_theirs_is_told_what_to_write_or_why_not():
     for theirs, ours, remark in rows("Starting a server"):
-        assert names(theirs) or re.search(r"`VLLM_[A-Z_]+=", theirs), theirs  # an option, or a variable
+        assert options(theirs) or re.search(r"`VLLM_[A-Z_]+=", theirs), theirs  # an option, or a variable
         assert ours or remark, theirs
 
 

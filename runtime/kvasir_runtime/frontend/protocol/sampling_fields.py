@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
+from kvasir_api.openai_errors import quoted
 from kvasir_runtime.frontend.protocol.validation import StrictModel, refusal
 from kvasir_runtime.frontend.structured_outputs import fields
 
@@ -17,6 +18,8 @@ MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 512
 MAX_STOP_IDS: Final = 128
 MAX_BAD_WORDS: Final = 128
+MAX_NAMED: Final = 4
+"""Names of a client that an error repeats."""
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_LOGPROB_IDS: Final = 1024
@@ -38,8 +41,12 @@ def _stops(value: Any) -> list[str]:
 
 def _biases(value: Any) -> list[tuple[int, float]]:
     """An object of token ids, as strings, and what is added to their logits; as pairs."""
-    if not isinstance(value, dict) or not all(name.isascii() and name.isdigit() for name in value):
+    if not isinstance(value, dict):
         raise PydanticCustomError("bias", "must be an object of token ids and numbers")
+    strange = [name for name in value if not (name.isascii() and name.isdigit())]
+    if strange:
+        names = ", ".join(map(quoted, strange[:MAX_NAMED]))
+        raise PydanticCustomError("bias", "has {names} where token ids are expected", {"names": names})
     if len(value) > MAX_BIASES:
         raise PydanticCustomError("bias", "holds {count} ids; at most {limit}", counts([*value], MAX_BIASES))
     if not all(type(bias) in {int, float} and -100 <= bias <= 100 for bias in value.values()):

@@ -90,7 +90,7 @@ def test_forms_of_a_prompt(prompt, want):
         ({"frequency_penalty": 2.1}, "frequency_penalty", "less"),
         ({"presence_penalty": -3}, "presence_penalty", "greater"),
         ({"repetition_penalty": 0}, "repetition_penalty", "greater"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"5": 1, "x": 1, "-1": 1}}, "logit_bias", "has `x`, `-1` where token ids are expected"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "-100 to 100"),
         ({"logit_bias": {"5": True}}, "logit_bias", "-100 to 100"),
         ({"logit_bias": [5]}, "logit_bias", "object"),
