@@ -9,6 +9,7 @@ from typing import Any, Final
 
 _OF = "{{ $labels.namespace }}/{{ $labels.service }}"
 _BY = "by (namespace, service)"
+_BY_TENANT = "by (namespace, service, tenant)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,14 @@ RECORDED: Final = {
     "* on (namespace, service) group_left () (3600 * kvasir:service_generation_tokens:rate5m)",
     "kvasir:class_tokens_per_price_unit": "sum by (accelerator_class) (kvasir:service_tokens_per_price_unit * kvasir_service_price_per_hour) "
     "/ sum by (accelerator_class) (kvasir_service_price_per_hour > 0 and kvasir:service_tokens_per_price_unit)",
+    "kvasir:tenant_kv_cache:ratio5m": f"sum {_BY_TENANT} (rate(kvasir_tenant_kv_token_seconds_total[5m])) "
+    f"/ on (namespace, service) group_left () (sum {_BY} (rate(kvasir_tenant_kv_token_seconds_total[5m])) > 0)",
+    "kvasir:service_class_price_per_hour": "sum by (namespace, service, accelerator_class) (kvasir_service_price_per_hour)",
+    "kvasir:tenant_price_per_hour": "kvasir:tenant_kv_cache:ratio5m * on (namespace, service) group_left (accelerator_class) ("
+    f"(kvasir:service_class_price_per_hour and on (namespace, service) (count {_BY} (kvasir:service_class_price_per_hour) == 1)) "
+    f"or on (namespace, service) sum {_BY} (kvasir:service_class_price_per_hour))",
+    "kvasir:tenant_tokens_per_price_unit": f"3600 * sum {_BY_TENANT} (rate(kvasir_tenant_generation_tokens_total[5m])) "
+    "/ on (namespace, service, tenant) group_right () (kvasir:tenant_price_per_hour > 0)",
     "kvasir:service_cheapest_class": "topk by (namespace, service) (1, kvasir_service_class_tokens_per_price_unit)",
 }  # fmt: skip
 """Expressions by the name of what they record, in the order in which they use one another."""

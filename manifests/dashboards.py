@@ -123,6 +123,8 @@ FLEET: Final = DashboardSpec(
             panel("Price per hour", COUNT, (total("kvasir_service_price_per_hour", by=SERVICE), _BY)),
             panel("Tokens for one unit of price, by service", COUNT, ("kvasir:service_tokens_per_price_unit", f"{_BY} on {{{{accelerator_class}}}}")),
             panel("Tokens for one unit of price, by class", COUNT, ("kvasir:class_tokens_per_price_unit", "{{accelerator_class}}")),
+            panel("Price per hour, by tenant", COUNT, ("kvasir:tenant_price_per_hour", f"{_BY} {{{{tenant}}}}")),
+            panel("Tokens for one unit of price, by tenant", COUNT, ("kvasir:tenant_tokens_per_price_unit", f"{_BY} {{{{tenant}}}} on {{{{accelerator_class}}}}")),
             panel("The cheapest class, by forecast", COUNT, ("kvasir:service_cheapest_class", f"{_BY} on {{{{accelerator_class}}}}")),
         ),
         "Gateway": tuple(drawn(m, by=m.labels) for m in control_plane_metrics.GATEWAY),
@@ -149,6 +151,11 @@ SERVICE_DASHBOARD: Final = DashboardSpec(
             panel("Prompt tokens found in the prefix cache", SHARE, (f"{rate('kvasir_prefix_hit_tokens_total', of=OF_A_SERVICE)} / {rate('kvasir_prefix_query_tokens_total', of=OF_A_SERVICE)}", "")),
             panel("Preemptions per second", "ops", (rate("kvasir_preemptions_total", of=OF_A_SERVICE, by=("pod",)), "{{pod}}")),
             panel("Replicas", COUNT, (total("kvasir_service_ready_replicas", of=OF_A_SERVICE), "ready"), (total("kvasir_service_wanted_replicas", of=OF_A_SERVICE), "wanted")),
+        ),
+        "Tenants": (
+            panel("Share of the KV cache in use", SHARE, (f"{rate('kvasir_tenant_kv_token_seconds_total', of=OF_A_SERVICE, by=('tenant',))} / on () group_left () {rate('kvasir_tenant_kv_token_seconds_total', of=OF_A_SERVICE)}", "{{tenant}}")),
+            panel("Prompt tokens per second", COUNT, (rate("kvasir_tenant_prompt_tokens_total", of=OF_A_SERVICE, by=("tenant",)), "{{tenant}}")),
+            panel("Generated tokens per second", COUNT, (rate("kvasir_tenant_generation_tokens_total", of=OF_A_SERVICE, by=("tenant",)), "{{tenant}}")),
         ),
     },
 )  # fmt: skip

@@ -60,6 +60,7 @@ def token_buckets(largest: int) -> tuple[float, ...]:
 
 
 _MODEL = ("model_name",)
+_TENANT = ("model_name", "tenant")
 
 RUNTIME: Final[tuple[Metric, ...]] = (
     Metric(name="kvasir_kv_capacity_tokens", kind="gauge", help="Tokens the KV cache can hold.", labels=_MODEL),
@@ -216,6 +217,30 @@ RUNTIME: Final[tuple[Metric, ...]] = (
     ),
     Metric(
         name="kvasir_kv_token_seconds_total", kind="counter", help="KV token-seconds of ended requests.", labels=_MODEL
+    ),
+    Metric(
+        name="kvasir_tenant_kv_token_seconds_total",
+        kind="counter",
+        help="Integral over time of the KV cache tokens that each tenant's requests pin.",
+        labels=_TENANT,
+    ),
+    Metric(
+        name="kvasir_tenant_prompt_tokens_total",
+        kind="counter",
+        help="Prompt tokens of requests that began to run, by tenant.",
+        labels=_TENANT,
+    ),
+    Metric(
+        name="kvasir_tenant_prefix_hit_tokens_total",
+        kind="counter",
+        help="Prompt tokens found in the prefix cache, by tenant.",
+        labels=_TENANT,
+    ),
+    Metric(
+        name="kvasir_tenant_generation_tokens_total",
+        kind="counter",
+        help="Tokens generated, by tenant.",
+        labels=_TENANT,
     ),
     Metric(
         name="kvasir_invalid_outputs_total",

@@ -14,6 +14,7 @@ import msgspec
 from kvasir_api import cache_groups
 from kvasir_api.cache_groups import FULL, LayerAttention
 from kvasir_api.state import RuntimeState
+from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
@@ -279,29 +280,18 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
 
 
-class PrefixChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """How the set of prefixes changed, or all of it. sequence: changes since the start, these among them.
-
-    hashes: route hashes, one behind the other; each is from now on a member where it was none, and none where it was
-    one. whole: they are the whole set.
-    """
-
-    sequence: int
-    hashes: bytes
-    whole: bool = False
-
-
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     """What one step did for one client's requests; sent with no outputs as a heartbeat when idle (about 1 s).
 
     computed_tokens: of all requests in this step, 0 where nothing was computed. prefixes: None where none changed; the
-    first that a client gets are whole.
+    first that a client gets are whole. tenants: what they used since a message had this last, about once a second.
     """
 
     outputs: tuple[EngineOutput, ...]
     state: RuntimeState
     computed_tokens: int = 0
     prefixes: PrefixChanges | None = None
+    tenants: dict[str, TenantUsage] | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -183,6 +183,13 @@ PRICES = [
     series("kvasir_generation_tokens_total", "0+60000x10", pod="a"),
     series("kvasir_generation_tokens_total", "0+60000x10", pod="b"),
     series("kvasir_generation_tokens_total", "0+6000x10", pod="c", service="small"),
+    series("kvasir_tenant_kv_token_seconds_total", "0+45000x10", pod="a", tenant="red"),
+    series("kvasir_tenant_kv_token_seconds_total", "0+15000x10", pod="b", tenant="blue"),
+    series("kvasir_tenant_generation_tokens_total", "0+60000x10", pod="a", tenant="red"),
+    series("kvasir_tenant_generation_tokens_total", "0+60000x10", pod="b", tenant="blue"),
+    series("kvasir_service_price_per_hour", "400x10", accelerator_class="h100", service="moving"),
+    series("kvasir_service_price_per_hour", "100x10", accelerator_class="l4", service="moving"),
+    series("kvasir_tenant_kv_token_seconds_total", "0+6000x10", service="moving", tenant="red"),
 ]
 
 
@@ -194,6 +201,20 @@ PRICES = [
         ('kvasir:service_tokens_per_price_unit{service="tiny"}', {"accelerator_class": "h100", **OF, "value": 18_000}),
         ('kvasir:class_tokens_per_price_unit{accelerator_class="l4"}', {"accelerator_class": "l4", "value": 3_600}),
         ("kvasir:service_cheapest_class", {"accelerator_class": "h100", **OF, "value": 9_000}),
+        # A tenant pays for its part of the KV cache: three quarters of 400 buy red half of the service's tokens.
+        (
+            'kvasir:tenant_price_per_hour{tenant="blue"}',
+            {"accelerator_class": "h100", **OF, "tenant": "blue", "value": 100},
+        ),
+        (
+            'kvasir:tenant_tokens_per_price_unit{tenant="red"}',
+            {"accelerator_class": "h100", **OF, "tenant": "red", "value": 12_000},
+        ),
+        # Of a service on two classes it is the price of both.
+        (
+            'kvasir:tenant_price_per_hour{service="moving"}',
+            {"namespace": "models", "service": "moving", "tenant": "red", "value": 500},
+        ),
     ],
 )
 def test_what_a_unit_of_price_buys_is_recorded(tmp_path, recorded, expected):

@@ -1,5 +1,6 @@
 """Readers of a real server's /state: the set of prefixes that they follow is that of the engine's cache."""
 
+import re
 import sys
 
 import pytest
@@ -83,3 +84,31 @@ async def test_what_is_forgotten_leaves_the_set_and_a_number_that_is_none_is_ref
         assert followed.hashes == set()
         for query in ("prefixes_after=x", "prefixes_after=-2", f"prefixes_after=1&instance={'a' * 99}"):
             assert server.ask(f"/state?{query}", ops=True).status == 422
+
+
+def test_tenants_are_charged_until_they_are_forgotten(model):
+    """Two keys of one file, one of the options, on the engine's own loop and clock."""
+
+    def charged(name):
+        text = server.ask("/metrics").body.decode()
+        found = re.findall(rf'^{name}{{model_name="endless",tenant="([^"]*)"}} (\S+)$', text, re.MULTILINE)
+        return {tenant: float(value) for tenant, value in found}
+
+    def asked(key, tokens):
+        body = {"model": "endless", "prompt": [5] * 40, "max_tokens": tokens}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        assert server.ask("/v1/completions", body, headers=headers).status == 200
+
+    generated = "kvasir_tenant_generation_tokens_total"
+    with api_process(model, "--api-key", "one", "--api-key", "two", "--max-model-len", "1024", command=FAKE) as server:
+        asked("one", 20)
+        asked("two", 30)
+        asked("one", 5)
+        want = {"api-key-1": 25.0, "api-key-2": 30.0}
+        server.until("all is told", lambda: charged(generated) == want)
+        assert charged("kvasir_tenant_prompt_tokens_total") == {"api-key-1": 80.0, "api-key-2": 40.0}
+        assert charged("kvasir_tenant_prefix_hit_tokens_total") == {"api-key-1": 32.0, "api-key-2": 0.0}
+        used = charged("kvasir_tenant_kv_token_seconds_total")
+        assert all(value > 0 for value in used.values())
+        assert server.ask("/reset_prefix_cache?tenant=api-key-1", {}, ops=True).status == 200
+        assert set(charged(generated)) == {"api-key-2"}

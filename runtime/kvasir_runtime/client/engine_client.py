@@ -6,7 +6,7 @@ engine dies every open stream gets an error output, so that no client waits fore
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import zmq
@@ -15,6 +15,7 @@ from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
 from kvasir_runtime.client.prefix_log import PrefixLog
+from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
 
 RECONNECT_MS = 20
 
@@ -25,7 +26,8 @@ class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
     outputs: tuple[wire.EngineOutput, ...]
     state: msgspec.Raw
     computed_tokens: int = 0
-    prefixes: wire.PrefixChanges | None = None
+    prefixes: PrefixChanges | None = None
+    tenants: dict[str, TenantUsage] | None = None
 
 
 class EngineDeadError(Exception):
@@ -40,7 +42,7 @@ class EngineClient:
     """Routes of all live sequences, and the last state of the engine.
 
     address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
-    on_step with the tokens that each step of the engine computed.
+    on_step with the tokens that each step of the engine computed, on_usage with what tenants used since the last call.
     ready is None until the engine takes requests, hash_salt empty; state is its last snapshot, prefixes what is cached.
     """
 
@@ -51,11 +53,13 @@ class EngineClient:
         clock: Callable[[], float] = time.monotonic,
         on_progress: Callable[[wire.Progress], None] = lambda _: None,
         on_step: Callable[[int], None] = lambda _: None,
+        on_usage: Callable[[Mapping[str, TenantUsage]], None] = lambda _: None,
     ) -> None:
         self._address = address
         self._clock = clock
         self._on_progress = on_progress
         self._on_step = on_step
+        self._on_usage = on_usage
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -191,10 +195,12 @@ class EngineClient:
     def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.EngineFailed) -> None:
         self.last_message_at = self._clock()
         match message:
-            case _StepMessage(outputs, state, computed_tokens, prefixes):
+            case _StepMessage(outputs, state, computed_tokens, prefixes, tenants):
                 self._packed_state = state
                 if prefixes is not None:
                     self.prefixes.take(prefixes)
+                if tenants is not None:
+                    self._on_usage(tenants)
                 if computed_tokens:
                     self._on_step(computed_tokens)
                 for output in outputs:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvasir_api.prefix_digest import WHOLE, PrefixSet, split
 from kvasir_api.state import PrefixDigest
-from kvasir_runtime.wire import PrefixChanges
+from kvasir_runtime.engine_reports import PrefixChanges
 
 MOST_CHANGES: Final = 16_384
 """A reader that lags by more gets the whole set, at most four times as large."""

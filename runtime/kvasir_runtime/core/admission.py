@@ -136,4 +136,4 @@ class Admission:
         """Begin to copy what the host holds behind the prefix hit of a request, if that is quicker than computing."""
         hashes, limit = kind.sequence.hashes, kind.reusable // self._limits.block_size
         end = self._host.worth_loading(hashes, num_hits, limit, token_s)
-        return end > 0 and self._host.load(builder, hashes[:end])
+        return end > 0 and self._host.load(builder, hashes[:end], kind.request.request.tenant)

@@ -27,12 +27,14 @@ class BlockPool:
         "_index",
         "_key_of",
         "_leaving",
+        "_payers",
         "_refs",
         "_reused",
         "lost",
         "num_blocks",
         "num_leaving",
         "num_reused",
+        "pinned_by",
     )
 
     def __init__(self, num_blocks: int, attentions: Sequence[LayerAttention] = (FULL,), block_size: int = 1) -> None:
@@ -45,7 +47,10 @@ class BlockPool:
         """Blocks that prefix hits may find and that one has found already."""
         self.lost: list[bytes] = []
         """Hashes under which a cache group has no block any more, for `PrefixDigest`, which empties the list."""
+        self.pinned_by: dict[str, int] = {}
+        """How many blocks each tenant pins; of those that several refer to, the one that took or revived it."""
         self._refs = [0] * num_blocks
+        self._payers = [""] * num_blocks
         self._reused = [False] * num_blocks
         self._key_of: list[tuple[int, bytes] | None] = [None] * num_blocks  # group and hash
         # Taken from the end: the lowest first, and freed ones before any that was never written and has no memory yet.
@@ -79,8 +84,10 @@ class BlockPool:
         revived = sum(1 for block in sharing if not self._refs[block])
         return count <= self.num_available - revived
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, payer: str = "") -> list[int]:
         """Pin count blocks of undefined content: free ones first, then the least recently used cached ones.
+
+        payer: the tenant that they count for while they are pinned.
 
         Raises ValueError when fewer are available: ask can_take() first.
         """
@@ -89,6 +96,8 @@ class BlockPool:
         taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in taken:
             self._refs[block] = 1
+            self._payers[block] = payer
+        self._count(payer, count)
         return taken
 
     def lookup(self, hashes: Sequence[bytes], limit: int) -> list[list[int]]:
@@ -115,16 +124,20 @@ class BlockPool:
         """Whether every cache group has the block of this hash now."""
         return self._index.has(block_hash)
 
-    def share(self, blocks: Iterable[int], *, hit: bool = True) -> int:
+    def share(self, blocks: Iterable[int], *, hit: bool = True, payer: str | None = None) -> int:
         """Pin blocks that lookup() gave. Returns how many of them were not pinned before.
 
-        hit: a prefix hit found them; False for parts of one request that share what it holds.
+        hit: a prefix hit found them; False for parts of one request that share what it holds. payer: the tenant that
+        those count for from now on that were not pinned; None for the one that they counted for last.
         """
         revived = 0
         for block in blocks:
             if not self._refs[block]:
                 del self._cached[block]
                 revived += 1
+                if payer is not None:
+                    self._payers[block] = payer
+                self._count(self._payers[block], 1)
             self._refs[block] += 1
             if hit and not self._reused[block]:
                 self._reused[block] = True
@@ -207,10 +220,19 @@ class BlockPool:
             self._refs[block] = count
             if count:
                 continue
+            self._count(self._payers[block], -1)
             if self._key_of[block] is None:
                 self._free.append(block)
             else:
                 self._cached[block] = None
+
+    def _count(self, payer: str, change: int) -> None:
+        """Tenants that pin nothing have no entry."""
+        count = self.pinned_by.get(payer, 0) + change
+        if count:
+            self.pinned_by[payer] = count
+        else:
+            self.pinned_by.pop(payer, None)
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

@@ -215,15 +215,18 @@ class HostTier:
                 return 0
         return end
 
-    def load(self, builder: PlanBuilder, hashes: Sequence[bytes]) -> bool:
-        """Add to a plan the copies from the host that a hit on the whole chain lacks. False where blocks are short."""
+    def load(self, builder: PlanBuilder, hashes: Sequence[bytes], payer: str = "") -> bool:
+        """Add to a plan the copies from the host that a hit on the whole chain lacks. False where blocks are short.
+
+        payer: the tenant whose request waits for them.
+        """
         needed = list(self._pool.needed(hashes))
         hits = [block for _, _, block in needed if block is not None]
         keys = [key_of(block_hash, group) for group, block_hash, block in needed if block is None]
         if not self._pool.can_take(len(keys), hits):
             return False
-        self._pool.share(hits, hit=False)
-        blocks = self._pool.take(len(keys))
+        self._pool.share(hits, hit=False, payer=payer)
+        blocks = self._pool.take(len(keys), payer)
         loads = tuple(map(BlockLoad, keys, blocks))
         builder.loads += loads
         self._loading.update(dict.fromkeys(keys, builder.step))

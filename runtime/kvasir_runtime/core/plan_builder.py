@@ -19,6 +19,7 @@ from kvasir_runtime.core.plan import (
     StepResults,
 )
 from kvasir_runtime.core.sequence import SequenceState
+from kvasir_runtime.wire import SamplingConfig
 
 NOTHING = (0, 0)
 """An empty range of positions."""
@@ -58,6 +59,23 @@ class PlanBuilder:
     drops: list[bytes] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     launched: list[LaunchedChunk] = field(default_factory=list)
+
+    def join(self, sequence: SequenceState, sampling: SamplingConfig) -> None:
+        """A request has its first row, tables and known tokens."""
+        request = sequence.request
+        self.joins.append(
+            Join(
+                row=sequence.row,
+                request_id=request.request_id,
+                tokens=tuple(sequence.tokens),
+                prompt_tokens=request.prompt_tokens,
+                computed_tokens=sequence.computed,
+                tables=tuple([tuple(table) for table in sequence.blocks.by_group]),
+                sampling=sampling,
+                pooling=request.request.pooling,
+                beams=request.request.beam is not None,
+            )
+        )
 
     def grow(self, sequence: SequenceState, end: int, blocks: Iterator[int]) -> None:
         """Append what the tables of a sequence lack to compute it up to end."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvasir_api.prefix_digest import MOST_ENTRIES
 from kvasir_runtime.core.blocks import BlockPool
-from kvasir_runtime.wire import PrefixChanges
+from kvasir_runtime.engine_reports import PrefixChanges
 
 
 class ResidentPrefixes:

@@ -23,13 +23,14 @@ from kvasir_runtime.core.host_tier import HostTier
 from kvasir_runtime.core.kinds.factory import new_kind, refusal
 from kvasir_runtime.core.kinds.interface import RequestKind
 from kvasir_runtime.core.limits import Limits
-from kvasir_runtime.core.plan import HostChanges, Join, StepPlan, StepResults
+from kvasir_runtime.core.plan import HostChanges, StepPlan, StepResults
 from kvasir_runtime.core.plan_builder import LaunchedChunk, PlanBuilder, check_results
 from kvasir_runtime.core.prefix_publisher import PrefixPublisher
 from kvasir_runtime.core.resident_prefixes import ResidentPrefixes
 from kvasir_runtime.core.sequence import SequenceState
 from kvasir_runtime.core.state_report import filled
 from kvasir_runtime.core.step_prompts import PromptInStep, compute_prompts, expected_shares, lacking, prompt_in_step
+from kvasir_runtime.core.tenant_accounts import TenantAccounts
 from kvasir_runtime.core.throughput import Throughput
 from kvasir_runtime.core.token_budget import TokenBudget
 from kvasir_runtime.core.waiting_queue import WaitingQueue, uncached_estimate
@@ -51,6 +52,7 @@ class Scheduler:
         self._requests: dict[str, RequestKind] = {}
         self._waiting = WaitingQueue()
         self._shares = FairShares()
+        self.tenants = TenantAccounts(limits, self.pool)
         self._host = HostTier(self.pool, limits)
         self._publisher = PrefixPublisher(limits, self.pool, self._host)
         self._running: dict[str, RequestKind] = {}
@@ -101,6 +103,7 @@ class Scheduler:
         """
         kind = self._requests.get(request_id)
         if kind is not None:
+            self.tenants.advance(now)
             self._end(kind, now, aborted=not success)
 
     def inject(self, request_id: str, token_ids: tuple[int, ...]) -> None:
@@ -111,6 +114,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step; None when there is nothing to do before a launched plan is collected, or at all."""
+        self.tenants.advance(now)
         budget = self._budget.tokens(kind.sequence for kind in self._running.values())
         builder = PlanBuilder(step=self._step + 1, budget=budget)
         self._host.store(builder)
@@ -138,6 +142,7 @@ class Scheduler:
         if plan is None or plan.step != results.step:
             raise ValueError(f"results of step {results.step}, expected those of {plan.step if plan else 'none'}")
         check_results(plan, chunks, results)
+        self.tenants.advance(now)
         self._launched.popleft()
         self._collected = plan.step
         self._budget.end(plan.num_tokens, now)
@@ -156,7 +161,9 @@ class Scheduler:
             given = kind.accept(chunk, token, logprobs, vector, now)
             if given:
                 outputs += given
-                self._counters.generation_tokens += sum([len(output.token_ids) for output in given])
+                num_tokens = sum([len(output.token_ids) for output in given])
+                self._counters.generation_tokens += num_tokens
+                self.tenants.generated(kind.request.request.tenant, num_tokens)
                 if given[-1].finish_reason is not None:
                     outputs[-1] = msgspec.structs.replace(given[-1], preemptions=kind.request.preemptions)
                     self._end(kind, now, aborted=False, invalid=given[-1].code == MODEL_OUTPUT_INVALID)
@@ -175,6 +182,7 @@ class Scheduler:
         Blocks that were published before stay valid, since they were computed by steps that succeeded.
         """
         self._launched.clear()
+        self.tenants.advance(now)
         self._budget.forget()
         self._collected = self._step
         self.pool.settle(self._step)
@@ -252,7 +260,7 @@ class Scheduler:
         if need <= 0:
             return []
         kind.request.bill(kind.request.billed_blocks + need, now)
-        return self.pool.take(need)
+        return self.pool.take(need, kind.request.request.tenant)
 
     def _make_room(self, builder: PlanBuilder, kind: RequestKind, need: int, now: float) -> bool:
         """Preempt the least senior until need blocks can be taken; False if the request itself has to wait."""
@@ -304,8 +312,9 @@ class Scheduler:
         # What a window leaves is taken again for what comes next, so a chunk ahead is enough.
         near = min(end, sequence.computed + self.limits.max_batch_tokens)
         need = tables.lacks(end, near)
-        revived = self.pool.share(tables.held)
-        tables.extend(end, iter(self.pool.take(need)), near)
+        tenant = request.request.tenant
+        revived = self.pool.share(tables.held, payer=tenant)
+        tables.extend(end, iter(self.pool.take(need, tenant)), near)
         request.bill(revived + need, now)
         self._publisher.pending.add(sequence)
         self._host.add(sequence.hashes[: sequence.published])
@@ -319,19 +328,8 @@ class Scheduler:
         if is_first:
             request.cached_tokens = sequence.computed
             self._counters.admitted(request, sequence.computed)
-        builder.joins.append(
-            Join(
-                row=sequence.row,
-                request_id=request.request_id,
-                tokens=tuple(sequence.tokens),
-                prompt_tokens=request.prompt_tokens,
-                computed_tokens=sequence.computed,
-                tables=tuple([tuple(table) for table in tables.by_group]),
-                sampling=kind.sampling,
-                pooling=request.request.pooling,
-                beams=request.request.beam is not None,
-            )
-        )
+            self.tenants.admitted(tenant, request.prompt_tokens, sequence.computed)
+        builder.join(sequence, kind.sampling)
 
     def _run(self, kind: RequestKind) -> None:
         """One more that runs; they are kept by seniority."""

@@ -68,7 +68,7 @@ def compute_prompts(builder: PlanBuilder, prompts: Sequence[PromptInStep], pool:
         if need != len(held):
             kind.request.bill(kind.request.billed_blocks - len(held) + need, now)
         pool.release(held[need:])
-        blocks = held[:need] + pool.take(max(0, need - len(held)))
+        blocks = held[:need] + pool.take(max(0, need - len(held)), kind.request.request.tenant)
         if count:
             rest = builder.budget - count
             builder.budget = count

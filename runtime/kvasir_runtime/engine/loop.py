@@ -361,15 +361,20 @@ class Engine:
     def _send_outputs(self) -> None:
         """One message to every client: its outputs and the state after the step."""
         state, changes = self._scheduler.report(self._state), self._scheduler.prefixes.changes()
+        tenants = self._scheduler.tenants.taken(self._clock())
         outbox, self._outbox = self._outbox, defaultdict(list)
         for client in {**self._present, **dict.fromkeys(outbox)}:
             outputs, prefixes = tuple(outbox.get(client, ())), changes
             if self._present.get(client) is False:
                 self._present[client], prefixes = True, self._scheduler.prefixes.whole()
-            self._send(
-                client,
-                StepOutputs(outputs=outputs, state=state, computed_tokens=self._computed_tokens, prefixes=prefixes),
+            message = StepOutputs(
+                outputs=outputs,
+                state=state,
+                computed_tokens=self._computed_tokens,
+                prefixes=prefixes,
+                tenants=tenants,
             )
+            self._send(client, message)
         self._computed_tokens = 0
         self._sent_at = self._clock()
 

@@ -80,7 +80,7 @@ class AppState:
         self.lifecycle = Lifecycle(self.clock)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.senders = Senders(self.options, self.api_keys)
-        self.metrics = RuntimeMetrics(self.names[0], self.snapshot)
+        self.metrics = RuntimeMetrics(self.names[0], self.snapshot, self.clock)
         self.idle = asyncio.Event()
         self.idle.set()
 

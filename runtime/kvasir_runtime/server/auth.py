@@ -93,8 +93,16 @@ class ApiKeys:
 
     def digests(self, tenant: str) -> list[bytes]:
         """SHA-256 of the keys that have or had this name, their own or that of their file, while this process ran."""
-        known = [*self._given.items(), *self._found.items(), *self._former.items()]
-        return list(dict.fromkeys(digest for digest, named in known if tenant in named))
+        return list(dict.fromkeys(digest for digest, named in self._ever if tenant in named))
+
+    def shown(self, tenant: str) -> set[str]:
+        """How the tenants of those keys are called."""
+        return {named.shown for _, named in self._ever if tenant in named}
+
+    @property
+    def _ever(self) -> list[tuple[bytes, KeyNames]]:
+        """Keys that are valid, or were while this process ran."""
+        return [*self._given.items(), *self._found.items(), *self._former.items()]
 
     def load(self, *, may_come: bool) -> None:
         """Load the keys for the first time. may_come: whether keys may be added later.

@@ -104,6 +104,8 @@ def _add_reset(app: FastAPI, app_state: AppState) -> None:
         for owner in owners:
             app_state.served_model.client.forget(owner)
             app_state.hot_prefixes.forget(owner)
+        for name in app_state.senders.names(tenant):
+            app_state.metrics.tenants.forget(name)
         return json_response({"reset": True})
 
 

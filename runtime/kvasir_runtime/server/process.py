@@ -209,6 +209,7 @@ class ServeProcess:
             self._child.address,
             on_progress=self._on_progress,
             on_step=self._app_state.metrics.step,
+            on_usage=self._app_state.metrics.tenants.used,
         )
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))

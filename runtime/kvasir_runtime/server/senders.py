@@ -51,6 +51,10 @@ class Senders:
             salts.append(tenants.salt_of_name(tenant))
         return [hashes.owner_of_salt(salt) for salt in salts]
 
+    def names(self, tenant: str) -> set[str]:
+        """What tenants are called that are meant by a name: its own, and of keys those of their file."""
+        return {tenant, *self._keys.shown(tenant)} if tenant else set()
+
     def _tenant(self, request: Request) -> tuple[KeyNames, bytes]:
         """Names and salt. The header counts where it is trusted and there, else the accepted key."""
         name = request.headers.get(self._header, "") if self._header else ""

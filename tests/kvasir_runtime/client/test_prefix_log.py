@@ -2,7 +2,7 @@
 
 from kvasir_api.prefix_digest import WHOLE, PrefixSet
 from kvasir_runtime.client.prefix_log import PrefixLog
-from kvasir_runtime.wire import PrefixChanges
+from kvasir_runtime.engine_reports import PrefixChanges
 
 NAMES = [bytes([number]) * 8 for number in range(9)]
 

@@ -26,6 +26,11 @@ class PoolMachine(RuleBasedStateMachine):
     def held(self):
         return Counter(block for blocks in [*self.tables, *(blocks for _, blocks in self.leaving)] for block in blocks)
 
+    @invariant()
+    def every_pinned_block_counts_for_one_tenant(self):
+        assert sum(self.pool.pinned_by.values()) == self.pool.num_pinned
+        assert 0 not in self.pool.pinned_by.values()
+
     @rule(count=st.integers(0, CAPACITY + 1))
     def take(self, count):
         held = self.held()

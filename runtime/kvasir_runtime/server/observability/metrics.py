@@ -5,6 +5,7 @@ Built once by the process; scraped on the http port. Gauges and totals are read 
 nothing is copied per step.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -18,6 +19,7 @@ from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState, ServedTotals
 from kvasir_runtime.server.observability.histogram import FastHistogram
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
+from kvasir_runtime.server.observability.tenant_metrics import TenantMetrics
 from kvasir_runtime.server.observability.vllm_metrics import VllmMetrics
 from kvasir_runtime.wire import EngineFacts
 
@@ -65,7 +67,9 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
 class RuntimeMetrics:
     """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it."""
 
-    def __init__(self, model_name: str, snapshot: Callable[[], RuntimeState]) -> None:
+    def __init__(
+        self, model_name: str, snapshot: Callable[[], RuntimeState], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series per histogram
         self._registry = CollectorRegistry()
         self._registry.register(_FromState(model_name, snapshot))
@@ -83,6 +87,7 @@ class RuntimeMetrics:
         self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
         self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
         self._aliases = VllmMetrics(model_name, self._registry, snapshot)
+        self.tenants = TenantMetrics(model_name, self._registry, clock)
         self.served = ServedTotals()
 
     def opened(self, ready: EngineFacts, options: ServeOptions) -> None:

@@ -11,6 +11,7 @@ from fakes.engine_facts import engine_facts
 from kvasir_api import metrics
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState
+from kvasir_runtime.engine_reports import TenantUsage
 from kvasir_runtime.server.observability.metrics import FROM_STATE, RuntimeMetrics
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 
@@ -53,6 +54,7 @@ KNOWN_COMPLAINTS = re.compile(
 def counted():
     made = RuntimeMetrics("m", lambda: STATE)
     made.opened(READY, ServeOptions(model="x", memory_percent=80))
+    made.tenants.used({"a": TenantUsage(prompt_tokens=20)})
     made.first_token(0.2)
     made.tokens(4, 2.0)
     made.ended(ENDED)
