@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as dashboard_models
 
-from kvasir_api import control_plane_metrics, metrics
+from kvasir_api import control_plane_metrics, machine_metrics, metrics
 from kvasir_api.metrics import Metric
 
 DATASOURCE: Final = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -99,6 +99,13 @@ def _latency(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((quantile(q, name, of=OF_A_SERVICE), f"p{100 * q:.0f}") for q in QUANTILES)
 
 
+def _utilization(what: str) -> str:
+    """Work per second of a service's cards by what they could do; nothing where that is not known."""
+    done = {"flops": "kvasir_model_flops_total", "bytes": "kvasir_model_read_bytes_total"}[what]
+    return f"{rate(done, of=OF_A_SERVICE)} / ({total(f'kvasir_device_peak_{what}_per_second', of=OF_A_SERVICE)} > 0)"
+
+
+_PROCESSES = (("process", "API"), (f"{machine_metrics.ENGINE_PROCESS}_process", "engine"))
 _OF_A_SERVICE = [m for m in control_plane_metrics.OPERATOR if "service" in m.labels]
 _BY = "{{namespace}}/{{service}}"
 _ENDED = "kvasir_gateway_requests_total"
@@ -152,6 +159,15 @@ SERVICE_DASHBOARD: Final = DashboardSpec(
             panel("Preemptions per second", "ops", (rate("kvasir_preemptions_total", of=OF_A_SERVICE, by=("pod",)), "{{pod}}")),
             panel("Replicas", COUNT, (total("kvasir_service_ready_replicas", of=OF_A_SERVICE), "ready"), (total("kvasir_service_wanted_replicas", of=OF_A_SERVICE), "wanted")),
         ),
+        "Utilization": (
+            panel("Model FLOP/s (MFU), of the cards' peak", SHARE, (_utilization("flops"), "")),
+            panel("Memory bandwidth (MBU), of the cards' peak", SHARE, (_utilization("bytes"), "")),
+            panel("Share of the time in which engines compute", SHARE, (rate("kvasir_engine_busy_seconds_total", of=OF_A_SERVICE, by=("pod",)), "{{pod}}")),
+            panel("Cards in use", SHARE, (total("kvasir_gpu_utilization_fraction", of=OF_A_SERVICE, by=("pod", "gpu")), "{{pod}} {{gpu}}")),
+            panel("Processor cores in use", COUNT, *((rate(f"{name}_cpu_seconds_total", of=OF_A_SERVICE, by=("pod",)), f"{{{{pod}}}} {who}") for name, who in _PROCESSES)),
+            panel("Memory in use", "bytes", *((total(f"{name}_resident_memory_bytes", of=OF_A_SERVICE, by=("pod",)), f"{{{{pod}}}} {who}") for name, who in _PROCESSES)),
+            panel("Seconds of computing saved by the prefix cache, per second", COUNT, (rate("kvasir_prefix_saved_seconds_total", of=OF_A_SERVICE, by=("pod",)), "{{pod}}")),
+        ),
         "Tenants": (
             panel("Share of the KV cache in use", SHARE, (f"{rate('kvasir_tenant_kv_token_seconds_total', of=OF_A_SERVICE, by=('tenant',))} / on () group_left () {rate('kvasir_tenant_kv_token_seconds_total', of=OF_A_SERVICE)}", "{{tenant}}")),
             panel("Prompt tokens per second", COUNT, (rate("kvasir_tenant_prompt_tokens_total", of=OF_A_SERVICE, by=("tenant",)), "{{tenant}}")),
@@ -166,10 +182,15 @@ ENGINE: Final = DashboardSpec(
     rows={
         row: tuple(
             drawn(m, of=OF_PODS, by=("pod", *(label for label in m.labels if label != "model_name")))
-            for m in metrics.RUNTIME
+            for m in found
             if m.kind == kind
         )
-        for row, kind in (("State", "gauge"), ("Per second", "counter"), ("Latency", "histogram"))
+        for row, kind, found in (
+            ("State", "gauge", metrics.RUNTIME),
+            ("Per second", "counter", metrics.RUNTIME),
+            ("Latency", "histogram", metrics.RUNTIME),
+            ("Cards", "gauge", machine_metrics.GPU),
+        )
     },
 )
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvasir_api import control_plane_metrics, crd, metrics, names
+from kvasir_api import control_plane_metrics, crd, machine_metrics, metrics, names
 from kvasir_api.options import ServeOptions, flag
 
 WIDTH: Final = 1000
@@ -117,7 +117,14 @@ def _options() -> Iterator[tuple[str, str, str]]:
 
 def _metrics() -> Iterator[tuple[str, str, str, str]]:
     of_control_plane = (*control_plane_metrics.OPERATOR, *control_plane_metrics.GATEWAY)
-    for metric in (*metrics.RUNTIME, *metrics.VLLM, *metrics.HTTP, *of_control_plane):
+    for metric in (
+        *metrics.RUNTIME,
+        *machine_metrics.GPU,
+        *machine_metrics.of_both_processes(),
+        *metrics.VLLM,
+        *metrics.HTTP,
+        *of_control_plane,
+    ):
         yield f"`{metric.name}`", metric.kind, ", ".join(metric.labels), metric.help
 
 

@@ -60,7 +60,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     requests of the integral of pinned tokens over time, so E[kv_token_seconds per request] is this over completions.
     uncached_prompt_tokens: prompt tokens that had to be computed, by arrival. prefix_hit_tokens of prefix_query_tokens
     prompt tokens were found in the prefix cache. invalid_outputs: requests that ended because the model's output was not
-    finite. accepted_tokens of drafted_tokens that were drafted ahead were kept; 0 of an engine that drafts nothing.
+    finite. prefix_saved_s: seconds that computing the hits would have taken at the measured prefill rate. accepted_tokens of drafted_tokens that were drafted ahead were kept; 0 of an engine that drafts nothing.
     """
 
     arrivals: Count = 0
@@ -72,6 +72,7 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     prefix_query_tokens: Count = 0
     prefix_hit_tokens: Count = 0
     preemptions: Count = 0
+    prefix_saved_s: float = 0.0
     kv_token_seconds: float = 0.0
     invalid_outputs: Count = 0
     drafted_tokens: Count = 0
@@ -169,6 +170,18 @@ class PrefixDigest(msgspec.Struct, frozen=True, kw_only=True):
     removed: bytes = b""
 
 
+class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine's steps did since the process started. seconds: in which a step was computed.
+
+    flops, read_bytes: of these steps by the sizes of the model, as `roofline.StepWork` counts them; 0 where those are
+    not known.
+    """
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    read_bytes: float = 0.0
+
+
 class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot of one runtime pod.
 
@@ -214,6 +227,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     start: StartupSeconds = StartupSeconds()
     rates: MeasuredRates = MeasuredRates()
     decoded: DecodeTotals = DecodeTotals()
+    work: WorkTotals = WorkTotals()
     ttft: TtftForecast = TtftForecast()
     prefixes: PrefixDigest = PrefixDigest()
     device: str = ""

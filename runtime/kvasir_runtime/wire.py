@@ -13,6 +13,7 @@ import msgspec
 
 from kvasir_api import cache_groups
 from kvasir_api.cache_groups import FULL, LayerAttention
+from kvasir_api.roofline import StepWork
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
 
@@ -311,7 +312,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     what is pooled. head: what the model ends in; only one over the vocabulary can generate. num_blocks: of the KV
     cache, for all cache groups together; attentions: one for each group; kv_bytes_per_token: of a token in every layer,
     and in what blocks leave empty. host_blocks: of the second tier, 0 without one. host_weights_bytes: of weights_bytes
-    what is on the host; weights_copy_s: of its copy to the device, in every step. load_s, warm_s: of the start.
+    what is on the host; weights_copy_s: of its copy to the device, in every step. load_s, warm_s: of the start. work:
+    what steps compute and read, None where the sizes of the model are not known.
     """
 
     device: str
@@ -337,6 +339,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     host_weights_bytes: int = 0
     weights_copy_s: float = 0.0
     attentions: tuple[LayerAttention, ...] = (FULL,)
+    work: StepWork | None = None
 
     @property
     def capacity_tokens(self) -> int:

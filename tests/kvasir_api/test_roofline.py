@@ -73,14 +73,14 @@ WINDOWS = {
     [(1, 100, 12 * 100), (1, 9000, 10 * 1024 + 2 * 9000), (4, 9000, 4 * 10 * 1024 + 2 * 9000), (9, 9000, 12 * 9000)],
 )
 def test_a_window_reads_no_further_back(rows: int, kv_tokens: int, seen: int) -> None:
-    assert line(WINDOWS).context_bytes(rows, kv_tokens) == pytest.approx(seen * 2 * 8 * 128 * 2)
+    assert line(WINDOWS).work.context_bytes(rows, kv_tokens) == pytest.approx(seen * 2 * 8 * 128 * 2)
 
 
 def test_of_a_state_every_step_reads_and_writes_the_whole() -> None:
     found = line({**LLAMA_8B, "model_type": "qwen3_next", "head_dim": 128})
     state = 4 * (3 * (2 * 16 * 128 + 32 * 128) + 32 * 128 * 128)
-    assert found.context_bytes(5, 0) == 5 * 24 * 2 * state
-    assert found.context_bytes(5, 500) == 5 * (24 * 2 * state + 8 * 100 * 2 * 8 * 128 * 2)
+    assert found.work.context_bytes(5, 0) == 5 * 24 * 2 * state
+    assert found.work.context_bytes(5, 500) == 5 * (24 * 2 * state + 8 * 100 * 2 * 8 * 128 * 2)
 
 
 def test_a_full_batch_of_windows_is_as_long_as_the_cache_holds() -> None:
@@ -148,4 +148,4 @@ def test_more_work_never_takes_less(rows: float, kv_tokens: float, more: float) 
         step = found.step_s(rows, kv_tokens)
         assert step <= found.step_s(rows * more, kv_tokens)
         assert step <= found.step_s(rows, kv_tokens * more)
-        assert step >= found.context_bytes(rows, kv_tokens) / H100.memory_bytes_per_s
+        assert step >= found.work.context_bytes(rows, kv_tokens) / H100.memory_bytes_per_s

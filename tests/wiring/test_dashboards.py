@@ -7,6 +7,7 @@ a fake cluster, whose pod is that runtime. Skipped where Prometheus is not insta
 import asyncio
 import json
 import math
+import re
 import shutil
 import sys
 import time
@@ -33,6 +34,8 @@ REAL = (sys.executable, "-m", "kvasir_runtime", "serve")
 NAMESPACE, SERVICE = KEY
 SCRAPES, EVALUATIONS = "2s", "200ms"
 """No scrape may take longer than the interval, and the first ones of a busy machine take a second."""
+ON_CARDS = re.compile(r"\bkvasir_gpu_|\bkvasir_device_peak_\w+{[^}]*}\) > 0")
+"""What only a replica on a card has."""
 PLACES = {"$__rate_interval": "1m", "$namespace": NAMESPACE, "$service": SERVICE, "$pod": ".*"}
 H100 = {
     "memory": "80Gi",
@@ -194,7 +197,7 @@ async def test_every_query_of_every_panel_has_data_under_a_load(tmp_path):
                 await until(scraped, "all three are scraped")
                 await turn()
                 await load(door, bench, turn)
-                lacking = dict(expressions())
+                lacking = {place: query for place, query in expressions() if not ON_CARDS.search(query)}
                 assert len(lacking) > 80
                 async with asyncio.timeout(DEADLINE_S):
                     await settled(asked, lacking, door)

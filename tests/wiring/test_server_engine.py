@@ -202,6 +202,19 @@ def test_greedy_answers_are_the_same_streamed_whole_and_as_token_ids(real, clien
     assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_work_is_counted_by_the_sizes_of_the_model(real, client):
+    before = real.state()["work"]
+    done = client.completions.create(model="tiny", prompt=[7] * 64, max_tokens=64, extra_body={"ignore_eos": True})
+    assert done.usage.completion_tokens == 64
+    work = real.state()["work"]
+    config = json.loads((Path(real.process.args[real.process.args.index("serve") + 1]) / "config.json").read_text())
+    matrices = config["num_hidden_layers"] * 3 * config["hidden_size"] * config["intermediate_size"]
+    head = config["vocab_size"] * config["hidden_size"]
+    assert work["flops"] - before["flops"] > 2 * (127 * matrices + 64 * head)
+    assert work["read_bytes"] - before["read_bytes"] > 64 * 4 * (matrices + head)
+    assert work["seconds"] > before["seconds"]
+
+
 def test_seeds_decide_what_is_drawn(client):
     def drawn(seed, **extra):
         made = client.chat.completions.create(

@@ -20,6 +20,7 @@ class Counters:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    prefix_saved_s: float = 0.0
     kv_token_seconds: float = 0.0
     invalid_outputs: int = 0
 
@@ -29,8 +30,13 @@ class Counters:
         self.prompt_tokens += request.prompt_tokens
         self.uncached_prompt_tokens += request.uncached_estimate
 
-    def admitted(self, request: RequestState, cached_tokens: int) -> None:
-        """First admission: what was asked of the prefix cache and what it gave."""
+    def admitted(self, request: RequestState, cached_tokens: int, prefill_tokens_per_s: float) -> None:
+        """First admission: what was looked up in the prefix cache and found, and what computing that would have taken.
+
+        prefill_tokens_per_s: measured, 0 until then.
+        """
+        if prefill_tokens_per_s > 0:
+            self.prefix_saved_s += cached_tokens / prefill_tokens_per_s
         self.prefix_query_tokens += request.prompt_tokens
         self.prefix_hit_tokens += cached_tokens
 
@@ -55,6 +61,7 @@ class Counters:
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,
             preemptions=self.preemptions,
+            prefix_saved_s=self.prefix_saved_s,
             kv_token_seconds=self.kv_token_seconds,
             invalid_outputs=self.invalid_outputs,
         )

@@ -13,6 +13,7 @@ from collections import deque
 import msgspec
 
 from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
+from kvasir_api.roofline import StepWork
 from kvasir_api.state import RuntimeState
 from kvasir_runtime.core.admission import Admission
 from kvasir_runtime.core.block_tables import BlockTables
@@ -44,10 +45,10 @@ class Scheduler:
     the oldest launched plan.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, work: StepWork | None = None) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, limits.attentions, limits.block_size)
-        self.throughput = Throughput()
+        self.throughput = Throughput(work)
         self._counters = Counters()
         self._requests: dict[str, RequestKind] = {}
         self._waiting = WaitingQueue()
@@ -327,7 +328,7 @@ class Scheduler:
         self._shares.admitted(kind, end - sequence.computed if is_first else 0)
         if is_first:
             request.cached_tokens = sequence.computed
-            self._counters.admitted(request, sequence.computed)
+            self._counters.admitted(request, sequence.computed, self.throughput.rates.prefill_tokens_per_s)
             self.tenants.admitted(tenant, request.prompt_tokens, sequence.computed)
         builder.join(sequence, kind.sampling)
 

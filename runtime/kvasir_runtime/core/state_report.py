@@ -43,6 +43,7 @@ def filled(
         totals=totals,
         rates=throughput.rates,
         decoded=throughput.decoded,
+        work=throughput.work,
     )
 
 

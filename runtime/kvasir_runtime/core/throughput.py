@@ -5,7 +5,8 @@ Pure: seconds are given.
 
 from dataclasses import dataclass
 
-from kvasir_api.state import DecodeTotals, MeasuredRates
+from kvasir_api.roofline import StepWork
+from kvasir_api.state import DecodeTotals, MeasuredRates, WorkTotals
 from kvasir_runtime.core.plan import StepPlan
 
 MEMORY_S = 10.0
@@ -71,9 +72,12 @@ class Throughput:
     what prompts add to steps that decode too, and all steps of pure decode together.
     """
 
-    __slots__ = ("_decode", "_kv_tokens", "_line", "_prefill", "_rows", "_seconds", "_stall", "_steps")
+    __slots__ = ("_decode", "_kv_tokens", "_line", "_prefill", "_rows", "_seconds", "_stall", "_steps", "_work", "work")
 
-    def __init__(self) -> None:
+    def __init__(self, work: StepWork | None = None) -> None:
+        """work: what steps of the model compute and read; None where its sizes are not known."""
+        self._work = work
+        self.work = WorkTotals()
         self._prefill = DecayingMean()
         self._decode = DecayingMean()
         self._line = DecayingLine()
@@ -85,6 +89,7 @@ class Throughput:
         """elapsed_s: from launch, or from the end of the step before if that was later, to the collected results."""
         if elapsed_s <= 0 or not plan.chunks:
             return
+        self._add_work(plan, elapsed_s)
         keep = 1.0 / (1.0 + elapsed_s / MEMORY_S)
         prompts = [chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1]
         prompt_tokens, num_rows = sum(prompts), len(plan.chunks) - len(prompts)
@@ -100,6 +105,21 @@ class Throughput:
             self._stall.add(max(0.0, elapsed_s - self._line.at(num_rows)), elapsed_s, keep)
         if 2 * prompt_tokens >= plan.num_tokens:
             self._prefill.add(plan.num_tokens, elapsed_s, keep)
+
+    def _add_work(self, plan: StepPlan, elapsed_s: float) -> None:
+        chunks, work, flops, read_bytes = plan.chunks, self._work, 0.0, 0.0
+        if work is not None:
+            context = sum([chunk.num_tokens * (chunk.start + (chunk.num_tokens + 1) / 2) for chunk in chunks])
+            ends = sum([chunk.start + chunk.num_tokens for chunk in chunks])
+            heads = sum([chunk.samples for chunk in chunks])
+            flops = work.flops(tokens=plan.num_tokens, heads=heads, context=context)
+            read_bytes = work.read_bytes(tokens=plan.num_tokens, rows=len(chunks), context=ends)
+        before = self.work
+        self.work = WorkTotals(
+            seconds=before.seconds + elapsed_s,
+            flops=before.flops + flops,
+            read_bytes=before.read_bytes + read_bytes,
+        )
 
     @property
     def rates(self) -> MeasuredRates:

@@ -97,7 +97,7 @@ def start_engine(options: ServeOptions, build: Build, socket: ClientSocket, clie
     limits = limits_of(options, facts, runner.hash_salt)
     on_gpu = not facts.device.lower().startswith("cpu")
     engine = Engine(
-        scheduler=Scheduler(limits),
+        scheduler=Scheduler(limits, facts.work),
         runner=runner,
         clients=socket,
         state=_state(options, facts),

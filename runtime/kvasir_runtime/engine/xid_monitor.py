@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvasir_api import device_faults
+from kvasir_runtime import nvml as nvml_library
+from kvasir_runtime.nvml import SUCCESS, check
 
 LOG: Final = logging.getLogger(__name__)
-LIBRARY: Final = "libnvidia-ml.so.1"
-SUCCESS: Final = 0
 TIMEOUT: Final = 10
 """NVML_ERROR_TIMEOUT: nothing happened meanwhile."""
 XID_CRITICAL: Final = 0x8
@@ -44,7 +44,7 @@ class XidMonitor:
 
     def __init__(
         self,
-        load: Callable[[], Any] = lambda: ctypes.CDLL(LIBRARY),
+        load: Callable[[], Any] = nvml_library.load,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,24 +95,11 @@ class XidMonitor:
 
 
 def _registered(nvml: Any) -> ctypes.c_void_p:
-    """A set of the Xids of all devices that this process can see: in a container those are its own.
-
-    Raises OSError when NVML refuses.
-    """
-    _check(nvml.nvmlInit_v2(), "nvmlInit_v2")
-    count, events, device = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p()
-    _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount_v2")
-    _check(nvml.nvmlEventSetCreate(ctypes.byref(events)), "nvmlEventSetCreate")
-    for index in range(count.value):
-        _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)), "nvmlDeviceGetHandleByIndex_v2")
+    """A set of the Xids of all devices. Raises OSError when NVML refuses."""
+    devices, events = nvml_library.devices(nvml), ctypes.c_void_p()
+    check(nvml.nvmlEventSetCreate(ctypes.byref(events)), "nvmlEventSetCreate")
+    for device in devices:
         # ctypes would hand a number of 64 bits over as an int.
         mask = ctypes.c_ulonglong(XID_CRITICAL)
-        _check(nvml.nvmlDeviceRegisterEvents(device, mask, events), "nvmlDeviceRegisterEvents")
-    if not count.value:
-        raise OSError("NVML sees no device")
+        check(nvml.nvmlDeviceRegisterEvents(device, mask, events), "nvmlDeviceRegisterEvents")
     return events
-
-
-def _check(code: int, what: str) -> None:
-    if code != SUCCESS:
-        raise OSError(f"{what}: NVML error {code}")

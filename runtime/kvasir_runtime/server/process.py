@@ -214,6 +214,7 @@ class ServeProcess:
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))
         await self._child.start(str(folder), options)
+        self._app_state.metrics.engine_pid = self._child.pid
         self._tasks.append(asyncio.create_task(self._watch_child(self._client)))
         ready = asyncio.create_task(self._client.wait_ready())
         try:

@@ -330,6 +330,7 @@ def test_the_report_counts_tokens_requests_and_time():
     totals = state.totals
     assert (totals.arrivals, totals.completions, totals.generation_tokens) == (2, 2, 12)
     assert (totals.prompt_tokens, totals.prefix_query_tokens, totals.prefix_hit_tokens) == (20, 20, 8)
+    assert totals.prefix_saved_s == 0.0, "no rate was measured"
     assert (state.expected_tokens, state.reused_tokens) == (0, 8)
     # In block-seconds: a held 2 for 1 s and 3 for 2 s; b, besides the two it shared, 1 for 1 s, 2 for 4 s, 3 for 2 s.
     assert totals.kv_token_seconds == 4 * (2 + 6 + 1 + 8 + 6)

@@ -2,7 +2,10 @@
 
 import pytest
 
-from kvasir_api.state import DecodeTotals
+from kvasir_api.cache_groups import LayerAttention
+from kvasir_api.forecast import ModelShape
+from kvasir_api.roofline import StepWork
+from kvasir_api.state import DecodeTotals, WorkTotals
 from kvasir_runtime.core.plan import Chunk, StepPlan
 from kvasir_runtime.core.throughput import Throughput
 
@@ -88,3 +91,27 @@ def test_the_stall_is_what_prompts_add_to_steps_that_decode():
     speed.observe(plan(100), 5.0)  # stalls nothing
     speed.observe(plan(100, 1, 1), 0.056)
     assert speed.rates.stall_fraction == pytest.approx(0.75)
+
+
+def test_work_is_that_of_the_chunks_by_the_sizes_of_the_model():
+    """Two layers of one head of 8 numbers, one with a window of 4 tokens; 100 weights, 40 of them the head."""
+    shape = ModelShape(
+        layers=2, hidden=4, intermediate=4, heads=1, kv_heads=1, head_dim=8, vocabulary=10, max_positions=64,
+        parameters=140, active_parameters=140, matrices=60, head=40, tied=False, dtype="bfloat16",
+        attentions=(LayerAttention(), LayerAttention("window", 4)), group_layers=(1, 1),
+    )  # fmt: skip
+    work = StepWork(shape=shape, weights_bytes=280, table_bytes=80, kv_bytes=32)
+    speed = Throughput(work)
+    speed.observe(plan(1, 1, start=9), 0.5)
+    products, seen = 2 * 2 * 100, 2 * (10 + 4)
+    assert speed.work == WorkTotals(seconds=0.5, flops=products + 32 * seen, read_bytes=200 + 32 * seen)
+    speed.observe(plan(20, start=10), 2.0)
+    assert speed.work.flops - (products + 32 * seen) == 2 * (60 * 20 + 40) + 32 * 20 * (20.5 + 4)
+    assert speed.work.read_bytes - (200 + 32 * seen) == 200 + 32 * (30 + 4)
+    assert speed.work.seconds == 2.5
+
+
+def test_without_sizes_only_the_time_is_counted():
+    speed = Throughput()
+    speed.observe(plan(3), 0.5)
+    assert speed.work == WorkTotals(seconds=0.5)

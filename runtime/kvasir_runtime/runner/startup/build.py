@@ -159,6 +159,7 @@ def _facts(
         head=spec.head,
         num_labels=spec.num_labels,
         quantization=loaded.quantization,
+        work=loaded.work,
         attentions=tuple(group.attention for group in spec.cache_groups),
     )
 

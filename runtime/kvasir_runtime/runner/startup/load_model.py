@@ -10,6 +10,7 @@ import torch
 
 from kvasir_api import forecast, hf_config, weight_offload
 from kvasir_api.options import ServeOptions
+from kvasir_api.roofline import StepWork, table_bytes
 from kvasir_runtime.errors import StartError
 from kvasir_runtime.kernels import kv_quant
 from kvasir_runtime.kernels.ops import Ops
@@ -35,7 +36,7 @@ class LoadedModel:
     """A model whose weights are on the device. max_model_len: what was requested, or what the model was made for.
 
     quantization: which weights are stored in which format, for the banner. host_weights_bytes: of weights_bytes, what
-    is on the host; weights_copy_s: seconds in which that is copied to the device.
+    is on the host; weights_copy_s: seconds in which that is copied to the device. work: what steps compute and read.
     """
 
     config: ModelConfig
@@ -47,6 +48,7 @@ class LoadedModel:
     host_weights_bytes: int
     weights_copy_s: float
     quantization: str
+    work: StepWork | None
 
 
 def load_model(
@@ -81,8 +83,9 @@ def load_model(
     host_bytes = sum(layer_bytes[index] for index in on_host)
     weights_bytes = total_bytes - host_bytes + (weight_offload.BUFFERS * max(layer_bytes) if on_host else 0)
     _check_memory(weights_bytes, device, folder)
-    if not options.kv_cache_tokens:
-        _check_forecast(options, document, device, dtype, total_bytes)
+    sizes = _sizes(document)
+    if sizes is not None and not options.kv_cache_tokens:
+        _check_forecast(options, sizes, device, dtype, total_bytes)
     cache_dtype = placement.choose_cache_dtype(
         options.kv_cache_dtype, dtype, device, head_dim=spec.head_dim, capability=capability
     )
@@ -106,6 +109,7 @@ def load_model(
         host_weights_bytes=host_bytes,
         weights_copy_s=weights_copy_s,
         quantization=quant_formats.described(formats),
+        work=None if sizes is None else _work(sizes, total_bytes, dtype, cache_dtype),
     )
 
 
@@ -188,15 +192,29 @@ def _limit_bytes(device: torch.device) -> int:
     return host_resources.memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
 
 
+def _sizes(document: Mapping[str, Any]) -> forecast.ModelShape | None:
+    """None where config.json lacks what the forecast counts with."""
+    try:
+        return forecast.shape(document)
+    except ValueError:
+        return None
+
+
+def _work(sizes: forecast.ModelShape, weights_bytes: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> StepWork:
+    names = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    return StepWork(
+        shape=sizes,
+        weights_bytes=weights_bytes,
+        table_bytes=table_bytes(sizes, str(dtype).removeprefix("torch.")),
+        kv_bytes=sizes.layer_bytes_per_token(names.get(cache_dtype, str(cache_dtype).removeprefix("torch."))),
+    )
+
+
 def _check_forecast(
-    options: ServeOptions, document: Mapping[str, Any], device: torch.device, dtype: torch.dtype, weights_bytes: int
+    options: ServeOptions, model: forecast.ModelShape, device: torch.device, dtype: torch.dtype, weights_bytes: int
 ) -> None:
     """Reject by forecast before anything is read, unless it counts more weights than there are."""
     name = str(dtype).removeprefix("torch.")
-    try:
-        model = forecast.shape(document)
-    except ValueError:
-        return
     if model.weights_bytes(name, options.quantization) > weights_bytes:
         return
     capacity.check_forecast(

@@ -10,13 +10,22 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvasir_api import metrics
+from kvasir_api import device_peaks, machine_metrics, metrics
 from kvasir_api.options import ServeOptions
 from kvasir_api.state import RuntimeState, ServedTotals
+from kvasir_runtime.server.observability.gpu_metrics import GpuMetrics
 from kvasir_runtime.server.observability.histogram import FastHistogram
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.server.observability.tenant_metrics import TenantMetrics
@@ -57,6 +66,10 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
     "kvasir_generation_tokens_total": lambda state: state.totals.generation_tokens,
     "kvasir_prefix_query_tokens_total": lambda state: state.totals.prefix_query_tokens,
     "kvasir_prefix_hit_tokens_total": lambda state: state.totals.prefix_hit_tokens,
+    "kvasir_prefix_saved_seconds_total": lambda state: state.totals.prefix_saved_s,
+    "kvasir_engine_busy_seconds_total": lambda state: state.work.seconds,
+    "kvasir_model_flops_total": lambda state: state.work.flops,
+    "kvasir_model_read_bytes_total": lambda state: state.work.read_bytes,
     "kvasir_preemptions_total": lambda state: state.totals.preemptions,
     "kvasir_kv_token_seconds_total": lambda state: state.totals.kv_token_seconds,
     "kvasir_invalid_outputs_total": lambda state: state.totals.invalid_outputs,
@@ -65,7 +78,9 @@ FROM_STATE: Final[dict[str, Callable[[RuntimeState], float]]] = {
 
 
 class RuntimeMetrics:
-    """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it."""
+    """Counts of the API process, and the registry that exposes all. snapshot: the state as /state would serve it.
+    clock: monotonic seconds. engine_pid: of the engine's process, 0 before it runs.
+    """
 
     def __init__(
         self, model_name: str, snapshot: Callable[[], RuntimeState], clock: Callable[[], float] = time.monotonic
@@ -86,13 +101,26 @@ class RuntimeMetrics:
         self._http_requests = _counter(declared["http_requests_total"], self._registry)
         self._http_fine = _plain_histogram(declared["http_request_duration_highr_seconds"], self._registry)
         self._http_duration = _plain_histogram(declared["http_request_duration_seconds"], self._registry)
-        self._aliases = VllmMetrics(model_name, self._registry, snapshot)
+        self._peaks = [
+            _gauge(declared[f"kvasir_device_peak_{what}_per_second"], self._registry, model_name)
+            for what in ("flops", "bytes")
+        ]
+        self.engine_pid = 0
+        ProcessCollector(registry=self._registry)
+        ProcessCollector(machine_metrics.ENGINE_PROCESS, pid=lambda: self.engine_pid, registry=self._registry)
+        self._aliases = VllmMetrics(model_name, self._registry, snapshot, clock)
         self.tenants = TenantMetrics(model_name, self._registry, clock)
         self.served = ServedTotals()
 
     def opened(self, ready: EngineFacts, options: ServeOptions) -> None:
         """The model is ready. Called once."""
         self._aliases.opened(ready, options)
+        known = device_peaks.peak(ready.device, ready.dtype)
+        if known is not None:
+            for gauge, best in zip(self._peaks, (known.flops_per_s, known.memory_bytes_per_s), strict=True):
+                gauge.set(best)
+        if not ready.device.lower().startswith("cpu"):
+            self._registry.register(GpuMetrics())
 
     def first_token(self, since_arrival_s: float) -> None:
         """A sequence has its first token."""
@@ -122,7 +150,7 @@ class RuntimeMetrics:
 
     def step(self, computed_tokens: int) -> None:
         """The engine computed a step."""
-        self._aliases.observe("iteration_tokens_total", computed_tokens)
+        self._aliases.step(computed_tokens)
 
     def grammar(self, seconds: float, refused: bool) -> None:
         """A new grammar was validated."""
@@ -167,6 +195,10 @@ class _FromState(Collector):
 
 def _counter(metric: metrics.Metric, registry: CollectorRegistry) -> Counter:
     return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _gauge(metric: metrics.Metric, registry: CollectorRegistry, model_name: str) -> Gauge:
+    return Gauge(metric.name, metric.help, metric.labels, registry=registry).labels(model_name)
 
 
 def _histogram(metric: metrics.Metric, registry: CollectorRegistry, model_name: str) -> Histogram:

@@ -4,6 +4,7 @@ Owned by RuntimeMetrics. The gauges and totals can be read at any time; the hist
 their buckets follow its longest context.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -19,6 +20,7 @@ from kvasir_runtime.server.observability.request_metrics import SequenceStats
 from kvasir_runtime.wire import EngineFacts
 
 ENGINE: Final = "0"
+AVERAGED_S: Final = 10.0
 DECLARED: Final = {metric.name.removeprefix("vllm:"): metric for metric in metrics.VLLM}
 
 Series = tuple[tuple[str, ...], float]
@@ -68,12 +70,22 @@ def cache_config(ready: EngineFacts, options: ServeOptions) -> tuple[str, ...]:
 
 
 class VllmMetrics(Collector):
-    """snapshot: the state as /state would serve it. Registers itself and, with opened(), the histograms."""
+    """snapshot: the state as /state would serve it. clock: monotonic seconds.
 
-    def __init__(self, model_name: str, registry: CollectorRegistry, snapshot: Callable[[], RuntimeState]) -> None:
+    Registers itself and, with opened(), the histograms.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        registry: CollectorRegistry,
+        snapshot: Callable[[], RuntimeState],
+        clock: Callable[[], float],
+    ) -> None:
         self._labels = (model_name, ENGINE)
         self._registry = registry
-        self._snapshot = snapshot
+        self._snapshot, self._clock = snapshot, clock
+        self._generated: deque[tuple[float, int]] = deque()
         self._cache_config: tuple[str, ...] | None = None
         self._histograms: dict[str, FastHistogram] = {}
         success = DECLARED["request_success_total"]
@@ -95,8 +107,26 @@ class VllmMetrics(Collector):
         state = self._snapshot()
         for name, read in FROM_STATE.items():
             yield self._family(DECLARED[name], read(state))
+        average = self._tokens_per_s(state.totals.generation_tokens)
+        yield self._family(DECLARED["avg_generation_throughput_toks_per_s"], (((), average),))
         if self._cache_config is not None:
             yield self._family(DECLARED["cache_config_info"], ((self._cache_config, 1),))
+
+    def step(self, computed_tokens: int) -> None:
+        """The engine computed a step."""
+        self.observe("iteration_tokens_total", computed_tokens)
+        if not self._generated or self._clock() >= self._generated[-1][0] + 1.0:
+            self._tokens_per_s(self._snapshot().totals.generation_tokens)
+
+    def _tokens_per_s(self, generated: int) -> float:
+        """Over AVERAGED_S, or since the first look where that is less. generated: tokens since the start, as of now."""
+        now, seen = self._clock(), self._generated
+        if not seen or now > seen[-1][0]:
+            seen.append((now, generated))
+        while len(seen) > 1 and seen[1][0] <= now - AVERAGED_S:
+            seen.popleft()
+        first_at, first = seen[0]
+        return (generated - first) / (now - first_at) if now > first_at else 0.0
 
     def observe(self, name: str, value: float, count: int = 1) -> None:
         """Count a value in a histogram, once or several times; nothing before the model is loaded."""

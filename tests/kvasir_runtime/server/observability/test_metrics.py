@@ -1,5 +1,6 @@
 """The exposition: every declared family with its labels and buckets, readable and clean."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -8,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakes.engine_facts import engine_facts
-from kvasir_api import metrics
+from kvasir_api import machine_metrics, metrics
 from kvasir_api.options import ServeOptions
-from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState
+from kvasir_api.state import KvState, MeasuredRates, RequestTotals, RuntimeState, WorkTotals
 from kvasir_runtime.engine_reports import TenantUsage
 from kvasir_runtime.server.observability.metrics import FROM_STATE, RuntimeMetrics
 from kvasir_runtime.server.observability.request_metrics import SequenceStats
@@ -26,7 +27,9 @@ STATE = RuntimeState(
         prefix_query_tokens=80,
         prefix_hit_tokens=30,
         preemptions=4,
+        prefix_saved_s=1.5,
     ),
+    work=WorkTotals(seconds=9.0, flops=4e12, read_bytes=5e11),
     rates=MeasuredRates(prefill_tokens_per_s=100.0),
 )
 READY = engine_facts(
@@ -46,7 +49,8 @@ ENDED = SequenceStats(
 )
 # What promtool says of names that are vLLM's and not ours to change.
 KNOWN_COMPLAINTS = re.compile(
-    r'^vllm:\S+ (metric names should not contain \':\'|non-counter metrics should not have "_total" suffix)'
+    r"^vllm:\S+ (metric names should not contain (':'|abbreviated units)"
+    r'|non-counter metrics should not have "_total" suffix)'
 )
 
 
@@ -94,12 +98,19 @@ def test_every_declared_family_is_exposed_with_its_kind_and_labels(counted):
         if metric.kind == "histogram":
             bounds = {float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")}
             assert bounds == {*buckets, float("inf")}
+    for metric in machine_metrics.PROCESS:
+        assert found.pop(metric.name.removesuffix("_total")).type == metric.kind
     assert found == {}
 
 
 @pytest.mark.parametrize(
     ("name", "labels", "want"),
     [
+        ("kvasir_prefix_saved_seconds_total", {}, 1.5),
+        ("kvasir_engine_busy_seconds_total", {}, 9.0),
+        ("kvasir_model_flops_total", {}, 4e12),
+        ("kvasir_model_read_bytes_total", {}, 5e11),
+        ("kvasir_device_peak_flops_per_second", {}, 0),
         ("vllm:num_requests_running", {}, 3),
         ("vllm:num_requests_waiting", {}, 2),
         ("vllm:num_requests_waiting_by_reason", {"reason": "capacity"}, 2),
@@ -203,3 +214,30 @@ def test_promtool_finds_nothing_else(counted):
     )
     complaints = (check.stdout + check.stderr).decode().splitlines()
     assert [line for line in complaints if line.strip() and not KNOWN_COMPLAINTS.match(line)] == []
+
+
+def test_a_known_card_has_its_peak_and_the_engine_its_process():
+    made = RuntimeMetrics("m", lambda: STATE)
+    made.engine_pid = os.getpid()
+    made.opened(engine_facts(device="NVIDIA H200", dtype="bfloat16"), ServeOptions(model="x"))
+    assert value(made, "kvasir_device_peak_flops_per_second") == 989e12
+    assert value(made, "kvasir_device_peak_bytes_per_second") == 4800e9
+    found = families(made)
+    for metric in machine_metrics.of_both_processes():
+        assert found[metric.name.removesuffix("_total")].documentation == metric.help
+    assert found["kvasir_engine_process_resident_memory_bytes"].samples[0].value > 1 << 20
+
+
+def test_the_mean_of_generated_tokens_is_over_ten_seconds():
+    now, generated = 100.0, 0
+    made = RuntimeMetrics("m", lambda: RuntimeState(totals=RequestTotals(generation_tokens=generated)), lambda: now)
+    name = "vllm:avg_generation_throughput_toks_per_s"
+    assert value(made, name) == 0.0
+    for _ in range(30):
+        now, generated = now + 1.0, generated + 50
+        made.step(1)
+    assert value(made, name) == 50.0
+    now += 5.0
+    assert value(made, name) == 25.0
+    now += 20.0
+    assert value(made, name) == 0.0
