@@ -71,7 +71,7 @@ class LayerAttention(msgspec.Struct, frozen=True):
     def most_blocks(self, num_tokens: int, block_size: int, chunk_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at once at most, computed in chunks of chunk_tokens.
 
-        What the last token sees is held too, since it may have to be computed again.
+        What the last token sees is held too, since it may be planned again.
         """
         columns = -(-num_tokens // block_size)
         if self.keeps_all:

@@ -31,6 +31,8 @@ class Row:
     pooled: list[int] = field(default_factory=list)
     forked: bool = False
     undecided: int = 0
+    kept: int = 0
+    """Tokens that are computed though the last one is planned again, for a sample that was deferred; 0 for none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,8 +184,7 @@ class FakeRunner:
                 continue
             if self._is_late(row, length):
                 sampled[place] = SampledTokens(sampled[place].row, (), deferred=True)
-                del row.tokens[length - 1 :]
-                row.computed, row.undecided = length - 2, 0
+                self._defer(row, length - 1)
                 self.void |= {(step, i) for step, those in self.guided.items() for i, one, _ in those if one is row}
                 continue
             row.undecided -= 1
@@ -204,6 +205,14 @@ class FakeRunner:
             return False
         self.late.add(name)
         return True
+
+    def _defer(self, row: Row, known: int) -> None:
+        """Go back to so many known tokens; what was launched behind them is not computed."""
+        del row.tokens[known:]
+        row.computed, row.kept, row.undecided = known - 1, known, 0
+        for attention, table in zip(self.attentions, row.tables, strict=True):
+            if attention.kind == "state":
+                self.states[table[(known - 1) // self.block_size]] = tuple(row.tokens)
 
     def _undecided(self, plan: StepPlan) -> list[tuple[int, Row, int]]:
         """Those of the sampling chunks whose grammar says more once the token is known: place, row, known tokens."""
@@ -243,11 +252,13 @@ class FakeRunner:
         end = chunk.start + chunk.num_tokens
         assert end <= len(row.tokens)
         assert chunk.samples == (end == len(row.tokens) and row.join.pooling is None)
+        start, row.kept = max(chunk.start, row.kept), 0
         for group, attention in enumerate(self.attentions):
             if attention.kind == "state":
-                self._write_state(row, group, chunk.start, end)
+                if start < end:
+                    self._write_state(row, group, start, end)
                 continue
-            for position in range(chunk.start, end):
+            for position in range(start, end):
                 block = row.tables[group][position // self.block_size]
                 self._check_alone(row, block)
                 self.cache[block * self.block_size + position % self.block_size] = row.tokens[position]

@@ -143,7 +143,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     forced tokens took. ended: the grammar is complete, so nothing may follow; then there may be no tokens. error: why
     the sequence, and it alone, cannot go on after these tokens. invalid: the model's output for it is not finite, so
     there are no tokens. deferred: nothing was drawn, since the mask of a grammar was not ready; later samples that were
-    launched by then bring nothing either, and the last known token is computed again, to draw behind it.
+    launched by then bring nothing either, and the last known token is planned again, to draw behind it.
     """
 
     row: int

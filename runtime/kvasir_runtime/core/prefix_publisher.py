@@ -44,11 +44,8 @@ class PrefixPublisher:
     def publish(self, sequence: SequenceState, chunk: LaunchedChunk) -> None:
         """Offer the blocks that this chunk filled; only computed and collected ones come here."""
         limits = self._limits
-        # A sample that a grammar defers has the last known token computed again, and what follows it is of no use then.
-        # Where a layer has a state no sample is deferred, and the state of this chunk's end is not there later.
-        defers = sequence.request.request.sampling.grammar is not None and not limits.has_states
-        known = len(sequence.tokens) - 1 if defers else len(sequence.tokens)
-        full = min(chunk.end, known) // limits.block_size
+        # What was planned behind a sample that a grammar deferred is not computed.
+        full = min(chunk.end, len(sequence.tokens)) // limits.block_size
         if not limits.prefix_cache or full <= sequence.published:
             return
         self.extend_hashes(sequence)

@@ -168,7 +168,7 @@ class Scheduler:
                 if given[-1].finish_reason is not None:
                     outputs[-1] = msgspec.structs.replace(given[-1], preemptions=kind.request.preemptions)
                     self._end(kind, now, aborted=False, invalid=given[-1].code == MODEL_OUTPUT_INVALID)
-            # A sample that brought no token is taken again, which computes the last known token again.
+            # A sample that brought no token is taken again: the last known token is planned again.
             earliest = min(chunk.end, len(sequence.tokens) - 1)
             if sequence.active and earliest >= sequence.blocks.leaves_at:
                 self._drop_unseen(sequence, earliest, now)

@@ -38,6 +38,7 @@ from kvasir_runtime.runner.launched_step import (
 )
 from kvasir_runtime.runner.pooling import Pooler
 from kvasir_runtime.runner.sampling import logprobs
+from kvasir_runtime.runner.sampling.deferred_samples import DeferredSamples
 from kvasir_runtime.runner.sampling.grammar_masks import GrammarMasks
 from kvasir_runtime.runner.sampling.host_sampler import host_sampler_of
 from kvasir_runtime.runner.sampling.logits_processors import LogitsProcessors
@@ -76,8 +77,8 @@ class ModelRunner:
         self.grammars = grammars
         self._model, self._ops, self._cache = model, ops, cache
         self._rows, self._stream, self._graphs = rows, stream, graphs
-        # A state cannot be taken back to the token before, to draw behind it in a later step.
-        self._grammar_masks = GrammarMasks(grammars, ops, stream, defers=model.spec.state is None)
+        self._grammar_masks = GrammarMasks(grammars, ops, stream)
+        self._deferred_samples = DeferredSamples(stream)
         self._logits_processors = LogitsProcessors(
             vocab_size=model.spec.vocab_size, eos_token_ids=facts.eos_token_ids, ops=ops, stream=stream
         )
@@ -237,6 +238,7 @@ class ModelRunner:
         self._requested_logprobs.apply(plan)
         self._pooler.apply(plan)
         self._grammar_masks.apply(plan)
+        self._deferred_samples.apply(plan)
         if plan.copies:
             pairs = self._stream.upload(np.array([(copy.source, copy.target) for copy in plan.copies]))
             self._ops.copy_blocks(self._cache.blocks, pairs[:, 0], pairs[:, 1])
@@ -265,9 +267,9 @@ class ModelRunner:
 
     def _forward(self, step: LaunchedStep) -> StepState:
         """Compute or start the forward pass: as a captured graph, on the other cores, or operation by operation."""
-        chunks, sampling = step.plan.chunks, step.sampling
+        chunks, sampling = self._deferred_samples.to_compute(step.plan.chunks), step.sampling
         if not chunks:
-            return self._send_to_host(StepOutput())
+            return self._after_forward(step, None, None)
         if self._graphs is not None:
             replayed = self._graphs.replay(chunks, sampling.kind)
             self._profiler.lap("replay")
@@ -297,13 +299,14 @@ class ModelRunner:
         return Collected(results)
 
     def _after_forward(
-        self, step: LaunchedStep, forward: ForwardOutput, positions: AppendPositions | None
+        self, step: LaunchedStep, forward: ForwardOutput | None, positions: AppendPositions | None
     ) -> StepState:
+        """forward: None where nothing was computed."""
         self._lap_forward()
-        if not forward.hidden.shape[0]:
-            return self._send_to_host(StepOutput())
         if step.sampling.masks is not None:
-            return WaitingForGrammar(forward, positions)
+            return WaitingForGrammar(*self._deferred_samples.completed(step.sampling.chunks, forward, positions))
+        if forward is None or not forward.hidden.shape[0]:
+            return self._send_to_host(StepOutput())
         return self._sample(step, forward, positions)
 
     def _sample_waiting(self) -> None:
@@ -324,6 +327,7 @@ class ModelRunner:
         assert masks is not None
         self._grammar_masks.start(masks)
         late = self._grammar_masks.defer_late(masks, others=len(step.plan.chunks) > len(masks.guided))
+        self._deferred_samples.keep(masks, state.forward)
         for later in self._in_flight:
             if later.plan.step > step.plan.step:
                 later.drop(late)

@@ -78,8 +78,7 @@ def served_with(limits, depth):
         max_batch_tokens=limits["max_batch_tokens"],
         max_rows=limits["max_sequences"],
         block_size=limits["block_size"],
-        # A state is never as of an earlier token, so a family with states must compute its masks in time.
-        late_every=0 if LayerAttention("state") in limits["attentions"] else 5,
+        late_every=5,
         attentions=limits["attentions"],
     )
     if limits["host_blocks"]:
@@ -245,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for kind in scheduler._running.values():
             for sequence in (kind.sequence, *getattr(kind, "members", ())):
                 for attention, table in zip(scheduler.limits.attentions, sequence.blocks.by_group, strict=False):
-                    # A token may be computed again, the last one only.
+                    # A token may be planned again, the last one only.
                     earliest = min(sequence.computed, len(sequence.tokens) - 1)
                     first = attention.first_seen(earliest) // size
                     assert all(block == ABSENT for block in table[:first])

@@ -28,7 +28,11 @@ WAYS = {
     "cpp": (1, {"ops": cpu_ops(), "dtype": torch.bfloat16}),
     "device": (2, {"ops": OPS, "device_stream": Overlapping}),
     "graphs": (2, {"ops": OPS, "device_stream": Overlapping, "new_capturer": Recordings}),
+    "state": (1, {}),
+    "state-device": (2, {"device_stream": Overlapping}),
+    "state-three": (3, {"device_stream": Overlapping}),
 }
+"""With the plans in flight. A state cannot be taken back to the token before."""
 
 
 class Matcher:
@@ -69,12 +73,15 @@ class Compiler:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.write(tmp_path_factory.mktemp("models") / "m", Shape(max_position_embeddings=128))
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for family in ("llama", "qwen3_next"):
+        checkpoints.write(root / family, Shape(family=family, max_position_embeddings=128, std=0.3))
+    return root
 
 
-def made(folder: Path, way: str, hold: Callable[[int], None]) -> ModelRunner:
-    options = dict(WAYS[way][1])
+def made(root: Path, way: str, hold: Callable[[int], None]) -> ModelRunner:
+    folder, options = root / ("qwen3_next" if way.startswith("state") else "llama"), dict(WAYS[way][1])
     if "device_stream" in options:
         options["device_stream"] = options["device_stream"]()
     runner = runner_of(folder, num_blocks=64, max_sequences=8, **options)
@@ -126,7 +133,7 @@ def answers(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_mask_that_does_not_come_delays_its_own_row_alone(folder: Path, way: str) -> None:
+def test_a_mask_that_does_not_come_delays_its_own_row_alone(root: Path, way: str) -> None:
     """Its fourth mask is held until all other requests have ended."""
     depth, come = WAYS[way][0], threading.Event()
 
@@ -139,13 +146,13 @@ def test_a_mask_that_does_not_come_delays_its_own_row_alone(folder: Path, way: s
             assert len(found["slow"]) == 3
             come.set()
 
-    whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None)
-    assert answers(made(folder, way, hold), depth, after=after) == whole
+    whole = answers(made(root, way, lambda _: None), depth, after=lambda _: None)
+    assert answers(made(root, way, hold), depth, after=after) == whole
     assert come.is_set()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_row_alone_with_its_mask_waits_for_it(folder: Path, way: str) -> None:
+def test_a_row_alone_with_its_mask_waits_for_it(root: Path, way: str) -> None:
     """Nothing else is left to do, and the engine still gets to its messages."""
     depth, come, steps = WAYS[way][0], threading.Event(), []
 
@@ -158,12 +165,12 @@ def test_a_row_alone_with_its_mask_waits_for_it(folder: Path, way: str) -> None:
             if len(steps) == 4:
                 come.set()
 
-    whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None)
-    assert answers(made(folder, way, hold), depth, after=after) == whole
+    whole = answers(made(root, way, lambda _: None), depth, after=lambda _: None)
+    assert answers(made(root, way, hold), depth, after=after) == whole
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_beams_wait_for_the_mask_of_one_of_them_and_others_do_not(folder: Path, way: str) -> None:
+def test_beams_wait_for_the_mask_of_one_of_them_and_others_do_not(root: Path, way: str) -> None:
     depth, come = WAYS[way][0], threading.Event()
 
     def hold(position: int) -> None:
@@ -174,7 +181,7 @@ def test_beams_wait_for_the_mask_of_one_of_them_and_others_do_not(folder: Path, 
             assert come.is_set() or not any(found[name] for name in ("slow", "slow/1", "slow/2"))
             come.set()
 
-    whole = answers(made(folder, way, lambda _: None), depth, after=lambda _: None, width=3)
+    whole = answers(made(root, way, lambda _: None), depth, after=lambda _: None, width=3)
     assert len({tuple(whole[name]) for name in ("slow", "slow/1", "slow/2")}) == 3
-    assert answers(made(folder, way, hold), depth, after=after, width=3) == whole
+    assert answers(made(root, way, hold), depth, after=after, width=3) == whole
     assert come.is_set()

@@ -130,7 +130,7 @@ class BeamGroup:
             return [self.request.invalid_output(answer_id) for answer_id in self.search.beam.answers]
         if sampled.error:
             return [self.request.failed_output(sampled.error, answer_id) for answer_id in self.search.beam.answers]
-        if sampled.deferred:  # the last token is computed again, for a mask that was not ready
+        if sampled.deferred:  # the last token is planned again, for a mask that was not ready
             sequence.computed = len(sequence.tokens) - 1
             return ()
         pinned = self.pool.num_pinned

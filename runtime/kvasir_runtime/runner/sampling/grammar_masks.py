@@ -114,16 +114,10 @@ class MaskRows:
 
 
 class GrammarMasks:
-    """The matchers of all rows that have one. compiler: None where grammars are ignored.
+    """The matchers of all rows that have one. compiler: None where grammars are ignored."""
 
-    defers: whether samples may be deferred, after which a token is computed again; else all masks are waited for.
-    """
-
-    def __init__(
-        self, compiler: GrammarCompiler | None, ops: Ops, stream: DeviceStream, *, defers: bool = True
-    ) -> None:
-        self._compiler, self._defers = compiler, defers
-        self._ops, self._stream = ops, stream
+    def __init__(self, compiler: GrammarCompiler | None, ops: Ops, stream: DeviceStream) -> None:
+        self._compiler, self._ops, self._stream = compiler, ops, stream
         self._matchers: dict[int, GrammarMatcher | str] = {}
         self._filler = MaskFiller()
         self._late: dict[int, MaskRow] = {}
@@ -198,7 +192,7 @@ class GrammarMasks:
         """Wait for the masks a little, and drop the samples of those that are late; their matchers.
 
         others: whether the step has chunks beside the guided ones. Only masks of rows that were never late are waited
-        for, unless there is nothing else to do, or no sample may be deferred.
+        for, unless there is nothing else to do.
         """
         assert batch.rows is not None, "the masks were not begun"
         rows = [
@@ -207,9 +201,7 @@ class GrammarMasks:
             if row is not None and chunk.index not in batch.dropped
         ]
         quick = [row for chunk, row in rows if chunk.row not in self._slow]
-        if not self._defers:
-            mask_filler.wait_for([row for _, row in rows], None)
-        elif quick or others:
+        if quick or others:
             mask_filler.wait_for(quick, mask_filler.PATIENCE_S)
         else:
             mask_filler.wait_for([row for _, row in rows], mask_filler.ALONE_S)

@@ -93,8 +93,8 @@ class MaskFiller:
         return [MaskRow(task, number) for number in range(len(matchers))]
 
 
-def wait_for(rows: Iterable[MaskRow], patience_s: float | None) -> None:
-    """Wait until all are ready, or until none became ready for so long, None for ever. Raises what a task raised."""
+def wait_for(rows: Iterable[MaskRow], patience_s: float) -> None:
+    """Wait until all are ready, or until none became ready for so long. Raises what a task raised."""
     tasks = {row.task for row in rows if not row.is_ready}
     while running := [task for task in tasks if not task.ended.done()]:
         before = sum(task.num_done for task in running)
