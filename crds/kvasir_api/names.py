@@ -175,6 +175,11 @@ EVENTS: Final = {
 EXIT_DEVICE: Final = 3
 """Exit code of `kvasir serve` when its device failed; the line that says so starts with REFUSAL_PREFIX and DEVICE_FAULT."""
 DEVICE_FAULT: Final = "DeviceFault: "
+EXIT_WATCHDOG: Final = 4
+"""Exit code of `kvasir serve` when its engine stood still; the line that says so starts with REFUSAL_PREFIX and WATCHDOG."""
+WATCHDOG: Final = "Watchdog: "
+EXIT_CODES: Final = {DEVICE_FAULT: EXIT_DEVICE, WATCHDOG: EXIT_WATCHDOG}
+"""What the last words of a failure start with, and the exit code; of any other it is 1."""
 EXIT_REFUSED: Final = 1
 """Exit code of `kvasir serve` when the model or the options are refused: a retry cannot cure it."""
 TOO_SMALL: Final = "TooSmall: "

@@ -187,6 +187,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
 
     step: number of the last engine step. sequence_number: of the engine's snapshot; of two documents of one instance the
     one with the larger number is newer. heartbeat_age_s: seconds since the engine last spoke, filled in when served.
+    stalled_s: seconds of silence of an engine that does not keep the time it announced, 0 of one that does.
     waiting_uncached_tokens: prompt tokens of waiting requests that are neither in the prefix cache nor on the host.
     remaining_tokens: tokens that running sequences may still generate, by their bounds. expected_tokens: what running and
     waiting requests will probably still generate, a drain estimate. reused_tokens: resident tokens that prefix hits have
@@ -212,6 +213,7 @@ class RuntimeState(msgspec.Struct, frozen=True, kw_only=True):
     step: Count = 0
     sequence_number: Count = 0
     heartbeat_age_s: float = 0.0
+    stalled_s: float = 0.0
     kv: KvState = KvState()
     kv_host: KvHostState = KvHostState()
     running: Count = 0

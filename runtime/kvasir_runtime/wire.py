@@ -282,10 +282,11 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """What one step did for one client's requests; sent with no outputs as a heartbeat when idle (about 1 s).
+    """What one step did for one client's requests; sent with no outputs as a heartbeat when idle (every 0.5 s).
 
     computed_tokens: of all requests in this step, 0 where nothing was computed. prefixes: None where none changed; the
     first that a client gets are whole. tenants: what they used since a message had this last, about once a second.
+    expected_s: how long the next message may take; 0 where that is not known.
     """
 
     outputs: tuple[EngineOutput, ...]
@@ -293,6 +294,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     computed_tokens: int = 0
     prefixes: PrefixChanges | None = None
     tenants: dict[str, TenantUsage] | None = None
+    expected_s: float = 0.0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -51,6 +51,7 @@ CHANGED = {
     "strict_fields": True,
     "stored_response_bytes": 4096,
     "drain_timeout": 5,
+    "watchdog_timeout": 90,
     "log_format": "json",
     "trace": "plans.bin",
     "profile": "steps.json",

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,16 @@ def test_a_replica_waits_for_its_first_key_and_ends_when_told(model, tmp_path):
         server.until("locked", lambda: server.state()["phase"] == "warming")
         server.signal()
         assert server.wait() == 0
+
+
+def test_a_replica_whose_engine_dies_before_it_is_ready_never_says_ready(model, tmp_path):
+    args = ("--api-key-file", str(tmp_path / "keys"), "--pod-revision", "rev")
+    with api_process(model, *args, wait="listening") as server:
+        server.until("locked", lambda: server.state()["phase"] == "warming")
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.wait() == 1
+        assert "killed by SIGKILL" in server.output()
+        assert "Kvasir is ready" not in server.output()
 
 
 def test_without_a_key_it_does_not_start(model, tmp_path):

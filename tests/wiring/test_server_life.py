@@ -1,5 +1,6 @@
 """The life of the real server process: start, progress, failures, drain, signals, a dead engine."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -264,6 +265,21 @@ def test_a_killed_engine_is_an_error_for_everybody_and_the_end(model, tmp_path):
         assert queued.status == 503
         assert server.wait() == 1
         _assert_one_error(server.output(), "killed by SIGKILL")
+
+
+def test_a_replica_whose_engine_is_dead_is_never_ready(model, tmp_path):
+    with api_process(model, faults={"gate": str(tmp_path / "never")}) as server:
+        open_stream = Stream(server)
+        server.until("it to run", lambda: server.state()["running"] == 1)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        seen: list[tuple[int, str]] = []
+        while server.process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                seen.append((server.ask("/readyz", ops=True).status, server.state()["phase"]))
+        first_death = next((number for number, (status, _) in enumerate(seen) if status == 503), len(seen))
+        assert all(answer == (503, "draining") for answer in seen[first_death + 1 :])
+        assert server.wait() == 1
+        open_stream.join()
 
 
 def _metrics(server: ApiProcess) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import zmq
 
+from kvasir_api.openai_errors import MODEL_OUTPUT_INVALID
 from kvasir_api.state import RuntimeState
 from kvasir_runtime import wire
 from kvasir_runtime.client.event_queue import EventQueue
@@ -18,6 +19,7 @@ from kvasir_runtime.client.prefix_log import PrefixLog
 from kvasir_runtime.engine_reports import PrefixChanges, TenantUsage
 
 RECONNECT_MS = 20
+ENDED_WELL = ("stop", "length")
 
 
 class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
@@ -28,6 +30,7 @@ class _StepMessage(msgspec.Struct, frozen=True, tag="step"):
     computed_tokens: int = 0
     prefixes: PrefixChanges | None = None
     tenants: dict[str, TenantUsage] | None = None
+    expected_s: float = 0.0
 
 
 class EngineDeadError(Exception):
@@ -42,8 +45,11 @@ class EngineClient:
     """Routes of all live sequences, and the last state of the engine.
 
     address: of the engine's ROUTER socket. clock: monotonic seconds. on_progress is called for each step of the start,
-    on_step with the tokens that each step of the engine computed, on_usage with what tenants used since the last call.
+    on_step with the tokens that each step of the engine computed, on_usage with what tenants used since the last call,
+    on_failure when the engine is gone.
     ready is None until the engine takes requests, hash_salt empty; state is its last snapshot, prefixes what is cached.
+    The last message came at last_message_at, and announced the next one within expected_s (0: not at all).
+    invalid_in_a_row: requests that ended since one ended well because the model's output was not finite.
     """
 
     def __init__(
@@ -54,12 +60,14 @@ class EngineClient:
         on_progress: Callable[[wire.Progress], None] = lambda _: None,
         on_step: Callable[[int], None] = lambda _: None,
         on_usage: Callable[[Mapping[str, TenantUsage]], None] = lambda _: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._address = address
         self._clock = clock
         self._on_progress = on_progress
         self._on_step = on_step
         self._on_usage = on_usage
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -75,6 +83,8 @@ class EngineClient:
         self.ready: wire.EngineFacts | None = None
         self.hash_salt = b""
         self.last_message_at = clock()
+        self.expected_s = 0.0
+        self.invalid_in_a_row = 0
         self.failure: str | None = None
 
     @property
@@ -166,6 +176,7 @@ class EngineClient:
         if self.failure is not None:
             return
         self.failure = message
+        self._on_failure()
         if not self._closed.done():
             self._closed.set_result(None)
         if not self._outcome.done():
@@ -195,8 +206,8 @@ class EngineClient:
     def _dispatch(self, message: _StepMessage | wire.Progress | wire.Ready | wire.EngineFailed) -> None:
         self.last_message_at = self._clock()
         match message:
-            case _StepMessage(outputs, state, computed_tokens, prefixes, tenants):
-                self._packed_state = state
+            case _StepMessage(outputs, state, computed_tokens, prefixes, tenants, expected_s):
+                self._packed_state, self.expected_s = state, expected_s
                 if prefixes is not None:
                     self.prefixes.take(prefixes)
                 if tenants is not None:
@@ -216,6 +227,10 @@ class EngineClient:
 
     def _route(self, output: wire.EngineOutput) -> None:
         """Unknown ids are those that were aborted a moment ago."""
+        if output.code == MODEL_OUTPUT_INVALID:
+            self.invalid_in_a_row += 1
+        elif output.finish_reason in ENDED_WELL:
+            self.invalid_in_a_row = 0
         route = self._routes.get(output.request_id)
         if route is None:
             return

@@ -23,6 +23,8 @@ from kvasir_runtime.wire import EngineArgs
 
 ENGINE_COMMAND = (sys.executable, "-m", "kvasir_runtime.engine_main")
 KILL_AFTER_S = 5.0
+BUSY_STATES = (b"R", b"D")
+"""Running or runnable, and in an uninterruptible wait: the letters of proc(5)."""
 
 
 class EngineProcess:
@@ -81,6 +83,19 @@ class EngineProcess:
             return f"the engine process was killed by {_signal_name(-code)}"
         return f"the engine process ended with code {code}"
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether one of its threads computes or waits for a processor or a disk; False where there is no /proc."""
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # the thread ended
+                if stat.read_bytes().rpartition(b") ")[2][:1] in BUSY_STATES:
+                    return True
+        return False
+
+    def kill(self) -> None:
+        """End it at once, also one that is stopped; wait() returns then."""
+        self._started.kill()
+
     async def stop(self, *, at_once: bool = False) -> None:
         """End it if it still runs: SIGTERM, then SIGKILL after a few seconds; removes the socket's directory."""
         process = self._process
@@ -92,15 +107,18 @@ class EngineProcess:
                     await self.wait()
             except TimeoutError:
                 process.kill()
-                await self.wait()
-        self.abandon()
+        await asyncio.to_thread(self.abandon)
 
     def abandon(self) -> None:
-        """Kill it if it still runs, without an event loop; removes the socket's directory. May be called again."""
+        """Kill it if it still runs, without an event loop; removes the socket's directory. May be called again.
+
+        A process that a driver holds does not end for SIGKILL either: it is left after a few seconds.
+        """
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
-                self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(KILL_AFTER_S)
             if self._process.stdin is not None:
                 with contextlib.suppress(OSError):  # what was not written is of no use any more
                     self._process.stdin.close()

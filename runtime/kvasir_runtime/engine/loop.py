@@ -1,24 +1,26 @@
 """The engine's loop: receive messages, launch plans, collect results, send each client what a step gave.
 
 A shell around the scheduler: it reads the clock and moves messages. Wired by engine_main. While there is work it never
-waits for clients, only for the runner; when idle it waits for clients and sends a heartbeat about once a second.
+waits for clients, only for the runner; when idle it waits for clients and sends a heartbeat twice a second. Each
+message announces how long the next one may take.
 """
 
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from kvasir_api.openai_errors import DRAINING
 from kvasir_api.state import RuntimeState
-from kvasir_runtime.core.plan import StepPlan, StepResults
+from kvasir_runtime.core.plan import StepResults
 from kvasir_runtime.core.scheduler import Scheduler
+from kvasir_runtime.core.step_times import UNKNOWN_S
 from kvasir_runtime.engine.interfaces import Clients, Runner
+from kvasir_runtime.engine.launched_plans import LaunchedPlan, LaunchedPlans
+from kvasir_runtime.engine.open_request import OpenRequest
 from kvasir_runtime.engine.trace import (
     FailureRecord,
     HostRecord,
@@ -47,7 +49,7 @@ from kvasir_runtime.wire import (
 )
 
 LOG = logging.getLogger(__name__)
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.5
 COMPILING_S = 0.005
 """How long an idle engine waits for clients while a grammar is being compiled."""
 MAX_FAILED_STEPS = 3
@@ -56,23 +58,6 @@ MAX_FAILED_STEPS = 3
 
 class EngineFatalError(Exception):
     """The engine cannot go on; str() is one line."""
-
-
-@dataclass(slots=True, eq=False)
-class _OpenRequest:
-    """A request between its message and its last output. queue_s: from there to its first plan; -1 before that."""
-
-    client: bytes
-    request: EngineRequest
-    received_at: float
-    queue_s: float = -1.0
-    is_queue_reported: bool = False
-
-    @property
-    def answers(self) -> tuple[str, ...]:
-        """Ids that its outputs go under; the first is its own."""
-        beam = self.request.beam
-        return (self.request.request_id,) if beam is None else beam.answers
 
 
 class Engine:
@@ -101,17 +86,17 @@ class Engine:
         self._clock = clock
         self._trace = NoTrace() if trace is None else trace
         self._profiler = StepProfiler() if profiler is None else profiler
-        self._in_flight: deque[tuple[StepPlan, Any, float]] = deque()
+        self._in_flight = LaunchedPlans(compiles=depth > 1)
+        self._announced_s = 0.0
         self._present: dict[bytes, bool] = {}
         """Clients, and whether the set of prefixes was sent to them."""
-        self._requests: dict[str, _OpenRequest] = {}
+        self._requests: dict[str, OpenRequest] = {}
         """By each id that an output may go under."""
-        self._compiling: list[_OpenRequest] = []
+        self._compiling: list[OpenRequest] = []
         """Those that wait for their grammars, in order of arrival."""
         self._grammars = runner.grammars
         self._computed_tokens = 0
         self._outbox: defaultdict[bytes, list[EngineOutput]] = defaultdict(list)
-        self._collected_at = 0.0
         self._sent_at = 0.0
         self._failed_steps = 0
         self._stopping = threading.Event()
@@ -202,7 +187,7 @@ class Engine:
     def _open(self, client: bytes, request: EngineRequest) -> None:
         """A new request. Where its grammar is compiled first, requests behind it do not wait for that."""
         now = self._clock()
-        opened = _OpenRequest(client, request, now)
+        opened = OpenRequest(client, request, now)
         grammar = request.sampling.grammar
         if request.request_id in self._requests:
             self._refuse(opened, f"a request with the id {request.request_id} has not ended yet")
@@ -229,7 +214,7 @@ class Engine:
                 self._submit(opened, self._clock())
         return len(self._compiling) < len(waiting)
 
-    def _submit(self, opened: _OpenRequest, now: float) -> None:
+    def _submit(self, opened: OpenRequest, now: float) -> None:
         """Queue a request in the scheduler, which may refuse it."""
         self._trace.add(MessageRecord(now, Submit(opened.request)))
         refused = self._scheduler.submit(opened.request, now)
@@ -239,7 +224,7 @@ class Engine:
             self._outbox[opened.client].append(refused)
             self._close(opened.request.request_id)
 
-    def _refuse(self, opened: _OpenRequest, why: str) -> None:
+    def _refuse(self, opened: OpenRequest, why: str) -> None:
         output = EngineOutput(request_id=opened.request.request_id, finish_reason="error", message=why)
         self._outbox[opened.client].append(output)
 
@@ -270,26 +255,25 @@ class Engine:
             if opened in self._compiling:
                 self._compiling.remove(opened)
 
-    def _collect(self) -> tuple[StepPlan, StepResults, float] | None:
-        """The oldest plan in flight, its results and when it was launched. None when there is none, or it failed."""
+    def _collect(self) -> tuple[LaunchedPlan, StepResults] | None:
+        """The oldest plan in flight and its results. None when there is none, or it failed."""
         if not self._in_flight:
             return None
-        plan, handle, launched_at = self._in_flight.popleft()
+        launched = self._in_flight.take()
         try:
-            results = self._runner.collect(handle)
+            results = self._runner.collect(launched.handle)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises ends requests, not silently the engine
             self._fail_step(error)
             return None
         self._profiler.lap("results")
-        return plan, results, launched_at
+        return launched, results
 
-    def _commit(self, plan: StepPlan, results: StepResults, launched_at: float) -> None:
+    def _commit(self, launched: LaunchedPlan, results: StepResults) -> None:
         """Take in what a plan gave. An abort that came meanwhile was handled before, so nothing follows it."""
-        now = self._clock()
+        now, plan = self._clock(), launched.plan
         self._trace.add(ResultsRecord(now, results))
         self._post(self._scheduler.commit(results, now))
-        self._scheduler.throughput.observe(plan, now - max(launched_at, self._collected_at))
-        self._collected_at = now
+        self._scheduler.throughput.observe(plan, self._in_flight.collected(launched, now))
         self._computed_tokens += plan.num_tokens
         if plan.chunks:
             self._failed_steps = 0
@@ -319,11 +303,15 @@ class Engine:
         if plan is None:
             return False
         for join in plan.joins:
-            opened = self._requests[join.request_id]
-            if opened.queue_s < 0:  # else it was preempted and comes back
-                opened.queue_s = now - opened.received_at
+            self._requests[join.request_id].planned(now)
         self._profiler.lap("plan")
-        self._in_flight.append((plan, self._runner.launch(plan), now))
+        launched = self._in_flight.sized(plan, now)
+        expected_s = self._in_flight.expected_s(launched)
+        if expected_s > self._announced_s:  # before the launch, which may compile kernels
+            self._send_outputs(expected_s)
+            self._profiler.lap("send")
+        launched.handle = self._runner.launch(plan)
+        self._in_flight.add(launched)
         return True
 
     def _fail_step(self, error: Exception) -> None:
@@ -331,9 +319,8 @@ class Engine:
         LOG.error("a step failed", exc_info=error)
         self._failed_steps += 1
         while self._in_flight:
-            _, handle, _ = self._in_flight.popleft()
             try:
-                self._runner.collect(handle)
+                self._runner.collect(self._in_flight.take().handle)
             except Exception as later:  # noqa: BLE001 - its requests are failed with the others
                 LOG.warning("a later step failed too: %s", one_line(later))
         message = f"the engine failed to compute a step: {one_line(error)}"
@@ -348,18 +335,21 @@ class Engine:
         """Keep outputs for their clients until the next message to them."""
         for output in outputs:
             opened = self._requests.get(output.request_id)
-            if opened is None:
-                continue
-            if not opened.is_queue_reported:
-                opened.is_queue_reported = True
-                output = msgspec.structs.replace(output, queue_s=opened.queue_s)
-            self._outbox[opened.client].append(output)
+            if opened is not None:
+                self._outbox[opened.client].append(opened.reported(output))
         for output in outputs:
             if output.finish_reason is not None:
                 self._close(output.request_id)
 
-    def _send_outputs(self) -> None:
-        """One message to every client: its outputs and the state after the step."""
+    def _send_outputs(self, expected_s: float | None = None) -> None:
+        """One message to every client: its outputs and the state after the step.
+
+        expected_s: seconds that the next one may take, of what is in flight unless given.
+        """
+        if expected_s is None:
+            idles = not self._in_flight and self._runner.has_idle_work
+            expected_s = UNKNOWN_S if idles else self._in_flight.expected_s()
+        self._announced_s = max(HEARTBEAT_S, expected_s)
         state, changes = self._scheduler.report(self._state), self._scheduler.prefixes.changes()
         tenants = self._scheduler.tenants.taken(self._clock())
         outbox, self._outbox = self._outbox, defaultdict(list)
@@ -373,6 +363,7 @@ class Engine:
                 computed_tokens=self._computed_tokens,
                 prefixes=prefixes,
                 tenants=tenants,
+                expected_s=self._announced_s,
             )
             self._send(client, message)
         self._computed_tokens = 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -28,7 +29,11 @@ from kvasir_runtime.server.observability.tracing import Tracer
 from kvasir_runtime.server.prefix_warmup import PIECE_TOKENS
 from kvasir_runtime.server.request_registry import RequestRegistry
 from kvasir_runtime.server.senders import Senders
+from kvasir_runtime.server.watchdog import Watchdog
 from kvasir_runtime.server.worker_threads import WorkerThreads
+
+MOST_INVALID: Final = 3
+"""Requests in a row with an output that is not finite, after which no other should be sent here."""
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class AppState:
     idle: asyncio.Event = field(init=False)
     registry: RequestRegistry = field(init=False, default_factory=RequestRegistry)
     tracing: Tracer | None = field(init=False, default=None)
+    watchdog: Watchdog = field(init=False)
     peers: tuple[str, ...] = field(init=False, default=())
     peers_taken: bool = field(init=False, default=False)
     hot_prefixes: HotPrefixes = field(init=False, default_factory=lambda: HotPrefixes(PIECE_TOKENS))
@@ -78,11 +84,24 @@ class AppState:
     def __post_init__(self) -> None:
         """The parts that the state creates."""
         self.lifecycle = Lifecycle(self.clock)
+        self.watchdog = Watchdog(self.options.watchdog_timeout)
         self.api_keys = ApiKeys(self.options.api_key, self.options.api_key_file)
         self.senders = Senders(self.options, self.api_keys)
         self.metrics = RuntimeMetrics(self.names[0], self.snapshot, self.clock)
         self.idle = asyncio.Event()
         self.idle.set()
+
+    @property
+    def unready(self) -> str:
+        """Why no new request should be sent here; empty where they should. The phase is that of the lifecycle."""
+        if not self.lifecycle.ready:
+            return self.lifecycle.message or f"the phase is {self.lifecycle.phase}"
+        if self.watchdog.stalled:
+            return f"EngineStalled: {self.watchdog.words}"
+        in_a_row = self.served_model.client.invalid_in_a_row if self.served_model is not None else 0
+        if in_a_row >= MOST_INVALID:
+            return f"{openai_errors.MODEL_OUTPUT_INVALID}: the output of {in_a_row} requests in a row was not finite"
+        return ""
 
     def take_peers(self) -> tuple[str, ...]:
         """The peers to be asked, from now on no others."""
@@ -130,7 +149,8 @@ class AppState:
             phase=lifecycle.phase,
             progress_fraction=lifecycle.fraction,
             eta_s=lifecycle.eta_s,
-            message=lifecycle.message,
+            message=lifecycle.message or (self.unready if lifecycle.ready else ""),
             locked=self.api_keys.locked,
             heartbeat_age_s=round(age_s, 3),
+            stalled_s=round(self.watchdog.stalled_s, 3),
         )

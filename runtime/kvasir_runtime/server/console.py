@@ -94,17 +94,17 @@ class Console:
             self._say(f"draining: {num_requests} requests, at most {timeout_s:g} s; once more to stop at once")
 
     def failed(self, message: str) -> int:
-        """The one line that says why the process ends; its exit code. A device's fault is plain in every form of log,
-        as a refusal is."""
+        """The one line that says why the process ends; its exit code. What the operator looks for is plain in every
+        form of log, as a refusal is."""
         self.close()
-        of_device = message.startswith(names.DEVICE_FAULT)
+        code = next((code for prefix, code in names.EXIT_CODES.items() if message.startswith(prefix)), 1)
         if self._form == "json":
             log.error("failed", extra={"error": message})
-        if of_device:
+        if code != 1:
             self._say(f"{names.REFUSAL_PREFIX}{message}")
         elif self._form != "json":
             self._say(f"kvasir failed: {message}")
-        return names.EXIT_DEVICE if of_device else 1
+        return code
 
     def refused(self, message: str) -> None:
         """The one line with which model or options are refused. It is plain in every form of log: the operator finds it

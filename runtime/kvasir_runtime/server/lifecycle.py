@@ -38,15 +38,15 @@ class Lifecycle:
 
     @property
     def phase(self) -> Phase:
-        """As /state reports it."""
-        if self._started == "ready" and (self.leaving or self._drained_at is not None):
+        """As /state reports it. A replica whose engine is dead is never ready: it ends."""
+        if self._started == "ready" and (self.leaving or self.failed or self._drained_at is not None):
             return "draining"
         return self._started
 
     @property
     def ready(self) -> bool:
-        """Whether new requests should be sent here."""
-        return self.phase == "ready" and not self.failed
+        """Whether it is neither starting nor ending."""
+        return self.phase == "ready"
 
     @property
     def was_ready(self) -> bool:
@@ -62,6 +62,10 @@ class Lifecycle:
     def fail_start(self, message: str, reason: str) -> None:
         """The start failed. reason: the one word of `names.REASONS` for it, empty where there is none."""
         self.message, self.failure_reason, self.failed = message, reason, True
+
+    def fail(self) -> None:
+        """The engine is dead: the process ends."""
+        self.failed = True
 
     def abandon_start(self) -> None:
         """The process ends, whether it was ready or not: nothing waits for its start any longer."""

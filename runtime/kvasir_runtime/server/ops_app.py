@@ -2,7 +2,7 @@
 and what a new replica needs of its peers.
 
 Built once by the process. The probes answer from what the process knows, without asking the engine, so a busy engine
-never fails one; the liveness probe fails when the engine has sent nothing for much longer than any step takes.
+never fails one; readiness and liveness fail when the watchdog finds that it does not keep the time it announced.
 """
 
 import asyncio
@@ -17,8 +17,6 @@ from kvasir_runtime.server import prefix_warmup
 from kvasir_runtime.server.app_state import AppState
 from kvasir_runtime.server.json_response import json_response
 
-SILENT_S: Final = 120.0
-"""An idle engine sends its state once a second, a busy one after each step; a slow CPU's longest step takes seconds."""
 MOST_WAIT_S: Final = 86_400.0
 
 
@@ -35,18 +33,22 @@ def ops_app(app_state: AppState) -> FastAPI:
 def _add_probes(app: FastAPI, app_state: AppState) -> None:
     @app.get(names.PATH_LIVEZ)
     async def livez() -> Response:
-        snapshot = app_state.snapshot()
-        silent = app_state.lifecycle.was_ready and snapshot.heartbeat_age_s > SILENT_S
-        alive = not app_state.lifecycle.failed and not silent
-        return json_response(
-            {"alive": alive, "heartbeat_age_s": snapshot.heartbeat_age_s, "step": snapshot.step},
-            status=200 if alive else 503,
-        )
+        snapshot, watchdog = app_state.snapshot(), app_state.watchdog
+        alive = not app_state.lifecycle.failed and not watchdog.dead
+        document = {
+            "alive": alive,
+            "heartbeat_age_s": snapshot.heartbeat_age_s,
+            "expected_s": watchdog.expected_s,
+            "step": snapshot.step,
+            "reason": f"{names.WATCHDOG}{watchdog.words}" if watchdog.dead else "",
+        }
+        return json_response(document, status=200 if alive else 503)
 
     @app.get(names.PATH_READYZ)
     async def readyz() -> Response:
-        ready = app_state.lifecycle.ready
-        return json_response({"ready": ready, "phase": app_state.lifecycle.phase}, status=200 if ready else 503)
+        unready = app_state.unready
+        document = {"ready": not unready, "phase": app_state.lifecycle.phase, "reason": unready}
+        return json_response(document, status=503 if unready else 200)
 
     @app.get(names.PATH_STARTUPZ)
     async def startupz(wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0) -> Response:

@@ -2,7 +2,7 @@
 
 Started by the command. It is the only place that knows signals and both the apps and the engine's child process.
 Exit codes: 0 after a drain, 1 when the start or the engine failed or after a second signal, 3 when the device
-failed.
+failed, 4 when the engine stood still.
 """
 
 import asyncio
@@ -35,10 +35,13 @@ from kvasir_runtime.server.banner import StartSummary
 from kvasir_runtime.server.console import Console
 from kvasir_runtime.server.observability import tracing
 from kvasir_runtime.server.ops_app import ops_app
+from kvasir_runtime.server.watchdog import LOOK_S
 from kvasir_runtime.wire import EngineFacts, Progress
 
 log = logging.getLogger(__name__)
 LAST_WORDS_S: Final = 0.2
+CONTINUED_S: Final = 2.0
+"""So much longer a dead engine may take to send a message, as after SIGCONT; the liveness probe fails meanwhile."""
 FLUSH_S: Final = 5.0
 SECRET_OPTIONS: Final = frozenset({"api_key", "api_key_file", "model"})
 
@@ -161,8 +164,11 @@ class ServeProcess:
         )
         app_state.metrics.opened(ready, self._options)
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
+        self._tasks.append(asyncio.create_task(self._watch_engine(self._client, ready)))
         await self._warm_prefixes(app_state.served_model, ready)
         await self._unlocked()
+        if self._client.failure is not None:
+            raise EngineDeadError(self._client.failure)
         app_state.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
         total_s = time.monotonic() - self._began
@@ -210,6 +216,7 @@ class ServeProcess:
             on_progress=self._on_progress,
             on_step=self._app_state.metrics.step,
             on_usage=self._app_state.metrics.tenants.used,
+            on_failure=self._app_state.lifecycle.fail,
         )
         self._tasks.append(asyncio.create_task(self._client.run()))
         options = self._options.model_dump(mode="json", exclude=set(SECRET_OPTIONS))
@@ -232,14 +239,32 @@ class ServeProcess:
     async def _watch_child(self, client: EngineClient) -> None:
         """When the engine ends, every request that waits for it fails. Its own last message is better than ours."""
         how = await self._child.wait()
+        self._app_state.lifecycle.fail()
         await asyncio.sleep(LAST_WORDS_S)
-        client.fail(how)
+        self._give_up(client, how)
+
+    def _give_up(self, client: EngineClient, why: str) -> None:
+        """End every stream and then the process; the first reason counts."""
+        client.fail(why)
         if not self._dead.done():
-            self._dead.set_result(client.failure or how)
+            self._dead.set_result(client.failure or why)
+
+    async def _watch_engine(self, client: EngineClient, ready: EngineFacts) -> None:
+        """Look whether the engine keeps its time; end one that does not, since it would hold its streams for ever."""
+        watchdog = self._app_state.watchdog
+        if ready.device.lower().startswith("cpu"):  # on a card a thread waits for it by spinning
+            watchdog.is_busy = lambda: self._child.is_busy
+        dead_for_s = 0.0
+        while not self._dead.done():
+            watchdog.look(time.monotonic(), client.last_message_at, client.expected_s)
+            dead_for_s = dead_for_s + LOOK_S if watchdog.dead else 0.0
+            if dead_for_s > CONTINUED_S:
+                self._give_up(client, f"{names.WATCHDOG}{watchdog.words}")
+                self._child.kill()
+            await asyncio.sleep(LOOK_S)
 
     async def _engine_died(self) -> int:
         """Open requests have their error events by now; give them the time to be written."""
-        self._app_state.lifecycle.failed = True
         code = self._console.failed(self._dead.result())
         await self._settle(FLUSH_S)
         return code

@@ -41,13 +41,15 @@ def add(app: FastAPI, app_state: AppState) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        ready = app_state.lifecycle.ready
-        return json_response(Health("ok" if ready else app_state.lifecycle.phase), status=200 if ready else 503)
+        if not (unready := app_state.unready):
+            return json_response(Health("ok"))
+        status = app_state.lifecycle.phase if not app_state.lifecycle.ready else unready
+        return json_response(Health(status), status=503)
 
     @app.get("/ping")
     @app.post("/ping")
     async def ping() -> Response:
-        return Response(status_code=200 if app_state.lifecycle.ready else 503)
+        return Response(status_code=503 if app_state.unready else 200)
 
     @app.get("/version")
     async def version() -> Response:

@@ -1,0 +1,98 @@
+"""An engine process that stands still under the real server: who learns of it, and how it ends."""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import openai
+import pytest
+
+from fakes import checkpoints
+from fakes.api_process import HERE, ApiProcess, api_process
+from kvasir_api.names import EXIT_WATCHDOG, REFUSAL_PREFIX, WATCHDOG
+
+FAKE = (sys.executable, str(HERE / "serve_fake.py"))
+ARGS = ("--max-model-len", "100000", "--kv-cache-tokens", "131072")
+PATIENCE_S = 90.0
+"""Much more than anything here takes on a machine with nothing else to do."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return checkpoints.write(tmp_path_factory.mktemp("models") / "endless")
+
+
+class EndlessStream(threading.Thread):
+    """A stream of the real client that is read on a thread until it ends; chunks and error are what it got."""
+
+    def __init__(self, server: ApiProcess) -> None:
+        super().__init__(daemon=True)
+        self.chunks = 0
+        self.error: openai.APIError | None = None
+        self._client = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0, timeout=PATIENCE_S)
+        self._stream = self._client.completions.create(model="endless", prompt=[1], max_tokens=90_000, stream=True)
+        next(iter(self._stream))
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for _ in self._stream:
+                self.chunks += 1
+        except openai.APIError as error:
+            self.error = error
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _readyz(server: ApiProcess, status: int):
+    return server.until(f"{status} of readyz", lambda: _with_status(server, "/readyz", status), PATIENCE_S)
+
+
+def _with_status(server: ApiProcess, path: str, status: int):
+    answer = server.ask(path, ops=True)
+    return answer if answer.status == status else None
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_an_engine_that_stands_still_is_found_out_and_its_streams_end_at_once(model, terminated):
+    with api_process(model, *ARGS, "--watchdog-timeout", "1", "--drain-timeout", "600", command=FAKE) as server:
+        stream, engine = EndlessStream(server), server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        unready = _readyz(server, 503).json
+        assert (unready["ready"], unready["phase"]) == (False, "ready")
+        assert unready["reason"].startswith("EngineStalled: the engine has been silent for ")
+        assert server.state()["stalled_s"] > 0
+        assert server.state()["message"].startswith("EngineStalled")
+        assert server.ask("/health").status == 503
+        if terminated:
+            server.signal()
+        dead = server.until("livez to fail", lambda: _with_status(server, "/livez", 503), PATIENCE_S).json
+        assert dead["alive"] is False
+        assert dead["reason"].startswith(WATCHDOG)
+        stream.join(PATIENCE_S)
+        assert stream.error is not None
+        assert "Watchdog: the engine has been silent for" in str(stream.error)
+        assert server.process.wait(PATIENCE_S) == EXIT_WATCHDOG, "a dead engine is not drained"
+        (line,) = [line for line in server.output().splitlines() if line.startswith(REFUSAL_PREFIX)]
+        assert line.startswith(f"{REFUSAL_PREFIX}{WATCHDOG}the engine has been silent for")
+        assert not Path(f"/proc/{engine}").exists()
+        stream.close()
+
+
+def test_an_engine_that_goes_on_is_ready_again_and_no_stream_is_lost(model):
+    with api_process(model, *ARGS, command=FAKE) as server:
+        stream, engine = EndlessStream(server), server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        _readyz(server, 503)
+        assert server.ask("/livez", ops=True).status == 200
+        os.kill(engine, signal.SIGCONT)
+        _readyz(server, 200)
+        seen = stream.chunks
+        server.until("the stream to go on", lambda: stream.chunks > seen, PATIENCE_S)
+        assert stream.error is None
+        assert server.state()["stalled_s"] == 0
+        assert server.state()["message"] == ""
+        stream.close()
