@@ -21,6 +21,8 @@ ANSWER_S: Final = 5
 """So much earlier than the kubelet gives up the runtime says how far it is."""
 LISTENS_S: Final = 2
 """A runtime listens before anything slow happens: 0.3 seconds after its start, and a busy node takes longer."""
+KILLED_GRACE_S: Final = 15
+"""For a replica that is killed because it does not live: streams are cut in any case."""
 STARTUP_MOST_S: Final = 6 * 3600
 STARTUP_UNKNOWN_S: Final = 3600
 
@@ -30,9 +32,13 @@ def probes(model_bytes: int) -> Json:
     return {
         "startupProbe": _startup(startup_s(model_bytes)),
         # The gateway leaves a pod by its own readings within a second or two; this is for plain Services.
-        "readinessProbe": _probe(names.PATH_READYZ, period_s=2, timeout_s=5, failures=3),
-        # A restart costs a cold start, so a busy node gets a minute and a half before it is believed to hang.
-        "livenessProbe": _probe(names.PATH_LIVEZ, period_s=10, timeout_s=10, failures=9),
+        "readinessProbe": _probe(names.PATH_READYZ, period_s=1, timeout_s=5, failures=2),
+        # A runtime ends by itself when its engine stands still. Only one that does not even do that is killed here; it
+        # has nothing to drain, and its node's other pods may be why it is slow.
+        "livenessProbe": {
+            **_probe(names.PATH_LIVEZ, period_s=10, timeout_s=10, failures=5),
+            "terminationGracePeriodSeconds": KILLED_GRACE_S,
+        },
     }
 
 

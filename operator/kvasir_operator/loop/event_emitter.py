@@ -3,6 +3,7 @@
 from kvasir_api.status import Condition, InferenceServiceStatus
 from kvasir_kube.kinds import Json, Key
 from kvasir_operator.loop.recorder import Recorder
+from kvasir_operator.observed.replica import Replica
 from kvasir_operator.observed.service import Observed, Revision
 from kvasir_operator.status.summary import Summary
 
@@ -29,6 +30,7 @@ class EventEmitter:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._failed: dict[Key, set[str]] = {}
+        self._watchdog_ends: dict[Key, set[tuple[str, int]]] = {}
 
     async def revision(self, seen: Observed, service: Json, current: Revision) -> None:
         """An event when the spec requires other pods than before."""
@@ -50,11 +52,13 @@ class EventEmitter:
         if rolled and rolled != seen.status.rollout.last_good_revision and seen.status.rollout.last_good_revision:
             await self._recorder.event(service, "RolloutComplete", f"every replica runs revision {rolled}")
         await self._failures(seen, service)
+        await self._watchdogs(seen, service)
         await self._by_hand(seen, service, status)
 
     def forget(self, name: Key) -> None:
         """The service is gone."""
         self._failed.pop(name, None)
+        self._watchdog_ends.pop(name, None)
 
     async def _course(self, seen: Observed, service: Json, status: InferenceServiceStatus) -> None:
         before, after = seen.status.rollout, status.rollout
@@ -82,13 +86,26 @@ class EventEmitter:
         failed = {r.uid: r for r in seen.replicas if r.phase == "failed"}
         for uid_, r in failed.items():
             if uid_ not in known:
-                pod: Json = {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
                 note = f"{r.name}: {r.last_words or 'no reason was reported'}"
-                await self._recorder.event(service, "ReplicaFailed", note, kind="Warning", related=pod)
+                await self._recorder.event(service, "ReplicaFailed", note, kind="Warning", related=_pod(seen, r))
         if failed:
             self._failed[name] = set(failed)
         else:
             self._failed.pop(name, None)
+
+    async def _watchdogs(self, seen: Observed, service: Json) -> None:
+        """Containers that their watchdog ended: they are started again, so that no replica counts as failed.
+
+        Ends that are found at the first look have been told by the operator before.
+        """
+        name = (seen.namespace, seen.name)
+        ended = {(r.uid, r.ends): r for r in seen.replicas if r.watchdog}
+        for end in ended.keys() - self._watchdog_ends.get(name, ended.keys()):
+            r = ended[end]
+            await self._recorder.event(
+                service, "WatchdogRestarted", f"{r.name}: {r.watchdog}", kind="Warning", related=_pod(seen, r)
+            )
+        self._watchdog_ends[name] = set(ended)
 
     async def _by_hand(self, seen: Observed, service: Json, status: InferenceServiceStatus) -> None:
         before, after = seen.status.desired_replicas, status.desired_replicas
@@ -99,6 +116,10 @@ class EventEmitter:
         cause = "spec.autoscaling was removed, " if seen.status.autoscaling is not None else ""
         note = f"{before} → {_replicas(after)}: {cause}spec.replicas is {after}"
         await self._recorder.event(service, reason, note)
+
+
+def _pod(seen: Observed, r: Replica) -> Json:
+    return {"metadata": {"namespace": seen.namespace, "name": r.name, "uid": r.uid}}
 
 
 def _replicas(count: int) -> str:

@@ -44,7 +44,8 @@ class Replica:
     has marked it as the first to go. reading: the runtime's last document, None when it is silent. node: where it runs;
     node_leaves, spot: that node will not be there for long, or can vanish at short notice, as far as that was asked.
     out_of_memory: its container ended last because it took more memory than its limit. device_fault: how its container
-    said, when it ended last, that its device failed. unhealthy: devices of it that the kubelet calls so.
+    said, when it ended last, that its device failed. watchdog: how it said then that its engine stood still. ends: how
+    often it has ended. unhealthy: devices of it that the kubelet calls so.
     quarantined_at: when it was quarantined last.
     """
 
@@ -68,6 +69,8 @@ class Replica:
     out_of_memory: bool = False
     refusal: str = ""
     device_fault: str = ""
+    watchdog: str = ""
+    ends: int = 0
     unhealthy: tuple[str, ...] = ()
     quarantined_at: float | None = None
     last_words: str = ""
@@ -148,6 +151,8 @@ def replica(pod: Json, reading: RuntimeState | None) -> Replica:
         out_of_memory=_terminated(runtime).get("reason") == OUT_OF_MEMORY,
         refusal=refusal,
         device_fault=device_fault(_terminated(runtime)),
+        watchdog=_said_with(names.EXIT_WATCHDOG, _terminated(runtime)),
+        ends=int(runtime.get("restartCount") or 0) + (not (runtime.get("state") or {}).get("running")),
         unhealthy=_unhealthy(runtime),
         quarantined_at=epoch(notes.get(names.ANNOTATION_QUARANTINED_AT)),
         last_words=_last_words(pod, runtime),
@@ -182,15 +187,18 @@ def refusal_line(terminated: Json) -> str:
 
     The message may hold the tail of the log, so the last line that starts with the prefix counts.
     """
-    return _said(terminated) if terminated.get("exitCode") == names.EXIT_REFUSED else ""
+    return _said_with(names.EXIT_REFUSED, terminated)
 
 
 def device_fault(terminated: Json) -> str:
     """The line in which `kvasir serve` reported that its device failed; empty when it ended in another way."""
-    return _said(terminated) if terminated.get("exitCode") == names.EXIT_DEVICE else ""
+    return _said_with(names.EXIT_DEVICE, terminated)
 
 
-def _said(terminated: Json) -> str:
+def _said_with(code: int, terminated: Json) -> str:
+    """The line with which `kvasir serve` explained an end with this code; empty for another end."""
+    if terminated.get("exitCode") != code:
+        return ""
     lines = str(terminated.get("message") or "").splitlines()
     found = [line.strip() for line in lines if line.strip().startswith(names.REFUSAL_PREFIX)]
     return found[-1].removeprefix(names.REFUSAL_PREFIX) if found else ""

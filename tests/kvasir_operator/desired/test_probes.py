@@ -57,9 +57,12 @@ def test_the_probes_of_a_pod():
     }
     assert found == {
         "startupProbe": ("/startupz?wait_s=97", 5, 12),
-        "readinessProbe": ("/readyz", 2, 3),
-        "livenessProbe": ("/livez", 10, 9),
+        "readinessProbe": ("/readyz", 1, 2),
+        "livenessProbe": ("/livez", 10, 5),
     }
+    liveness = container["livenessProbe"]
+    silent_s = liveness["periodSeconds"] + liveness["failureThreshold"] * liveness["timeoutSeconds"]
+    assert silent_s + liveness["terminationGracePeriodSeconds"] <= 90, "a hanging process is started again by then"
     startup = container["startupProbe"]
     assert (startup["initialDelaySeconds"], startup["timeoutSeconds"]) == (2, 102)
 
