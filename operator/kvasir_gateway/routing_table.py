@@ -18,12 +18,17 @@ READING_MAX_AGE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating."""
+    """One pod of a service. address: host:port for clients. takes_requests: ready, neither draining nor terminating.
+
+    last_resort: not ready, but its runtime has started; where no pod of the service is ready it may be one whose engine
+    is stalled, and a late answer is better than none.
+    """
 
     pod: str
     address: str
     ops_url: str
     takes_requests: bool
+    last_resort: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,11 @@ class RoutedService:
     def ready(self) -> tuple[Endpoint, ...]:
         """Endpoints that take requests."""
         return tuple(e for e in self.endpoints if e.takes_requests)
+
+    @property
+    def reachable(self) -> tuple[Endpoint, ...]:
+        """Endpoints that take requests; where there are none, those of last resort."""
+        return self.ready or tuple(e for e in self.endpoints if e.last_resort)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +138,15 @@ def endpoint_of(pod: Json) -> Endpoint | None:
         for port in container.get("ports") or ()
     }
     draining = bool(metadata.get("deletionTimestamp")) or names.ANNOTATION_DRAIN in (metadata.get("annotations") or {})
+    ready = _is_ready(status)
+    containers = status.get("containerStatuses") or ()
+    runtime: Json = next((c for c in containers if c["name"] == names.CONTAINER_RUNTIME), {})
     return Endpoint(
         pod=metadata.get("name", ""),
         address=f"{host}:{ports.get(names.PORT_HTTP_NAME) or names.PORT_HTTP}",
         ops_url=f"http://{host}:{ports.get(names.PORT_OPS_NAME) or names.PORT_OPS}",
-        takes_requests=_is_ready(status) and not draining,
+        takes_requests=ready and not draining,
+        last_resort=bool(runtime.get("started")) and not (ready or draining),
     )
 
 
@@ -151,14 +165,19 @@ def candidates(
     """The endpoints of a service that may be chosen now; none of them drains.
 
     readings: by address. inflight: own requests in flight at an address. since: those newer than a moment, and their
-    tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no load.
+    tokens. A pod reports that it drains before Kubernetes does. A pod that reports it is not ready yet has no load. One
+    of last resort counts only while it reports that nothing but its stalled engine is wrong.
     """
     found = []
-    for endpoint in service.ready:
+    for endpoint in service.reachable:
         reading, requests = readings.get(endpoint.address), inflight(endpoint.address)
         if reading and reading.state.phase == "draining":
             continue
-        if reading is None or reading.state.phase != "ready" or now_s - reading.at_s > READING_MAX_AGE_S:
+        if reading and (reading.state.phase != "ready" or now_s - reading.at_s > READING_MAX_AGE_S):
+            reading = None
+        if endpoint.last_resort and not (reading and _only_stalled(reading.state)):
+            continue
+        if reading is None:
             found.append(Candidate(address=endpoint.address, inflight=requests))
             continue
         recent, tokens = since(endpoint.address, reading.at_s)
@@ -167,6 +186,11 @@ def candidates(
             Candidate(address=endpoint.address, inflight=requests, recent=recent, recent_tokens=tokens, load=load)
         )
     return found
+
+
+def _only_stalled(state: RuntimeState) -> bool:
+    """Whether a runtime that started gives no other reason than its engine for not being sent requests."""
+    return state.stalled_s > 0 or not state.message
 
 
 def _load(reading: StateReading, now_s: float) -> EndpointLoad:

@@ -105,6 +105,7 @@ def pod(
     ops: int = names.PORT_OPS,
     ip: str | None = "127.0.0.1",
     ready: bool = True,
+    started: bool = False,
     deleted: bool = False,
     draining: bool = False,
     phase: str = "Running",
@@ -130,6 +131,7 @@ def pod(
             "podIP": ip,
             "phase": phase,
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "containerStatuses": [{"name": names.CONTAINER_RUNTIME, "started": started}],
         },
     }
 

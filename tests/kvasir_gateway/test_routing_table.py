@@ -6,7 +6,7 @@ from fakes.gateway import pod, service
 from kvasir_api import names
 from kvasir_api.state import MeasuredRates, RuntimeState
 from kvasir_gateway import routing_table
-from kvasir_gateway.choose import Candidate, EndpointLoad
+from kvasir_gateway.choose import Candidate, ChoicePolicy, EndpointLoad, choose
 from kvasir_gateway.routing_table import StateReading
 
 
@@ -158,3 +158,52 @@ def test_lies_below_zero_are_no_bonus():
     lying = RuntimeState(phase="ready", running=-9, waiting=-9, waiting_uncached_tokens=-9, heartbeat_age_s=-9.0)
     (found,) = candidates_of(StateReading(state=lying, at_s=100.0))
     assert found.load == EndpointLoad(age_s=0.0)
+
+
+def stalled(seconds):
+    state = RuntimeState(phase="ready", stalled_s=seconds, heartbeat_age_s=seconds, message="EngineStalled: …")
+    return StateReading(state=state, at_s=100.0)
+
+
+def with_pods(*pods):
+    """Candidates of a service whose pods listen on ports 7000 and on, each with its reading."""
+    made = [
+        pod("s", f"p{number}", http=7000 + number, ready=ready, started=started, draining=draining)
+        for number, (ready, started, draining, _) in enumerate(pods)
+    ]
+    readings = {f"127.0.0.1:{7000 + number}": reading for number, (*_, reading) in enumerate(pods) if reading}
+    served = routing_table.build([service("s")], made).services[0]
+    found = routing_table.candidates(served, readings, now_s=100.0, inflight=lambda _: 0, since=lambda *_: (0, 0))
+    reachable = [endpoint.pod for endpoint in served.reachable]
+    chosen = choose(found, prompt_tokens=10, policy=ChoicePolicy(), seed=0).addresses if found else ()
+    return reachable, [f"p{address[-1]}" for address in chosen]
+
+
+READY = StateReading(state=RuntimeState(phase="ready"), at_s=100.0)
+INVALID = StateReading(state=RuntimeState(phase="ready", message="model_output_invalid: …"), at_s=100.0)
+LOADING = StateReading(state=RuntimeState(phase="loading"), at_s=100.0)
+
+
+@pytest.mark.parametrize(
+    ("pods", "reachable", "chosen"),
+    [
+        ([(True, True, False, READY), (False, True, False, stalled(3))], ["p0"], ["p0"]),
+        ([(False, True, False, stalled(9)), (False, True, False, stalled(3))], ["p0", "p1"], ["p1", "p0"]),
+        ([(False, True, False, READY)], ["p0"], ["p0"]),  # Kubernetes has not seen yet that it goes on
+        ([(False, True, False, INVALID)], ["p0"], []),
+        ([(False, True, False, None)], ["p0"], []),
+        ([(False, False, False, LOADING)], [], []),
+        ([(False, True, True, stalled(3))], [], []),
+    ],
+    ids=[
+        "one is ready",
+        "all are stalled",
+        "it goes on",
+        "its model is broken",
+        "it is silent",
+        "it starts",
+        "it leaves",
+    ],
+)
+def test_where_no_pod_is_ready_the_least_stalled_is_chosen(pods, reachable, chosen):
+    assert with_pods(*pods) == (reachable, chosen)

@@ -89,7 +89,7 @@ class SyncLoops:
 
     def _update(self) -> None:
         table = routing_table.build(self._objects.services(), self._objects.pods())
-        document = clusters.clusters_file({s.key: [e.address for e in s.ready] for s in table.services})
+        document = clusters.clusters_file({s.key: [e.address for e in s.reachable] for s in table.services})
         if changes := routing_table.changes(self._picker.table, table):
             LOG.info("%s", changes)
         self._picker.table = table
