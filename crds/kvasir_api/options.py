@@ -330,11 +330,7 @@ class ServeOptions(RuntimeOptions):
         600, "After SIGTERM, how long running requests may take to finish.", unit="seconds", ge=0, le=86_400
     )
     watchdog_timeout: int = option(
-        30,
-        "Silence of the engine after which the process ends so that it is started again: at least so long, and ten times what the step under way should take. 0 waits for ever, as a debugger needs.",
-        unit="seconds",
-        ge=0,
-        le=86_400,
+        30, "Least silence of an engine that ends the process; 0 never ends it.", unit="seconds", ge=0, le=86_400
     )
     log_format: Literal["text", "json"] = option("text", "Form of log lines.")
     trace: str = option(

@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 HERE = Path(__file__).parent
 STUB = (sys.executable, str(HERE / "serve_stub.py"))
 JSON = {"content-type": "application/json"}

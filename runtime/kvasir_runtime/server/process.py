@@ -164,11 +164,8 @@ class ServeProcess:
         )
         app_state.metrics.opened(ready, self._options)
         gc.freeze()  # what was loaded stays; a collection in the middle of streams need not look at it again
-        self._tasks.append(asyncio.create_task(self._watch_engine(self._client, ready)))
         await self._warm_prefixes(app_state.served_model, ready)
         await self._unlocked()
-        if self._client.failure is not None:
-            raise EngineDeadError(self._client.failure)
         app_state.lifecycle.advance("ready", 1.0, 0.0)
         http, ops = self._addresses
         total_s = time.monotonic() - self._began
@@ -202,12 +199,17 @@ class ServeProcess:
         )
 
     async def _unlocked(self) -> None:
-        """A replica of a service that has no key yet is not ready: it would take the place of one that serves."""
+        """A replica of a service that has no key yet is not ready: it would take the place of one that serves.
+
+        Raises EngineDeadError where the engine is dead by then.
+        """
         if why := self._app_state.api_keys.locked:
             self._app_state.lifecycle.advance("warming", 1.0, message=why)
             self._console.show("waiting for keys", 1.0, message=why)
         while self._app_state.api_keys.locked and not self._dead.done():  # noqa: ASYNC110 - the watch beside it polls too
             await asyncio.sleep(auth.RELOAD_INTERVAL_S)
+        if self._client is not None and self._client.failure is not None:
+            raise EngineDeadError(self._client.failure)
 
     async def _start_engine(self, folder: Path, loading: asyncio.Task[tokenizer.Tokenizer]) -> EngineFacts:
         """Start the child and wait until it is ready; a tokenizer that does not load ends the wait."""
@@ -228,9 +230,11 @@ class ServeProcess:
             await asyncio.wait({ready, loading}, return_when=asyncio.FIRST_EXCEPTION)
             if loading.done():
                 await loading
-            return await ready
+            facts = await ready
         finally:
             ready.cancel()
+        self._tasks.append(asyncio.create_task(self._watch_engine(self._client, facts)))
+        return facts
 
     def _on_progress(self, progress: Progress) -> None:
         self._app_state.lifecycle.advance(progress.phase, progress.progress_fraction, progress.eta_s)
