@@ -2,17 +2,18 @@
 `demand.py`; it knows nothing of time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvasir_api.state import RuntimeState
 from kvasir_api.status import Capacity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaCapacity:
-    """kv_tokens: of its cache. slots: sequences at once. prefill_tokens_per_s: measured. 0 where it is not known."""
+class ReplicaCapacity(NamedTuple):
+    """kv_tokens: of its cache. slots: sequences at once. prefill_tokens_per_s: measured. 0 where it is not known.
+
+    A named tuple, since those of all replicas are compared and hashed several times in each tick.
+    """
 
     kv_tokens: float = 0.0
     slots: float = 0.0

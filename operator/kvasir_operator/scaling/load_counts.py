@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Final
 
 
@@ -31,6 +32,7 @@ class LoadCounts:
 
 
 _NAMES: Final = tuple(f.name for f in fields(LoadCounts))
+_VALUES: Final = attrgetter(*_NAMES)
 
 
 def added(one: LoadCounts, other: LoadCounts, share: float = 1.0) -> LoadCounts:
@@ -39,6 +41,6 @@ def added(one: LoadCounts, other: LoadCounts, share: float = 1.0) -> LoadCounts:
 
 
 def total(counts: Iterable[LoadCounts]) -> LoadCounts:
-    """The sum of all."""
-    found = list(counts)
-    return LoadCounts(**{name: sum(getattr(c, name) for c in found) for name in _NAMES})
+    """The sum of all. Each tick adds up minutes of samples of every service, so it is written for speed."""
+    sums = [sum(column) for column in zip(*map(_VALUES, counts), strict=True)]
+    return LoadCounts(**dict(zip(_NAMES, sums, strict=False)))

@@ -6,8 +6,10 @@ read as zero, and its last load counts only as far as the load of the others has
 contradicts itself is treated as silence.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Final
 
 from kvasir_api.state import RequestTotals, RuntimeState, ServiceDemand, restarted
@@ -114,9 +116,10 @@ class LoadWindow:
 
     def since(self, at: float) -> tuple[LoadSample, ...]:
         """Samples taken after that time."""
-        return tuple(sample for sample in self.samples if sample.at > at)
+        return self.samples[bisect_right(self.samples, at, key=_AT) :]
 
 
+_AT: Final = attrgetter("at")
 EMPTY = LoadWindow()
 FIRST: Final = LoadSample(at=0.0)
 
