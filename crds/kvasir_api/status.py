@@ -68,7 +68,11 @@ class AutoscalingStatus(CrdObject):
 
     desired_replicas: int = option(0, "Replicas wanted now.", unit="replicas", ge=0, le=MOST_REPLICAS)
     raw_replicas: int = option(
-        0, "Replicas demanded before windows, rate limits and bounds.", unit="replicas", ge=0, le=MOST_REPLICAS
+        0,
+        "Replicas demanded before windows, rate limits and bounds; with minReplicas 0 at least one while a request of the last idleSeconds keeps or starts it.",
+        unit="replicas",
+        ge=0,
+        le=MOST_REPLICAS,
     )
     binding_signal: str = option("", "The signal that gave rawReplicas.", max_length=64)
     limited_by: str = option("", "What kept desiredReplicas from rawReplicas, if anything.", max_length=64)

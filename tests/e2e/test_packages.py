@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fakes import keda
 from fakes.operator_rig import ROOT, kubectl
 from kvasir_api import names
 from kvasir_kube.kinds import INFERENCE_SERVICE
@@ -145,6 +146,8 @@ async def test_applied_twice_there_is_no_difference(rig, what, side):
         text = yaml.safe_dump_all(movable(rig))
     else:
         text = "\n---\n".join(path.read_text() for path in SAMPLES)
+        kubectl(rig.control, "apply", "-f", "-", text=yaml.safe_dump(keda.DEFINITION))
+        kubectl(rig.control, "wait", "--for=condition=Established", "crd/scaledobjects.keda.sh", "--timeout=60s")
     kubectl(rig.control, "apply", side, "--validate=strict", where, "-f", "-", text=text)
     for name in services(text):
         await rig.until(lambda name=name: seen(rig, name), lambda name=name: rig.dump(name))

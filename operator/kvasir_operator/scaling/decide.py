@@ -57,8 +57,9 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """replicas: wanted from now on. raw: what the signals require. signal: which of them, or the bound, decided.
+    """replicas: wanted from now on. raw: what the signals require, and what minReplicas 0 keeps for requests.
 
+    signal: which of them, or the bound, decided.
     limited_by: what kept replicas from raw, one of LIMITS, or nothing.
     message: why there are so many replicas, without a number that changes while the decision stays the same. demand: at
     the edge above which replicas are added; release: at the edge below which one is removed. policy: as it was then.
@@ -114,7 +115,7 @@ def decide(
     decision = ScalingDecision(
         replicas=bounded,
         before=state.wanted,
-        raw=upper.replicas if upper.known else state.wanted,
+        raw=max(upper.replicas if upper.known else state.wanted, 0 if policy.min_replicas else least.replicas),
         signal=signal,
         limited_by=limited_by,
         message=sentence.message(bounded, upper, limited_by, policy),

@@ -3,7 +3,7 @@
 Called by `loop/scaler.py`, `recording.py` and `simulation/kvasir_rule.py`, so that all three decide by the same code.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvasir_api.autoscaling import Autoscaling
@@ -44,7 +44,7 @@ def tick(
     spec: Autoscaling | None, window: LoadWindow, state: ScalingState, inputs: TickInputs, *, by_hand: int
 ) -> TickResult:
     """Extend the window and decide. by_hand: spec.replicas, which counts without autoscaling and in mode External: then
-    demand is watched, and what is decided starts from there."""
+    demand and idleness are watched, and what is decided starts from there."""
     window = extended(
         window,
         inputs.pods,
@@ -53,10 +53,10 @@ def tick(
         expected=inputs.expected,
         now=inputs.at,
     )
-    if spec is None or spec.mode == "External":
-        state = ScalingState(wanted=by_hand, since=inputs.at)
     if spec is None:
-        return TickResult(window=window, state=state)
+        return TickResult(window=window, state=ScalingState(wanted=by_hand, since=inputs.at))
+    if spec.mode == "External":
+        state = replace(state, wanted=by_hand, changes=())
     rules = policy(spec, inputs.cold_starts_s, wall=inputs.wall)
     decision, state = decide(rules, window, unplaced_s=inputs.unplaced_s, state=state, now=inputs.at)
     return TickResult(window=window, state=state, decision=decision)

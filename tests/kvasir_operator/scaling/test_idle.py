@@ -44,6 +44,10 @@ def test_the_fewest_replicas(least, wanted, requested_at, since, ttft_s, cold_st
     assert (found.replicas, found.why) == expected
 
 
+def replace_spec(**changes):
+    return SPEC.model_copy(update=changes)
+
+
 class Service:
     """Ticks of one service; pods and gateways say what a test makes them say."""
 
@@ -150,3 +154,17 @@ def test_without_knowledge_one_replica_starts():
 def test_paused_at_zero_stays_there():
     paused = Autoscaling(mode="Paused", min_replicas=0)
     assert Service(0, paused).ticks(60, gateways=gateway(held=3)).replicas == 0
+
+
+def test_another_autoscaler_reads_one_while_a_request_keeps_or_starts_a_replica():
+    """In mode External the count is by_hand, and raw is what an HPA or KEDA scales by."""
+    one = Service(1, Autoscaling(mode="External", min_replicas=0, max_replicas=8, idle_seconds=300))
+    assert one.ticks(298, pods=serving()).raw == 1
+    assert one.ticks(4).raw == 0
+    assert one.ticks(2, gateways=gateway(last_request_age_s=0.4)).raw == 1
+
+
+@pytest.mark.parametrize(("least", "raw"), [(0, 1), (1, 0), (3, 0)])
+def test_a_bound_is_no_demand(least, raw):
+    """Only what minReplicas 0 keeps for requests is: a bound limits the count apart."""
+    assert Service(3, replace_spec(min_replicas=least)).ticks(60, pods=serving()).raw == raw
